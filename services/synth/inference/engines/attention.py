@@ -1,0 +1,50 @@
+"""Attention for slots: what the model's layers call instead of the library's own scaled-dot-product wrapper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "synth_slots"
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L], or None for causal. -> [B, Q, Hq, D].
+
+    In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values
+    are read where they lie; the library repeats them for every query head first.
+    """
+    batch, query_heads, positions, width = query.shape
+    heads = key.shape[1]
+    if positions == 1:
+        grouped = query.reshape(batch, heads, query_heads // heads, width)
+        out = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+        return out.reshape(batch, 1, query_heads, width), None
+    out = scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=query_heads != heads
+    )
+    return out.transpose(1, 2), None
+
+
+def register() -> None:
+    """Make the attention known to transformers under `NAME`."""
+    AttentionInterface.register(NAME, slot_attention)
+
+
+def additive_mask(beyond_NL: Tensor, dtype: torch.dtype) -> Tensor:
+    """-inf where True, as [N, 1, 1, L]."""
+    mask = torch.zeros(beyond_NL.shape, dtype=dtype, device=beyond_NL.device)
+    return mask.masked_fill_(beyond_NL, -torch.inf)[:, None, None, :]

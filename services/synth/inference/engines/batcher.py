@@ -1,0 +1,307 @@
+"""Continuous batching over a causal language model: requests join and leave between steps. Synchronous, one thread.
+
+Invariants: rows 0 … n-1 run; a row's KV holds every token but its newest; a request is admitted only if every running
+request could grow to its limit within the KV budget, so nothing is ever evicted half-way; waiting is first in, first
+out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from synth.errors import SynthError, Transient
+from synth.inference.engines.attention import additive_mask
+from synth.inference.engines.kv_cache import SlotCache
+from synth.inference.engines.protocol import Delta, EngineStats, FinishReason
+from synth.inference.engines.rows import Request, Rows
+from synth.inference.engines.sampling import draw
+
+# Padded tokens in one prefill forward: enough to fill a processor, little enough to bound its activations.
+_PREFILL_TOKENS = 16384
+
+Forward = Callable[[Tensor, Tensor, Tensor | None, SlotCache], Tensor]
+"""(ids [B, Q], positions [B, Q], mask [B, 1, 1, L] additive or None for causal, cache) -> hidden states [B, Q, E]."""
+
+
+@dataclass(slots=True)
+class _SharedPrompt:
+    """A prompt that running requests have in common. hidden [E]: the last layer at its last token."""
+
+    hidden: Tensor
+    holders: set[Request] = field(default_factory=set[Request])
+
+
+@dataclass(slots=True)
+class _Counts:
+    steps: int = 0
+    sampled: int = 0
+    prefills: int = 0
+    shared: int = 0
+
+
+class Batcher:
+    """The running and the waiting requests of one model, advanced one token at a time by `step`."""
+
+    def __init__(
+        self,
+        *,
+        forward: Forward,
+        head: Callable[[Tensor], Tensor],
+        cache: SlotCache,
+        stop_ids: list[int],
+        vocabulary: int,
+        device: torch.device,
+        decode: Callable[[list[int]], str],
+        max_rows: int,
+        seed: int | None,
+    ) -> None:
+        self._forward = forward
+        self._head = head
+        self._cache = cache
+        self._device = device
+        self._decode_text = decode
+        self._max_rows = max_rows
+        self._stops_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        self._stops_V[stop_ids] = True
+        self._rows = Rows(device)
+        self._waiting: deque[Request] = deque()
+        self._prompts: dict[bytes, _SharedPrompt] = {}
+        self._draws = torch.Generator()
+        self._draws.manual_seed(seed) if seed is not None else self._draws.seed()
+        self._counts = _Counts()
+        self._longest = 0
+        self._reserved = 0  # the longest that any running request may become
+        self.version = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self._rows.requests and not self._waiting
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it joins in a coming step, when its whole length fits the KV budget."""
+        if request.params.seed is not None:
+            request.draws = torch.Generator().manual_seed(request.params.seed)
+        request.prompt_key = torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
+        self._waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now, delivering what was sampled so far."""
+        if request.row >= 0:
+            self._deliver(request, finish="abort")
+            self._leave([request.row])
+        elif request in self._waiting:
+            self._waiting.remove(request)
+            request.deliver(Delta([], [], [], finish_reason="abort"))
+
+    def step(self) -> None:
+        """Admit what fits (one prefill), then sample one token for every running request."""
+        newcomers = self._admissible()
+        if newcomers:
+            self._admit(newcomers)
+        if self._rows.requests:
+            self._decode()
+            self._counts.steps += 1
+
+    def recompute(self) -> None:
+        """Fill the KV of every running request again, after the weights changed (decision 30)."""
+        self._prompts.clear()
+        lengths: list[int] = self._rows.length.tolist()
+        start = 0
+        while start < len(lengths):
+            stop, longest = start, 0
+            while stop < len(lengths):
+                grown = max(longest, lengths[stop])
+                if stop > start and grown * (stop + 1 - start) > _PREFILL_TOKENS:
+                    break
+                stop, longest = stop + 1, grown
+            self._cache.plan_prefill(slice(start, stop), None)
+            ids = self._rows.tokens[start:stop, :longest]
+            self._forward(ids, self._positions(stop - start, longest), None, self._cache)
+            start = stop
+
+    def fail_all(self, error: SynthError) -> None:
+        """End every request with an error."""
+        for request in [*self._rows.requests, *self._waiting]:
+            request.deliver(error)
+        self._leave(list(range(len(self._rows))))
+        self._waiting.clear()
+
+    def stats(self) -> EngineStats:
+        counts = self._counts
+        return EngineStats(
+            running=len(self._rows),
+            waiting=len(self._waiting),
+            kv_tokens_used=len(self._rows) * self._reserved,
+            kv_tokens_budget=self._cache.budget_tokens,
+            steps=counts.steps,
+            sampled_tokens=counts.sampled,
+            prefills=counts.prefills,
+            prompts_shared=counts.shared,
+        )
+
+    def _admissible(self) -> list[Request]:
+        """The waiting requests that join now: in order, while KV and one prefill have room."""
+        chosen: list[Request] = []
+        distinct: set[bytes] = set()
+        reserved, longest = self._reserved, 0
+        while self._waiting and len(self._rows) + len(chosen) < self._max_rows:
+            request = self._waiting[0]
+            prompt = len(request.prompt_ids)
+            need = max(reserved, prompt + request.params.max_tokens)
+            if (len(self._rows) + len(chosen) + 1) * need > self._cache.budget_tokens:
+                break
+            if request.prompt_key not in self._prompts and request.prompt_key not in distinct:
+                if distinct and max(longest, prompt) * (len(distinct) + 1) > _PREFILL_TOKENS:
+                    break
+                distinct.add(request.prompt_key)
+                longest = max(longest, prompt)
+            reserved = need
+            chosen.append(self._waiting.popleft())
+        return chosen
+
+    def _admit(self, newcomers: list[Request]) -> None:
+        """Prefill each distinct new prompt once, copy its KV to all that share it, and sample their first tokens."""
+        rows = self._rows
+        # Those that copy from a running request last, so that the prefilled ones are one slice of rows.
+        newcomers.sort(key=lambda r: r.prompt_key in self._prompts)
+        start = len(rows)
+        self._reserved = max(self._reserved, *(len(r.prompt_ids) + r.params.max_tokens for r in newcomers))
+        self._longest = max(self._longest, *(len(r.prompt_ids) for r in newcomers))
+        self._cache.reserve(start + len(newcomers), self._longest + 1)
+        rows.reserve(start + len(newcomers), self._longest + 1)
+        rows.join(newcomers)
+        fresh = [r for r in newcomers if r.prompt_key not in self._prompts]
+        copies = newcomers[len(fresh) :]
+        if copies:
+            holders = [next(iter(self._prompts[r.prompt_key].holders)).row for r in copies]
+            longest = max(len(r.prompt_ids) for r in copies)
+            self._cache.move(
+                torch.tensor(holders, device=self._device),
+                torch.tensor([r.row for r in copies], device=self._device),
+                longest,
+            )
+        if fresh:
+            self._prefill(fresh)
+        for request in newcomers:
+            self._prompts[request.prompt_key].holders.add(request)
+        self._counts.shared += len(newcomers) - len({r.prompt_key for r in fresh})
+        hidden_NE = torch.stack([self._prompts[r.prompt_key].hidden for r in newcomers])
+        self._sample(self._head(hidden_NE), start)
+
+    def _prefill(self, fresh: list[Request]) -> None:
+        order: dict[bytes, int] = {}
+        source = [order.setdefault(r.prompt_key, len(order)) for r in fresh]
+        prompts = {r.prompt_key: r.prompt_ids for r in fresh}
+        lengths = [len(prompts[key]) for key in order]
+        longest = max(lengths)
+        ids_PL = torch.tensor([prompts[key] + [0] * (longest - len(prompts[key])) for key in order])
+        self._cache.plan_prefill(
+            slice(fresh[0].row, fresh[-1].row + 1), torch.tensor(source, device=self._device)
+        )
+        ids_PL = ids_PL.to(self._device)
+        hidden_PLE = self._forward(ids_PL, self._positions(len(order), longest), None, self._cache)
+        at = torch.tensor(lengths, device=self._device) - 1
+        # A copy: a view would keep the hidden states of the whole prefill alive.
+        last_PE = hidden_PLE[torch.arange(len(order), device=self._device), at].clone()
+        for i, key in enumerate(order):
+            self._prompts[key] = _SharedPrompt(last_PE[i])
+        self._counts.prefills += len(order)
+
+    def _decode(self) -> None:
+        rows = self._rows
+        span = self._longest + 1
+        self._cache.reserve(len(rows), span)
+        rows.reserve(len(rows), span + 1)
+        lengths_N = rows.length
+        self._cache.plan_decode(lengths_N, span)
+        beyond_NL = torch.arange(span, device=self._device)[None] > lengths_N[:, None]
+        mask = additive_mask(beyond_NL, self._cache.dtype)
+        hidden_N1E = self._forward(rows.last[:, None], lengths_N[:, None], mask, self._cache)
+        rows.length.add_(1)
+        self._longest += 1
+        self._sample(self._head(hidden_N1E[:, 0]), 0)
+
+    def _sample(self, logits_NV: Tensor, start: int) -> None:
+        """Draw the next token of rows `start` …, write it to their history, and let go of those that are done."""
+        rows = self._rows
+        requests = rows.requests[start:]
+        n = len(requests)
+        uniform_N = torch.rand(n, dtype=torch.float64, generator=self._draws)
+        for i, request in enumerate(requests):
+            if request.draws is not None:
+                uniform_N[i] = torch.rand((), dtype=torch.float64, generator=request.draws)
+        token_N, logp_N = draw(logits_NV, rows.knobs_of(start), uniform_N.to(self._device))
+        at = (torch.arange(start, start + n, device=self._device), rows.length[start:])
+        rows.tokens[at] = token_N
+        rows.logprobs[at] = logp_N
+        rows.versions[at] = self.version
+        rows.ints[1, start : start + n] = token_N
+        self._counts.sampled += n
+
+        stopped_N = self._stops_V[token_N]
+        # One read-back a step: 0 goes on, 1 has all its tokens, 2 sampled a stop token, 4 is not finite.
+        verdict_N = (rows.length[start:] >= rows.limit[start:]) + 2 * stopped_N + 4 * ~torch.isfinite(logp_N)
+        leaving: list[int] = []
+        for request, verdict in zip(requests, verdict_N.tolist(), strict=True):
+            if verdict or request.watched:
+                self._settle(request, verdict, leaving)
+        self._leave(leaving)
+
+    def _settle(self, request: Request, verdict: int, leaving: list[int]) -> None:
+        """What a request's new token means for it: an error, its end, a delta for its stream, or nothing."""
+        if verdict >= 4:
+            request.deliver(Transient(f"policy version {self.version} gives logits that are not finite"))
+            leaving.append(request.row)
+            return
+        stop_text = self._stop_text(request) if request.params.stop and verdict < 2 else None
+        if verdict or stop_text is not None:
+            finish: FinishReason = "stop" if verdict >= 2 or stop_text is not None else "length"
+            self._deliver(request, finish=finish, stop_text=stop_text)
+            leaving.append(request.row)
+        elif request.stream:
+            self._deliver(request)
+
+    def _stop_text(self, request: Request) -> str | None:
+        """The stop string that the newest token completed, if any."""
+        row, stop = request.row, request.params.stop
+        end = int(self._rows.ints[0, row]) + 1
+        # A character is at most four tokens of a byte-level vocabulary.
+        start = max(len(request.prompt_ids), end - 4 * max(map(len, stop)) - 4)
+        text = self._decode_text(self._rows.tokens[row, start:end].tolist())
+        return next((s for s in stop if s in text), None)
+
+    def _deliver(
+        self, request: Request, *, finish: FinishReason | None = None, stop_text: str | None = None
+    ) -> None:
+        ids, logprobs, versions = self._rows.sampled(request, since=request.sent)
+        request.sent += len(ids)
+        request.deliver(Delta(ids, logprobs, versions, finish, stop_text))
+
+    def _leave(self, gone: list[int]) -> None:
+        if not gone:
+            return
+        for row in gone:
+            request = self._rows.requests[row]
+            shared = self._prompts.get(request.prompt_key)
+            if shared is not None:
+                shared.holders.discard(request)
+                if not shared.holders:
+                    del self._prompts[request.prompt_key]
+        sources, targets = self._rows.leave(gone)
+        if sources:
+            self._cache.move(
+                torch.tensor(sources, device=self._device),
+                torch.tensor(targets, device=self._device),
+                self._longest,
+            )
+        running = self._rows.requests
+        self._longest = int(self._rows.length.max()) if running else 0
+        self._reserved = max((len(r.prompt_ids) + r.params.max_tokens for r in running), default=0)
+
+    def _positions(self, rows: int, length: int) -> Tensor:
+        return torch.arange(length, device=self._device)[None].expand(rows, length)

@@ -1,0 +1,109 @@
+"""Weights swapped into a live model, in place, and the proof of what it then serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synth.errors import Permanent
+from synth.inference.engines.protocol import WeightProof
+from synth.weights import PolicyWeights, WeightsError, read_policy, tensor_digests
+
+
+class LiveModel:
+    """A causal language model whose weights, or whose adapter's, can be replaced while it serves.
+
+    model: the bare model, whose forward stays the same object: an adapter is injected into its layers.
+    """
+
+    def __init__(self, model: Any, adapter: Path | None) -> None:
+        self.model = model
+        self._adapted: Any = None
+        if adapter is not None:
+            from peft import PeftModel
+
+            self._adapted = PeftModel.from_pretrained(model, str(adapter))
+            self._adapted.eval()
+        self._freeze()
+
+    def load(self, weights: PolicyWeights) -> WeightProof:
+        """Copy a policy's tensors into the live ones and read them back.
+
+        Raises `Permanent` if names or shapes differ; then nothing was changed.
+        """
+        if weights.kind == "lora" and self._adapted is None:
+            self._adapt(weights.lora or {})
+        live = self._adapter_tensors() if weights.kind == "lora" else self._model_tensors()
+        _check_fit(weights, live)
+        for name, tensor in weights.tensors.items():
+            live[name].copy_(tensor)
+        return _prove(weights, live)
+
+    def _adapt(self, config: dict[str, Any]) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        known = {k: v for k, v in config.items() if k in LoraConfig.__dataclass_fields__}
+        self._adapted = get_peft_model(self.model, LoraConfig(**known))
+        self._adapted.eval()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+
+    def _model_tensors(self) -> dict[str, Tensor]:
+        if self._adapted is not None:
+            raise Permanent("full weights for a model that serves an adapter; expected the adapter alone")
+        live: dict[str, Tensor] = dict(self.model.state_dict())
+        if self.model.config.tie_word_embeddings:
+            live.pop("lm_head.weight", None)
+        return live
+
+    def _adapter_tensors(self) -> dict[str, Tensor]:
+        from peft import get_peft_model_state_dict
+
+        return get_peft_model_state_dict(self._adapted)
+
+
+def read_weights(file: Path, version: int) -> PolicyWeights:
+    """Read a policy weights file, every tensor against its digest.
+
+    Raises `Permanent` if it is not whole, or is of another version than announced.
+    """
+    try:
+        weights = read_policy(file)
+    except (WeightsError, OSError) as error:
+        raise Permanent(f"policy version {version} cannot be loaded: {error}") from error
+    if weights.version != version:
+        raise Permanent(f"{file.name} holds policy version {weights.version}, expected {version}")
+    return weights
+
+
+def _check_fit(weights: PolicyWeights, live: dict[str, Tensor]) -> None:
+    names = sorted(weights.tensors.keys() ^ live.keys())
+    shapes = sorted(n for n in weights.tensors.keys() & live.keys() if weights.tensors[n].shape != live[n].shape)
+    if names or shapes:
+        wrong = (names or shapes)[0]
+        raise Permanent(
+            f"policy version {weights.version} does not fit the model that serves it: "
+            f"{len(names)} tensors are on one side only, {len(shapes)} have another shape, first {wrong!r}"
+        )
+
+
+def _prove(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
+    """Digest the live tensors against the header's; where the engine keeps another dtype, against the cast tensor's."""
+    matched = 0
+    for name, announced in weights.digests.items():
+        tensor = weights.tensors[name]
+        same = tensor.dtype == live[name].dtype
+        expected = announced if same else tensor_digests({name: tensor.to(live[name].dtype)})[name]
+        matched += tensor_digests({name: live[name]})[name] == expected
+    return WeightProof(version=weights.version, tensors=len(weights.digests), matched=matched)
+
+
+def model_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
+    """float32 on a CPU (its bfloat16 is slower, and exactness is the point there); else as stored."""
+    return torch.float32 if device.type == "cpu" or stored is None else stored

@@ -1,0 +1,112 @@
+"""A local model directory made into a batcher that is ready to step."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import logging as transformers_logging
+
+from synth.errors import Permanent
+from synth.inference.engines import attention
+from synth.inference.engines.batcher import Batcher
+from synth.inference.engines.kv_cache import SlotCache
+from synth.inference.engines.live_weights import LiveModel, model_dtype
+from synth.inference.engines.transformers import EngineSettings
+from synth.inference.tokenizers import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model and its batcher. max_context: tokens that one request can have, by the model and by the KV budget."""
+
+    live: LiveModel
+    batcher: Batcher
+    max_context: int
+
+
+def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> Loaded:
+    """Load weights, adapter and tokenizer from local directories only, in the thread that will run the model.
+
+    Raises `Permanent` for a directory without a model, or an architecture whose attention or head is not the plain one.
+    """
+    torch.set_num_threads(settings.threads)
+    device = torch.device(settings.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        _refuse_unusual(config)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=model_dtype(device, config.dtype),
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
+    model.to(device).eval()
+    live = LiveModel(model, adapter)
+    tokenizer = load_tokenizer(model_dir)
+    cache = SlotCache(
+        layers=config.num_hidden_layers,
+        heads=config.num_key_value_heads,
+        head_dim=model.model.layers[0].self_attn.head_dim,
+        dtype=model.dtype,
+        device=device,
+        budget_bytes=settings.kv_budget_bytes or _kv_budget(device),
+    )
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+
+    def forward(ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SlotCache) -> Tensor:
+        return decoder(
+            input_ids=ids_BQ, position_ids=positions_BQ, attention_mask=mask, past_key_values=kv, use_cache=True
+        ).last_hidden_state
+
+    batcher = Batcher(
+        forward=forward,
+        head=head,
+        cache=cache,
+        stop_ids=sorted(stop_ids(model.generation_config.eos_token_id, tokenizer.eos_id)),
+        vocabulary=config.vocab_size,
+        device=device,
+        decode=tokenizer.decode,
+        max_rows=settings.max_rows,
+        seed=settings.seed,
+    )
+    return Loaded(live, batcher, min(config.max_position_embeddings, cache.budget_tokens))
+
+
+def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
+    """The ids that end a completion: the generation config's and the tokenizer's own."""
+    listed = configured if isinstance(configured, list) else [configured]
+    return {eos_id, *(i for i in listed if i is not None)}
+
+
+def _kv_budget(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.6)
+    return 1 << 30
+
+
+def _refuse_unusual(config: Any) -> None:
+    unusual = {t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"}
+    if unusual or getattr(config, "sliding_window", None):
+        raise Permanent(
+            f"model type {config.model_type!r} has {sorted(unusual) or 'sliding-window'} attention; "
+            "expected full attention in every layer; serve it with another engine"
+        )
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, name, None):
+            raise Permanent(
+                f"model type {config.model_type!r} rescales its logits ({name}); expected a plain head; "
+                "serve it with another engine"
+            )

@@ -1,0 +1,128 @@
+"""What the service asks of an inference engine: tokens in, tokens out, weights swapped between two steps.
+
+An engine knows nothing of chats, HTTP, cids or jobs. It says for every sampled token its logprob under the policy
+that sampled it, and which version that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one completion is drawn.
+
+    temperature: 0 is greedy. top_p 1 and top_k 0 are off.
+    banned: token ids that can never be sampled (their logit is -inf). stop: strings that end the text.
+    seed: draws that do not depend on what else is in the batch; None: the engine's own stream of draws.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    banned: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Newly sampled tokens of one completion; the three lists are parallel.
+
+    logprobs: nats, float32 values, under the distribution that was drawn from: temperature, bans, top-k and top-p
+    applied and renormalised (greedy: the plain softmax with the bans). versions: policy version by token.
+    finish_reason: set on the last delta alone; "abort" when the request was taken away.
+    stop_text: the stop string that ended it; its tokens are among the token ids.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason | None = None
+    stop_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightProof:
+    """What an engine serves after a swap: of `tensors` in the file, `matched` have the announced digest when read back."""
+
+    version: int
+    tensors: int
+    matched: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One reading. running, waiting: requests. kv_tokens_used, kv_tokens_budget: cache cells, in tokens.
+
+    prefills: prompts that went through the model; prompts_shared: requests that reused another's prompt.
+    """
+
+    running: int
+    waiting: int
+    kv_tokens_used: int
+    kv_tokens_budget: int
+    steps: int
+    sampled_tokens: int
+    prefills: int
+    prompts_shared: int
+
+
+class Engine(Protocol):
+    """One loaded model: the transformers engine here, a vLLM server behind the same five verbs."""
+
+    @property
+    def version(self) -> int:
+        """The policy version that the next token is sampled with."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine cannot answer any more (closed, or its thread died)."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens, prompt and completion together, that one request can have."""
+        ...
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        timeout: float,
+        stream: bool = False,
+    ) -> AsyncIterator[Delta]:
+        """Sample one completion: deltas as they come if `stream`, else one delta with everything.
+
+        Closing the iterator frees the request's place. Raises `UserError` for a prompt that cannot fit, `Transient`
+        when `timeout` seconds pass or the engine dies.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request now: its iterator yields what was sampled so far, with finish_reason "abort"."""
+        ...
+
+    async def update_weights(self, file: Path, version: int) -> WeightProof:
+        """Load a policy weights file between two steps; running requests go on under the new weights.
+
+        Their KV is recomputed first (decision 30). Raises `Permanent` if the file does not fit the model or the
+        weights read back are not those announced; nothing is changed when the file does not fit.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None:
+        """Stop. Requests that still run end with an error."""
+        ...

@@ -1,0 +1,168 @@
+"""The state of running requests as tensors, one row each: what a decode step reads and writes without Python per row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from synth.inference.engines.protocol import Delta, SamplingParams
+from synth.inference.engines.sampling import Knobs
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One completion on its way. deliver: called by the engine's thread with a delta, or with the error that ends it.
+
+    row: its row while it runs, else -1. sent: tokens already delivered (streams).
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    stream: bool
+    deliver: Callable[[Delta | Exception], None]
+    row: int = -1
+    sent: int = 0
+    prompt_key: bytes = b""
+    draws: torch.Generator | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether its tokens must be looked at in every step."""
+        return self.stream or bool(self.params.stop)
+
+
+@dataclass(eq=False, slots=True)
+class Rows:
+    """N running requests by row, and their state: tensors of [capacity] rows, the first N in use.
+
+    length int64: tokens in the KV cache, which is also the position of `last`, the newest token (not in it yet).
+    limit int64: `length` at which the request has all its tokens.
+    tokens int64, logprobs float32, versions int32 [capacity, T]: the history, prompt first (logprobs and versions of
+    sampled positions only).
+    """
+
+    device: torch.device
+    requests: list[Request] = field(default_factory=list[Request])
+    ints: Tensor = field(init=False)
+    floats: Tensor = field(init=False)
+    tokens: Tensor = field(init=False)
+    logprobs: Tensor = field(init=False)
+    versions: Tensor = field(init=False)
+    knobs: Knobs | None = None
+
+    def __post_init__(self) -> None:
+        self.ints = torch.zeros((4, 0), dtype=torch.int64, device=self.device)
+        self.floats = torch.zeros((2, 0), dtype=torch.float32, device=self.device)
+        self.tokens = torch.zeros((0, 0), dtype=torch.int64, device=self.device)
+        self.logprobs = torch.zeros((0, 0), dtype=torch.float32, device=self.device)
+        self.versions = torch.zeros((0, 0), dtype=torch.int32, device=self.device)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def length(self) -> Tensor:
+        return self.ints[0, : len(self)]
+
+    @property
+    def last(self) -> Tensor:
+        return self.ints[1, : len(self)]
+
+    @property
+    def limit(self) -> Tensor:
+        return self.ints[2, : len(self)]
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Room for `rows` rows and a history of `length` tokens."""
+        capacity, width = self.tokens.shape
+        if rows <= capacity and length <= width:
+            return
+        capacity = max(capacity, 1 << (rows - 1).bit_length())
+        width = max(width, 1 << (length - 1).bit_length())
+        self.ints = _grown(self.ints, (4, capacity))
+        self.floats = _grown(self.floats, (2, capacity))
+        self.tokens = _grown(self.tokens, (capacity, width))
+        self.logprobs = _grown(self.logprobs, (capacity, width))
+        self.versions = _grown(self.versions, (capacity, width))
+
+    def join(self, newcomers: list[Request]) -> None:
+        """Give each newcomer the next row, with its prompt as history and no sampled token yet."""
+        start = len(self)
+        ints: list[tuple[int, int, int, int]] = []
+        floats: list[tuple[float, float]] = []
+        for i, request in enumerate(newcomers):
+            request.row = start + i
+            p, params = len(request.prompt_ids), request.params
+            ints.append((p, 0, p + params.max_tokens - 1, params.top_k))
+            floats.append((params.temperature, params.top_p))
+            self.tokens[request.row, :p] = torch.tensor(request.prompt_ids, device=self.device)
+        self.requests.extend(newcomers)
+        stop = len(self)
+        self.ints[:, start:stop] = torch.tensor(ints, device=self.device).T
+        self.floats[:, start:stop] = torch.tensor(floats, device=self.device).T
+        self.knobs = None
+
+    def leave(self, rows: list[int]) -> tuple[list[int], list[int]]:
+        """Free `rows`; the last rows move into the holes. Returns the moves (sources, targets), to repeat elsewhere."""
+        gone = set(rows)
+        for row in gone:
+            self.requests[row].row = -1
+        left = len(self) - len(gone)
+        targets = sorted(r for r in gone if r < left)
+        sources = [r for r in range(left, len(self)) if r not in gone]
+        if sources:
+            to, of = torch.tensor(targets, device=self.device), torch.tensor(sources, device=self.device)
+            self.ints[:, to] = self.ints[:, of]
+            self.floats[:, to] = self.floats[:, of]
+            for history in (self.tokens, self.logprobs, self.versions):
+                history[to] = history[of]
+            for source, target in zip(sources, targets, strict=True):
+                request = self.requests[source]
+                request.row = target
+                self.requests[target] = request
+        del self.requests[left:]
+        self.knobs = None
+        return sources, targets
+
+    def knobs_of(self, start: int) -> Knobs:
+        """The sampling settings of rows `start` to the end; those of all rows are kept until someone joins or leaves."""
+        if start == 0 and self.knobs is not None:
+            return self.knobs
+        requests = self.requests[start:]
+        pairs = [(i, token) for i, r in enumerate(requests) for token in r.params.banned]
+        banned = torch.tensor(pairs, device=self.device).T if pairs else None
+        stop = len(self)
+        knobs = Knobs(
+            temperature_N=self.floats[0, start:stop],
+            top_p_N=self.floats[1, start:stop],
+            top_k_N=self.ints[3, start:stop],
+            banned=(banned[0], banned[1]) if banned is not None else None,
+            greedy=any(r.params.temperature == 0 for r in requests),
+            filtered=any(r.params.top_p < 1 or r.params.top_k > 0 for r in requests),
+        )
+        if start == 0:
+            self.knobs = knobs
+        return knobs
+
+    def sampled(self, request: Request, *, since: int = 0) -> tuple[list[int], list[float], list[int]]:
+        """Token ids, logprobs and versions of a running request's sampled tokens, from the `since`-th on.
+
+        Counts the newest token, which is at position `length`, as sampled.
+        """
+        row, a = request.row, len(request.prompt_ids) + since
+        b = int(self.ints[0, row]) + 1
+        return (
+            self.tokens[row, a:b].tolist(),
+            self.logprobs[row, a:b].tolist(),
+            self.versions[row, a:b].tolist(),
+        )
+
+
+def _grown(old: Tensor, shape: tuple[int, int]) -> Tensor:
+    new = torch.zeros(shape, dtype=old.dtype, device=old.device)
+    new[: old.shape[0], : old.shape[1]] = old
+    return new

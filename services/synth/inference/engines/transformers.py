@@ -1,0 +1,259 @@
+"""The embedded engine: our own continuous batcher over a transformers model, on the CPU or on one GPU.
+
+All of torch runs in one thread of the engine's own. The asyncio side puts commands in an inbox; between two steps the
+thread carries them out, and after each it hands what was sampled back to the event loop in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synth.errors import Permanent, Problem, SynthError, Transient, UserError
+from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
+
+if TYPE_CHECKING:
+    from synth.inference.engines.batcher import Batcher
+    from synth.inference.engines.live_weights import LiveModel
+    from synth.inference.engines.rows import Request
+
+_CLOSE_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How one engine runs.
+
+    threads: torch threads (more than one only on an idle machine: contended spin-waits make it slower).
+    device: "cpu", "cuda:0" …; None: the first GPU if there is one. kv_budget_bytes: None: 1 GiB on a CPU, 60 % of the
+    free memory of a GPU. max_rows: requests in one step; its logits cost 12 bytes x vocabulary a row.
+    seed: of the draws of requests without a seed of their own; None: from the operating system.
+    """
+
+    threads: int = 1
+    device: str | None = None
+    kv_budget_bytes: int | None = None
+    max_rows: int = 256
+    seed: int | None = None
+
+
+class TransformersEngine:
+    """See `synth.inference.engines.protocol.Engine`."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._outbox: list[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = []
+        self._open: dict[str, Request] = {}
+        self._closing = False
+        self._death: SynthError | None = None
+        self._batcher: Batcher
+        self._live: LiveModel
+        self._max_context = 0
+        self._version = 0
+
+    @classmethod
+    async def load(
+        cls,
+        model_dir: Path,
+        *,
+        adapter: Path | None = None,
+        version: int = 0,
+        settings: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
+    ) -> TransformersEngine:
+        """Load a local model directory (and an adapter over it) in the engine's own thread.
+
+        Raises `Permanent` for a model that cannot be served, with the reason.
+        """
+        engine = cls(settings)
+        engine._version = version
+        ready: Future[None] = Future()
+        thread = threading.Thread(
+            target=engine._run, args=(model_dir, adapter, ready), name=f"engine-{model_dir.name}", daemon=True
+        )
+        engine._thread = thread
+        thread.start()
+        await asyncio.wrap_future(ready)
+        return engine
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def healthy(self) -> bool:
+        return self._death is None and not self._closing
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    def stats(self) -> EngineStats:
+        return self._batcher.stats()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        timeout: float,
+        stream: bool = False,
+    ) -> AsyncIterator[Delta]:
+        from synth.inference.engines.rows import Request
+
+        room = self._max_context - len(prompt_ids)
+        if not prompt_ids or room < 1:
+            raise UserError(_does_not_fit(len(prompt_ids), self._max_context))
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        request = Request(
+            request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
+        )
+        self._post(lambda: self._batcher.add(request))
+        self._open[request_id] = request
+        give_up = self._loop.time() + timeout
+        finished = False
+        try:
+            while not finished:
+                try:
+                    async with asyncio.timeout_at(give_up):
+                        item = await queue.get()
+                except TimeoutError:
+                    raise Transient(f"the completion was not done in its {timeout:g} s") from None
+                finished = isinstance(item, Exception) or item.finish_reason is not None
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            del self._open[request_id]
+            if not finished and self.healthy:
+                self._post(lambda: self._batcher.abort(request))
+
+    def abort(self, request_id: str) -> None:
+        request = self._open.get(request_id)
+        if request is not None and self.healthy:
+            self._post(lambda: self._batcher.abort(request))
+
+    async def update_weights(self, file: Path, version: int) -> WeightProof:
+        from synth.inference.engines.live_weights import read_weights
+
+        # Read and checked beside the engine's thread: the requests that run do not wait for the disk.
+        weights = await asyncio.to_thread(read_weights, file, version)
+        done: Future[WeightProof] = Future()
+
+        def swap() -> None:
+            try:
+                proof = self._live.load(weights)
+                if proof.matched != proof.tensors:
+                    raise _Unproven(_not_proven(proof))
+                self._batcher.recompute()
+            except BaseException as error:
+                done.set_exception(error)
+                if type(error) is Permanent:
+                    return  # the file does not fit: nothing was changed, the old version goes on
+                raise  # half-loaded weights must not serve
+            self._batcher.version = self._version = version
+            done.set_result(proof)
+
+        self._post(swap)
+        return await asyncio.wrap_future(done)
+
+    async def close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._death is not None or self._closing:
+                raise self._death or Transient("the engine is closed")
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _run(self, model_dir: Path, adapter: Path | None, ready: Future[None]) -> None:
+        try:
+            self._load(model_dir, adapter)
+        except BaseException as error:  # noqa: BLE001 - the loader's caller gets it, whatever it is
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            self._serve()
+            self._end(Transient("the engine is closed"))
+        except BaseException as error:  # noqa: BLE001 - a dead engine says so to everyone, whatever it died of
+            self._end(Transient(f"the engine died: {type(error).__name__}: {error}"))
+            raise
+
+    def _load(self, model_dir: Path, adapter: Path | None) -> None:
+        from synth.inference.engines.loading import load_model
+
+        loaded = load_model(model_dir, adapter, self._settings)
+        self._live, self._batcher = loaded.live, loaded.batcher
+        self._batcher.version = self._version
+        self._max_context = loaded.max_context
+
+    def _serve(self) -> None:
+        import torch
+
+        with torch.inference_mode():
+            while True:
+                with self._wake:
+                    while not self._inbox and self._batcher.idle and not self._closing:
+                        self._wake.wait()
+                    if self._closing:
+                        return
+                    commands, self._inbox = self._inbox, []
+                for command in commands:
+                    command()
+                if not self._batcher.idle:
+                    self._batcher.step()
+                self._flush()
+
+    def _end(self, error: SynthError) -> None:
+        with self._wake:
+            self._death = error
+            commands, self._inbox = self._inbox, []
+        # Requests that were posted but not yet added, or a swap that somebody waits for, must hear of it too.
+        for command in commands:
+            command()
+        self._batcher.fail_all(error)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._outbox:
+            batch, self._outbox = self._outbox, []
+            self._loop.call_soon_threadsafe(_dispatch, batch)
+
+
+class _Unproven(Permanent):
+    """The weights that are served are not those that were announced."""
+
+
+def _not_proven(proof: WeightProof) -> str:
+    return (
+        f"policy version {proof.version}: {proof.tensors - proof.matched} of {proof.tensors} tensors read back "
+        "otherwise than the trainer wrote them; the engine stops, load it again"
+    )
+
+
+def _dispatch(batch: list[tuple[asyncio.Queue[Any], Any]]) -> None:
+    for queue, item in batch:
+        queue.put_nowait(item)
+
+
+def _does_not_fit(prompt: int, most: int) -> Problem:
+    return Problem(
+        what=f"the prompt has {prompt} tokens",
+        expected=f"1 to {most - 1}, so that at least one token can follow within the context of {most}",
+        fix="shorten the messages",
+        where="messages",
+    )

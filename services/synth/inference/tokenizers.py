@@ -1,0 +1,59 @@
+"""A model's tokenizer as the service uses it: the fast backend without the wrapper's cost per call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synth.errors import Permanent
+
+# Marks of a chat format that some tokenizers hold as special tokens and others as plain ones: always text to us.
+_KEPT = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """full: the Hugging Face tokenizer, for its chat template. eos_id, eos_text: the token that ends a turn."""
+
+    full: Any
+    eos_id: int
+    eos_text: str
+    _hidden: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text that may hold special tokens; none are added."""
+        return self.full.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out, but for those that mark tool calls and thinking."""
+        shown = [i for i in ids if i not in self._hidden]
+        return self.full.backend_tokenizer.decode(shown, skip_special_tokens=False)
+
+    def text_of(self, token_id: int) -> str:
+        """The text of one token, special or not."""
+        return self.full.backend_tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Load from a local directory only. Raises `Permanent` without a fast tokenizer, an eos token or a chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        full: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise Permanent(f"no tokenizer can be loaded from {model_dir.name!r}: {error}") from error
+    missing = [
+        name
+        for name, there in (
+            ("a fast tokenizer", getattr(full, "backend_tokenizer", None) is not None),
+            ("an eos token", full.eos_token_id is not None),
+            ("a chat template", bool(full.chat_template)),
+        )
+        if not there
+    ]
+    if missing:
+        raise Permanent(f"the tokenizer of {model_dir.name!r} lacks {', '.join(missing)}; a chat needs all three")
+    kept = set(full.convert_tokens_to_ids([t for t in _KEPT if t in full.get_vocab()]))
+    return Tokenizer(full, full.eos_token_id, full.eos_token, frozenset(set(full.all_special_ids) - kept))

@@ -1,0 +1,48 @@
+"""`synthd NAME`: one service as one process. `synthd bus init` provisions the bus, `synthd bus check` compares it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+
+from synth import logs
+from synth.bus.connection import connect
+from synth.bus.provision import drift, provision
+from synth.bus.topology import SERVICES, topology
+from synth.settings import ServiceSettings
+
+_USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run what the command line names; exits with its code."""
+    match list(sys.argv[1:] if argv is None else argv):
+        case ["bus", ("init" | "check") as action]:
+            sys.exit(asyncio.run(_bus(action)))
+        case [name] if name in SERVICES:
+            sys.exit(importlib.import_module(f"synth.{name}.app").main())
+        case _:
+            sys.stderr.write(_USAGE + "\n")
+            sys.exit(2)
+
+
+async def _bus(action: str) -> int:
+    settings = ServiceSettings()
+    logs.configure("bus", level=settings.log_level)
+    bus = await connect(settings, "bus")
+    try:
+        wanted = topology(pools=(settings.pool,))
+        if action == "init":
+            await provision(bus.js, wanted)
+            return 0
+        differences = await drift(bus.js, wanted)
+        for line in differences:
+            sys.stdout.write(line + "\n")
+        return 1 if differences else 0
+    finally:
+        await bus.close()
+
+
+if __name__ == "__main__":
+    main()

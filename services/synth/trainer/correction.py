@@ -1,0 +1,73 @@
+"""Mismatch is not staleness: how a batch's tokens are corrected for the policy that sampled them.
+
+π_old is the trainer's own policy at the start of the iteration; μ is what the inference engine recorded. At lag 0
+they are the same weights, and what differs is numerics; at lag ≥ 1 they are honestly different policies. So the
+tight gate looks at lag-0 tokens only (decision 28).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from synth.trainer.losses import segment_mean
+from synth.trainer.recipe import RlRecipe
+
+
+@dataclass(frozen=True)
+class Correction:
+    """weight_N: float32, min(π_old/μ, truncation). keep_S: bool. values: sums and counts, for `rates`."""
+
+    weight_N: Tensor
+    keep_S: Tensor
+    values: dict[str, float]
+
+
+def correct(
+    old_logp_N: Tensor, behaviour_logp_N: Tensor, lag_N: Tensor, cu_seqlens: Tensor, recipe: RlRecipe
+) -> Correction:
+    """Token truncation at `token_truncation`, and rejection of sequences by their geometric mean, gated by lag.
+
+    old_logp_N, behaviour_logp_N: float32, nats. lag_N: int, in policy versions, ≥ 0. cu_seqlens: [S+1] into N.
+    """
+    log_ratio_N = old_logp_N - behaviour_logp_N
+    weight_N = log_ratio_N.exp().clamp(max=recipe.token_truncation)
+    keep_S = torch.ones(len(cu_seqlens) - 1, dtype=torch.bool, device=log_ratio_N.device)
+    values: dict[str, float] = {}
+    for name, of_lag_N, gate in (
+        ("lag0", lag_N == 0, recipe.gate_fresh),
+        ("lag1", lag_N >= 1, recipe.gate_stale),
+    ):
+        # A mean over the tokens of this lag: segment means of the value and of the indicator.
+        share_S = segment_mean(of_lag_N.float(), cu_seqlens)
+        mean_S = segment_mean(log_ratio_N * of_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
+        geometric_S = mean_S.exp()
+        outside_S = (share_S > 0) & ((geometric_S < gate[0]) | (geometric_S > gate[1]))
+        keep_S &= ~outside_S
+        log_ratio = log_ratio_N[of_lag_N].double()
+        values |= {
+            f"{name}/tokens": float(of_lag_N.sum()),
+            f"{name}/truncated": float((log_ratio.exp() > recipe.token_truncation).sum()),
+            f"{name}/sequences": float((share_S > 0).sum()),
+            f"{name}/rejected": float(outside_S.sum()),
+            # Schulman's k3 estimate of KL(μ ‖ π_old): x = log π_old/μ, e^x − 1 − x, never negative.
+            f"{name}/kl": float((log_ratio.expm1() - log_ratio).sum()),
+        }
+    return Correction(weight_N=weight_N, keep_S=keep_S, values=values)
+
+
+def rates(sums: dict[str, float]) -> dict[str, float]:
+    """The figures of a step from the summed `values` of its micro-batches; a lag without tokens has none."""
+    out: dict[str, float] = {}
+    for name in ("lag0", "lag1"):
+        tokens, sequences = sums.get(f"{name}/tokens", 0.0), sums.get(f"{name}/sequences", 0.0)
+        if tokens:
+            out[f"mismatch_kl_{name}"] = sums[f"{name}/kl"] / tokens
+            out[f"token_truncated_rate_{name}"] = sums[f"{name}/truncated"] / tokens
+            out[f"rejected_rate_{name}"] = sums[f"{name}/rejected"] / sequences
+    total = sum(sums.get(f"{name}/tokens", 0.0) for name in ("lag0", "lag1"))
+    if total:
+        out["mismatch_kl"] = sum(sums[f"{name}/kl"] for name in ("lag0", "lag1")) / total
+    return out

@@ -1,0 +1,16 @@
+"""Why a training process stopped, in a form that its supervisor can act on."""
+
+from __future__ import annotations
+
+
+class TrainingFailed(Exception):
+    """Training cannot go on. `code` is stable, for programs; `detail` says what, where and what to do.
+
+    Codes: bad_recipe, bad_model, bad_dataset, bad_batch, adapter_differs, out_of_order, nan_loss,
+    nan_gradient, bad_checkpoint, resume_mismatch.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail

@@ -1,0 +1,58 @@
+"""AdamW over a policy's trained parameters, one careful move, and its state as named tensors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.recipe import Recipe
+
+
+class Optimizer:
+    """AdamW with the gradient clipped as a whole. Weight decay acts on matrices, not on norms and biases."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], recipe: Recipe) -> None:
+        self._parameters = parameters
+        self._clip_norm = recipe.clip_norm
+        matrices = [p for p in parameters.values() if p.ndim >= 2]
+        others = [p for p in parameters.values() if p.ndim < 2]
+        self._adamw = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=recipe.lr,
+            betas=recipe.betas,
+            fused=True,
+        )
+
+    def move(self, learning_rate: float) -> float:
+        """Clip, update, clear. Returns the L2 norm of the gradient before it was clipped.
+
+        A gradient of exactly zero (everything clipped or rejected) moves nothing: Adam's momentum would.
+        Raises `TrainingFailed` (nan_gradient) before anything has moved.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm))
+        if not math.isfinite(norm):
+            raise TrainingFailed("nan_gradient", f"the gradient's norm is {norm}; lower the learning rate")
+        if norm > 0:
+            for group in self._adamw.param_groups:
+                group["lr"] = learning_rate
+            self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """`<parameter>/<exp_avg | exp_avg_sq | step>`, on the CPU; empty before the first move."""
+        return {
+            f"{name}/{key}": value.detach().to("cpu").contiguous()
+            for name, parameter in self._parameters.items()
+            for key, value in self._adamw.state.get(parameter, {}).items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `state` returned."""
+        for key, value in tensors.items():
+            name, kind = key.rsplit("/", 1)
+            parameter = self._parameters[name]
+            self._adamw.state[parameter][kind] = value.to(parameter.device)

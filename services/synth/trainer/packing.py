@@ -1,0 +1,152 @@
+"""Sequences into micro-batches: a pure function of the lengths, so that a replay makes the same ones.
+
+Invariants: every sequence is in exactly one micro-batch; no token attends outside its own sequence;
+packed and padded give the same log-probabilities up to rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """S token sequences, flat over their T tokens.
+
+    tokens: int32 [T]. weights: float32 [T], 0 where a token is not trained. cu_seqlens: int [S+1].
+    """
+
+    tokens: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+    cu_seqlens: npt.NDArray[Any]
+
+    @property
+    def lengths(self) -> list[int]:
+        return np.diff(self.cu_seqlens).tolist()
+
+    def __len__(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    def trained(self, i: int) -> npt.NDArray[np.int64]:
+        """The flat positions of sequence i's trained tokens. Its first token has no prediction, so never that."""
+        start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
+        return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
+
+    def select(self, rows: list[int]) -> Sequences:
+        """Some of the sequences, as a set of their own."""
+        spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in rows]
+        return Sequences(
+            tokens=np.concatenate([self.tokens[s] for s in spans]),
+            weights=np.concatenate([self.weights[s] for s in spans]),
+            cu_seqlens=np.cumsum([0, *(s.stop - s.start for s in spans)]),
+        )
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward.
+
+    rows: the sequences in it, in order. input_ids_BL: int64, right-padded ("padded") or B = 1 ("packed").
+    position_ids_BL: int64 when packed, restarting at 0 with each sequence; None when padded.
+    predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
+    target_N: int64, that token. source_N: where it is in `Sequences.tokens`.
+    cu_seqlens: int64 [len(rows)+1], how the N trained tokens divide among the rows.
+    """
+
+    rows: list[int]
+    input_ids_BL: Tensor
+    position_ids_BL: Tensor | None
+    predict_N: Tensor
+    target_N: Tensor
+    source_N: npt.NDArray[np.int64]
+    cu_seqlens: Tensor
+
+    def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
+        """A per-token array of the whole set of sequences, at this micro-batch's trained tokens."""
+        return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
+
+
+def plan(
+    lengths: list[int], rows: list[int], *, budget: int, packing: Literal["packed", "padded"]
+) -> list[list[int]]:
+    """Divide `rows` (indices into `lengths`) into micro-batches of at most `budget` tokens.
+
+    padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
+    by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
+    """
+    by_length = sorted(rows, key=lambda i: -lengths[i])
+    if packing == "padded":
+        return _padded(lengths, by_length, budget)
+    return _packed(lengths, by_length, budget)
+
+
+def _padded(lengths: list[int], by_length: list[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for i in by_length:
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def _packed(lengths: list[int], by_length: list[int], budget: int) -> list[list[int]]:
+    count = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
+    bins: list[list[int]] = [[] for _ in range(count)]
+    tokens, cost = [0] * count, [0] * count
+    for i in by_length:
+        fitting = [b for b in range(len(bins)) if not bins[b] or tokens[b] + lengths[i] <= budget]
+        if not fitting:
+            bins.append([])
+            tokens.append(0)
+            cost.append(0)
+            fitting = [len(bins) - 1]
+        best = min(fitting, key=lambda b: (cost[b], b))
+        bins[best].append(i)
+        tokens[best] += lengths[i]
+        cost[best] += lengths[i] ** 2
+    return [b for b in bins if b]
+
+
+def collate(
+    sequences: Sequences,
+    rows: list[int],
+    *,
+    packing: Literal["packed", "padded"],
+    device: torch.device | str = "cpu",
+) -> MicroBatch:
+    """Lay some sequences out for one forward."""
+    starts = [int(sequences.cu_seqlens[i]) for i in rows]
+    lengths = [int(sequences.cu_seqlens[i + 1]) - s for i, s in zip(rows, starts, strict=True)]
+    width = sum(lengths) if packing == "packed" else max(lengths)
+    shape = (1, width) if packing == "packed" else (len(rows), width)
+    # Where each row begins in the flattened [B·L].
+    offsets = (
+        [0, *itertools.accumulate(lengths)][:-1] if packing == "packed" else [k * width for k in range(len(rows))]
+    )
+    input_ids = np.zeros(shape[0] * shape[1], dtype=np.int64)
+    sources, predicts = [], []
+    for i, start, length, offset in zip(rows, starts, lengths, offsets, strict=True):
+        input_ids[offset : offset + length] = sequences.tokens[start : start + length]
+        trained = sequences.trained(i)
+        sources.append(trained)
+        predicts.append(trained - start - 1 + offset)
+    source = np.concatenate(sources)
+    positions = np.concatenate([np.arange(n) for n in lengths]) if packing == "packed" else None
+    return MicroBatch(
+        rows=rows,
+        input_ids_BL=torch.from_numpy(input_ids).reshape(shape).to(device),
+        position_ids_BL=None if positions is None else torch.from_numpy(positions)[None].to(device),
+        predict_N=torch.from_numpy(np.concatenate(predicts)).to(device),
+        target_N=torch.from_numpy(sequences.tokens[source].astype(np.int64)).to(device),
+        source_N=source,
+        cu_seqlens=torch.tensor([0, *itertools.accumulate(len(s) for s in sources)], device=device),
+    )

@@ -1,0 +1,238 @@
+"""The model in training: loaded from a local folder, whole or through a LoRA adapter, and written back out.
+
+Master weights are float32. With dtype "bf16" the forward runs under autocast and what is served is cast, because
+AdamW at 1e-6 on bfloat16 weights rounds most of its updates away. Only the LoRA paths import peft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.logprobs import token_logprobs
+from synth.trainer.packing import MicroBatch
+from synth.trainer.recipe import Recipe
+from synth.weights import Kind, load_tensors, merge_lora, save_tensors, write_policy, write_whole
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+_TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
+
+
+@dataclass
+class Policy:
+    """A causal language model and what of it is trained.
+
+    model: the Hugging Face model, with LoRA layers in place for mode "lora" (peft wraps them as `adapted`).
+    """
+
+    model: Any
+    adapted: Any | None
+    model_dir: Path
+    recipe: Recipe
+
+    @property
+    def kind(self) -> Kind:
+        return "full" if self.adapted is None else "lora"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.recipe.device)
+
+    @property
+    def eos_ids(self) -> set[int]:
+        """The tokens that end a turn, by the generation config, else the model config."""
+        found = getattr(self.model.generation_config, "eos_token_id", None) or self.model.config.eos_token_id
+        return set(found) if isinstance(found, list) else {found} - {None}
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The trained parameters by name, in the model's own order."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def logprobs(self, micro: MicroBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """logp_N (float32, nats, of the micro-batch's trained tokens) and entropy_N (without gradient)."""
+        # No attention mask: rows are padded on the right, where causal attention never looks, and packed rows
+        # are told apart by position ids that restart (transformers builds the block-diagonal mask from them).
+        with self._autocast():
+            out = self.model.base_model(
+                input_ids=micro.input_ids_BL, position_ids=micro.position_ids_BL, use_cache=False
+            )
+        hidden_ND = out.last_hidden_state.flatten(0, 1)[micro.predict_N]
+        return token_logprobs(hidden_ND, self.model.get_output_embeddings().weight, micro.target_N, temperature=temperature)
+
+    def write_serving(self, path: Path, *, version: int) -> dict[str, str]:
+        """Write the weights to serve, in the served dtype. Returns the digest of each tensor."""
+        tensors = {n: t.to(self._served_dtype()) for n, t in self._state().items()}
+        return write_policy(path, tensors, kind=self.kind, version=version, lora=self._lora_config())
+
+    def write_model(self, folder: Path) -> None:
+        """Write the finished model: a Hugging Face folder, or an adapter folder, with its tokenizer and template."""
+        folder.mkdir(parents=True)
+        tensors = {n: t.detach().to("cpu", self._served_dtype()).contiguous() for n, t in self._state().items()}
+        for source in sorted(self.model_dir.iterdir()):
+            if source.is_file() and self._travels(source.name):
+                shutil.copyfile(source, folder / source.name)
+        if self.kind == "full":
+            save_tensors(folder / "model.safetensors", tensors, header={"format": "pt"})
+            _write_config(self.model_dir, folder, self._served_dtype())
+        else:
+            save_tensors(folder / "adapter_model.safetensors", tensors, header={"format": "pt"})
+            write_whole(folder / "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode())
+
+    def _travels(self, name: str) -> bool:
+        if self.kind == "lora":
+            return name.startswith(_TOKENIZER_FILES)
+        return not name.endswith(_WEIGHT_SUFFIXES) and name != "config.json" and not name.startswith(".")
+
+    def _served_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.recipe.dtype == "bf16" else torch.float32
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.recipe.dtype == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.recipe.device, torch.bfloat16)
+
+    def _state(self) -> dict[str, Tensor]:
+        if self.adapted is not None:
+            from peft import get_peft_model_state_dict
+
+            return get_peft_model_state_dict(self.adapted)
+        return untied(self.model.state_dict())
+
+    def _lora_config(self) -> dict[str, Any] | None:
+        if self.adapted is None:
+            return None
+        config = self.adapted.peft_config["default"].to_dict()
+        # peft notes the folder of the base, which means nothing on another machine.
+        config["base_model_name_or_path"] = None
+        config["inference_mode"] = True
+        return json.loads(json.dumps(config, default=_plain, sort_keys=True))
+
+
+def load_policy(
+    model_dir: Path, recipe: Recipe, *, adapter_dir: Path | None = None, dropout: bool = True
+) -> Policy:
+    """Load a model folder (never the network) for training.
+
+    adapter_dir: a LoRA adapter that the source model consists of. Mode "lora" continues it when rank and targets
+    agree; mode "full" merges it into the float32 base. dropout False switches every dropout off: RL needs a
+    ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
+    """
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+    try:
+        # A frozen base can be as small as what is served; a trained one is the float32 master.
+        frozen_half = recipe.mode == "lora" and recipe.dtype == "bf16"
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(model_dir),
+            dtype=torch.bfloat16 if frozen_half else torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        raise TrainingFailed("bad_model", f"{model_dir.name} cannot be loaded as a causal LM: {error}") from error
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
+    model.config.use_cache = False
+    if recipe.mode == "full" and adapter_dir is not None:
+        merge_adapter(model, adapter_dir)
+    adapted = _adapt(model, recipe, adapter_dir, dropout=dropout) if recipe.mode == "lora" else None
+    if not dropout:
+        _switch_dropout_off(model)
+    model.to(recipe.device).train()
+    if recipe.activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # Otherwise the first block's input has no gradient, and a frozen base then trains nothing.
+        model.enable_input_require_grads()
+    return Policy(model=model, adapted=adapted, model_dir=model_dir, recipe=recipe)
+
+
+def merge_adapter(model: Any, adapter_dir: Path) -> None:
+    """Fold the adapter of a folder into the loaded float32 model."""
+    config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    adapter, _ = load_tensors(adapter_dir / "adapter_model.safetensors")
+    model.load_state_dict(merge_lora(untied(model.state_dict()), adapter, config), strict=False)
+    model.tie_weights()
+
+
+def untied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without the second name of a tensor that has two: the tied LM head."""
+    seen: set[int] = set()
+    return {n: t for n, t in state.items() if not (t.data_ptr() in seen or seen.add(t.data_ptr()))}
+
+
+def _adapt(model: Any, recipe: Recipe, adapter_dir: Path | None, *, dropout: bool) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    wanted = _wanted_modules(model, recipe)
+    if adapter_dir is not None:
+        adapted = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
+        found = adapted.peft_config["default"]
+        agrees = (found.r, found.lora_alpha) == (recipe.lora.r, recipe.lora.alpha)
+        if not agrees or set(adapted.targeted_module_names) != wanted:
+            raise TrainingFailed(
+                "adapter_differs",
+                f"the source adapter has rank {found.r}, alpha {found.lora_alpha} and "
+                f"{len(adapted.targeted_module_names)} target modules; the recipe asks for rank {recipe.lora.r}, "
+                f"alpha {recipe.lora.alpha} and {len(wanted)}; ask for the same, or merge the adapter into its "
+                "base first and start from that",
+            )
+        for layer in adapted.modules():
+            if isinstance(getattr(layer, "lora_dropout", None), nn.ModuleDict):
+                layer.lora_dropout["default"] = nn.Dropout(recipe.lora.dropout if dropout else 0.0)
+        return adapted
+    return get_peft_model(
+        model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=recipe.lora.r,
+            lora_alpha=recipe.lora.alpha,
+            lora_dropout=recipe.lora.dropout if dropout else 0.0,
+            target_modules=sorted(wanted),
+        ),
+    )
+
+
+def _wanted_modules(model: Any, recipe: Recipe) -> set[str]:
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    head = model.get_output_embeddings()
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    if recipe.lora.targets == "all-linear":
+        return {n for n, m in linear.items() if m is not head}
+    config = LoraConfig(target_modules=recipe.lora.targets)
+    wanted = {n for n in linear if check_target_module_exists(config, n)}
+    if not wanted or any(linear[n] is head for n in wanted):
+        raise TrainingFailed(
+            "bad_recipe",
+            f"recipe.lora.targets {recipe.lora.targets!r} name {'the LM head' if wanted else 'no linear layer'}; "
+            'expected linear layers below the head; use "all-linear"',
+        )
+    return wanted
+
+
+def _switch_dropout_off(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def _write_config(model_dir: Path, folder: Path, dtype: torch.dtype) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    write_whole(folder / "config.json", json.dumps(config, indent=2).encode())
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set | frozenset) else str(getattr(value, "value", value))

@@ -1,0 +1,58 @@
+"""Every source of chance: seeded once, saved with a checkpoint, and orders that need no state at all."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
+    """Seed every library and fix what else decides the bytes: threads, and the choice of kernels."""
+    # cuBLAS reads this when its first handle is made; later is too late.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def shuffled(n: int, *key: int) -> list[int]:
+    """0..n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
+    return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
+
+
+def capture() -> dict[str, Any]:
+    """The state of every generator, as JSON."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
+        "torch": _encode(torch.get_rng_state()),
+        "cuda": [_encode(s) for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put back what `capture` took."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_decode(state["torch"]))
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_decode(s) for s in state["cuda"]])
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

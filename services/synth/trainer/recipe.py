@@ -1,0 +1,103 @@
+"""What a training process is told: every number resolved, nothing left to guess.
+
+The defaults are the ones of design/training.md; the service resolves a job's TOML into one of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from synth.trainer.failure import TrainingFailed
+
+R = TypeVar("R", bound="Recipe")
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter. targets: "all-linear" (every linear layer but the LM head), a regex, or module names."""
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    targets: str | list[str] = "all-linear"
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What SFT and RL have in common.
+
+    warmup_steps, when given, wins over warmup_ratio (a share of all steps).
+    min_lr_ratio: where cosine and linear end, as a share of lr.
+    clip_norm: of the whole gradient, L2.
+    dtype: of the forward and of what is served; master weights, log-probabilities and loss are float32.
+    packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
+    micro_batch_tokens: tokens in one forward, padding included; one longer row is a forward by itself.
+    checkpoint_every: steps between resume checkpoints; the last step always makes one.
+    """
+
+    mode: Literal["full", "lora"] = "full"
+    lora: Lora = Lora()
+    lr: float
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    min_lr_ratio: float = 0.0
+    warmup_ratio: float = 0.05
+    warmup_steps: int | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    seed: int = 0
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 1
+    deterministic: bool = True
+    packing: Literal["packed", "padded"] = "packed"
+    micro_batch_tokens: int = 8192
+    activation_checkpointing: bool = False
+    checkpoint_every: int = 1
+
+
+class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Supervised fine-tuning.
+
+    steps, when given, wins over epochs. batch_size: rows in one optimizer step, accumulation included.
+    sequence_length: tokens of a row that are kept. validation_every: steps; 0 is never.
+    best_metric: what picks the model that is exported; None exports the last.
+    """
+
+    batch_size: int
+    sequence_length: int
+    epochs: int = 1
+    steps: int | None = None
+    validation_every: int = 0
+    best_metric: Literal["validation_loss"] | None = None
+
+
+class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Reinforcement learning with GSPO.
+
+    steps: iterations of the job, one rollout batch each. minibatches: optimizer moves in one iteration.
+    clip_low, clip_high: GSPO's clip range is [1 − low, 1 + high].
+    token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
+    gate_fresh, gate_stale: the range that the geometric mean of π_old/μ may take over a sequence's tokens
+    of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28).
+    """
+
+    steps: int
+    minibatches: int = 4
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    token_truncation: float = 2.0
+    gate_fresh: tuple[float, float] = (0.99, 1.01)
+    gate_stale: tuple[float, float] = (0.5, 2.0)
+
+
+def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:
+    """The recipe in a `start` message. Raises `TrainingFailed` naming the field that is wrong."""
+    try:
+        recipe = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise TrainingFailed("bad_recipe", f"recipe: {error}") from error
+    for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every"):
+        if not getattr(recipe, name) > 0:
+            raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(recipe, name)}; expected above 0")
+    return recipe

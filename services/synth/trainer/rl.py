@@ -1,0 +1,178 @@
+"""Reinforcement learning, one rollout batch at a time.
+
+A step: split the batch into minibatches, score all of it under the policy as it stands (π_old), then for each
+minibatch: forward, correct for the policy that sampled, GSPO, backward, move.
+
+Invariants: π_old comes from the very micro-batches that are trained, so the first minibatch's ratio is exactly 1;
+micro-batches and their order are a pure function of (seed, step, batch); the normaliser of a minibatch is its
+number of sequences, the zero-advantage and rejected ones included, known before the forward.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from synth.rollouts import RolloutBatch
+from synth.trainer.correction import correct
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.gspo import Clip, gspo_loss
+from synth.trainer.losses import LossInputs
+from synth.trainer.packing import MicroBatch, Sequences, collate, plan
+from synth.trainer.policy import Policy
+from synth.trainer.randomness import shuffled
+from synth.trainer.recipe import RlRecipe
+from synth.trainer.rl_values import Tally, batch_values
+from synth.trainer.run import Progress, Run, StepResult, peak_memory_bytes
+from synth.trainer.schedule import learning_rate
+
+
+class RlTrainer:
+    """Trains a policy, one `step` for each batch, in the order of their iterations (from 1)."""
+
+    def __init__(self, policy: Policy, recipe: RlRecipe, *, progress: Progress | None = None) -> None:
+        self.policy = policy
+        self.recipe = recipe
+        self.run = Run(policy)
+        self._clip = Clip(recipe.clip_low, recipe.clip_high)
+        self._progress: Progress = progress or (lambda stage, done, of: None)
+
+    def step(self, batch: RolloutBatch) -> StepResult:
+        """Train on one batch; with nothing to learn from, the step counts and the policy stays (`skipped` = 1).
+
+        Raises `TrainingFailed`: out_of_order, bad_batch, nan_loss, nan_gradient.
+        """
+        started = time.perf_counter()
+        step = self.run.step + 1
+        sequences, lag_T = self._check(batch, step)
+        rate = learning_rate(self.recipe, step, self.recipe.steps)
+        tally = Tally(lr=rate)
+        minibatches = self._minibatches(sequences, batch.advantages, step)
+        old_logps = self._old_logps(minibatches, batch.meta.temperature)
+        scored = time.perf_counter()
+        done, forwards = 0, sum(len(micros) for micros, _ in minibatches)
+        for k, ((micros, count), olds) in enumerate(zip(minibatches, old_logps, strict=True)):
+            for micro, old_logp_N in zip(micros, olds, strict=True):
+                self._train_micro(micro, batch, lag_T, old_logp_N, count, tally, first=k == 0)
+                done += 1
+                self._progress("train", done, forwards)
+            tally.moved(self.run.optimizer.move(rate))
+        self.run.step = step
+        live = sorted(i for micros, _ in minibatches for m in micros for i in m.rows)
+        self.run.keep_probe(sequences, live, temperature=batch.meta.temperature)
+        now = time.perf_counter()
+        self.run.values = {
+            **batch_values(batch, sequences, lag_T, live, self.policy.eos_ids),
+            **tally.values(),
+            "seconds_old_logprobs": scored - started,
+            "seconds_train": now - scored,
+            "tokens_per_second": len(batch.tokens) / (now - started),
+            "peak_memory_bytes": peak_memory_bytes(self.policy.device),
+        }
+        return StepResult(step=step, values=self.run.values)
+
+    def _check(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
+        """The batch as sequences, and the lag of each token in policy versions."""
+        if batch.meta.iteration != step:
+            raise TrainingFailed(
+                "out_of_order",
+                f"the batch is of iteration {batch.meta.iteration}; expected {step}: "
+                f"{step - 1} steps are done",
+            )
+        # The version of the policy is the number of steps that made it.
+        lag_T = np.where(batch.loss_mask, (step - 1) - batch.versions, 0).astype(np.int32)
+        if lag_T.size and lag_T.min() < 0:
+            raise TrainingFailed(
+                "bad_batch",
+                f"iteration {step} holds tokens sampled by version {int(batch.versions.max())}; expected at most "
+                f"{step - 1}, the version in training",
+            )
+        weights = batch.loss_mask.astype(np.float32)
+        return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
+
+    def _minibatches(
+        self, sequences: Sequences, advantages: npt.NDArray[np.float32], step: int
+    ) -> list[tuple[list[MicroBatch], int]]:
+        """(micro-batches, number of sequences) of each minibatch that has something to learn from.
+
+        A sequence with advantage 0 adds nothing to the gradient: it is counted, and not put through the model.
+        """
+        order = shuffled(len(sequences), self.recipe.seed, step)
+        minibatches: list[tuple[list[MicroBatch], int]] = []
+        for part in np.array_split(np.asarray(order, dtype=np.int64), self.recipe.minibatches):
+            live = [int(i) for i in part if advantages[i] != 0 and len(sequences.trained(int(i)))]
+            groups = plan(
+                sequences.lengths, live, budget=self.recipe.micro_batch_tokens, packing=self.recipe.packing
+            )
+            micros = [
+                collate(sequences, rows, packing=self.recipe.packing, device=self.policy.device)
+                for rows in groups
+            ]
+            if micros:
+                minibatches.append((micros, len(part)))
+        return minibatches
+
+    @torch.no_grad()
+    def _old_logps(
+        self, minibatches: list[tuple[list[MicroBatch], int]], temperature: float
+    ) -> list[list[Tensor | None]]:
+        """log π_old of every micro-batch. The first minibatch trains on unmoved weights: its own forward is π_old."""
+        olds: list[list[Tensor | None]] = []
+        for k, (micros, _) in enumerate(minibatches):
+            olds.append([])
+            for n, micro in enumerate(micros):
+                olds[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
+                self._progress("old_logprobs", n + 1, len(micros))
+        return olds
+
+    def _train_micro(
+        self,
+        micro: MicroBatch,
+        batch: RolloutBatch,
+        lag_T: npt.NDArray[np.int32],
+        old_logp_N: Tensor | None,
+        sequences: int,
+        tally: Tally,
+        *,
+        first: bool,
+    ) -> None:
+        logp_N, entropy_N = self.policy.logprobs(micro, temperature=batch.meta.temperature)
+        old_logp_N = logp_N.detach() if old_logp_N is None else old_logp_N
+        correction = correct(
+            old_logp_N, micro.gather(batch.logprobs), micro.gather(lag_T), micro.cu_seqlens, self.recipe
+        )
+        advantage_S = torch.from_numpy(batch.advantages[micro.rows]).to(logp_N.device)
+        out = gspo_loss(
+            LossInputs(
+                logp_N=logp_N,
+                old_logp_N=old_logp_N,
+                weight_N=correction.weight_N,
+                keep_S=correction.keep_S,
+                advantage_S=advantage_S,
+                cu_seqlens=micro.cu_seqlens,
+                sequences=sequences,
+            ),
+            clip=self._clip,
+        )
+        loss = float(out.loss)
+        if not math.isfinite(loss):
+            raise TrainingFailed(
+                "nan_loss",
+                f"the loss of step {self.run.step + 1} is {loss}; nothing was updated; lower the learning rate or "
+                "look at the batch's log-probabilities",
+            )
+        out.loss.backward()
+        tally.micro(
+            loss=loss,
+            log_ratio_N=logp_N.detach() - old_logp_N,
+            entropy_N=entropy_N,
+            advantage_S=advantage_S,
+            clipped_S=out.clipped_S,
+            correction=correction.values,
+            first=first,
+        )

@@ -1,0 +1,134 @@
+"""The figures of one RL step: plain numbers, each a mean over what it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from synth.rollouts import RolloutBatch
+from synth.trainer.correction import rates
+from synth.trainer.packing import Sequences
+
+
+@dataclass
+class Tally:
+    """Adds up what the micro-batches of a step saw. lr: the learning rate of the step."""
+
+    lr: float
+    sums: dict[str, float] = field(default_factory=dict)
+    correction: dict[str, float] = field(default_factory=dict)
+    grad_norms: list[float] = field(default_factory=list)
+
+    def micro(
+        self,
+        *,
+        loss: float,
+        log_ratio_N: Tensor,
+        entropy_N: Tensor,
+        advantage_S: Tensor,
+        clipped_S: Tensor,
+        correction: dict[str, float],
+        first: bool,
+    ) -> None:
+        """One trained micro-batch. log_ratio_N: log π/π_old. first: of the step's first minibatch."""
+        x = log_ratio_N.double()
+        # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
+        kl = float((x.expm1() - x).sum())
+        clipped_up = float((clipped_S & (advantage_S > 0)).sum())
+        clipped_down = float((clipped_S & (advantage_S < 0)).sum())
+        seen = {
+            "loss": loss,
+            "tokens": float(len(x)),
+            "kl": kl,
+            "entropy": float(entropy_N.double().sum()),
+            "positive": float((advantage_S > 0).sum()),
+            "negative": float((advantage_S < 0).sum()),
+            "clipped_positive": clipped_up,
+            "clipped_negative": clipped_down,
+        }
+        if first:
+            seen |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
+        _add(self.sums, seen)
+        _add(self.correction, correction)
+
+    def moved(self, grad_norm: float) -> None:
+        """One minibatch is done; grad_norm 0 is a move that was not made."""
+        self.grad_norms.append(grad_norm)
+
+    def values(self) -> dict[str, float]:
+        """Rates per token or per sequence; `skipped` alone (with lr) where nothing was trained."""
+        s = self.sums
+        moves = sum(norm > 0 for norm in self.grad_norms)
+        out = {"lr": self.lr, "optimizer_moves": float(moves), "skipped": float(not self.grad_norms)}
+        if not self.grad_norms:
+            return out
+        return out | rates(self.correction) | {
+            "loss": s["loss"] / len(self.grad_norms),
+            "ppo_kl": s["kl"] / s["tokens"],
+            "ppo_kl_first": s["first_kl"] / s["first_tokens"],
+            "clipped_first": s["first_clipped"],
+            "clip_rate_positive": s["clipped_positive"] / max(1.0, s["positive"]),
+            "clip_rate_negative": s["clipped_negative"] / max(1.0, s["negative"]),
+            "entropy": s["entropy"] / s["tokens"],
+            "grad_norm": sum(self.grad_norms) / len(self.grad_norms),
+            "grad_norm_max": max(self.grad_norms),
+            "trained_tokens": s["tokens"],
+        }
+
+
+def batch_values(
+    batch: RolloutBatch,
+    sequences: Sequences,
+    lag_T: npt.NDArray[np.int32],
+    live: list[int],
+    eos_ids: set[int],
+) -> dict[str, float]:
+    """What the batch itself says. live: the sequences that were trained.
+
+    The collector's own figures win over ours: it has seen the groups that were dropped.
+    """
+    rewards = np.array([r.reward for r in batch.meta.rollouts] or [0.0])
+    mask = batch.loss_mask
+    values = {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "groups_kept": float(batch.meta.groups_kept),
+        "groups_dropped": float(batch.meta.groups_dropped),
+        "sequences": float(batch.sequences),
+        "sequences_trained": float(len(live)),
+        "tokens": float(len(batch.tokens)),
+    }
+    if batch.sequences:
+        lengths = np.add.reduceat(mask.astype(np.int64), batch.cu_seqlens[:-1])
+        last = batch.cu_seqlens[1:] - 1
+        cut = mask[last] & ~np.isin(batch.tokens[last], list(eos_ids))
+        values |= {
+            "advantage_min": float(batch.advantages.min()),
+            "advantage_max": float(batch.advantages.max()),
+            "completion_length_mean": float(lengths.mean()),
+            "completion_length_max": float(lengths.max()),
+            "completion_truncated_rate": float(cut.mean()),
+            "unique_sequence_rate": _unique(batch) / batch.sequences,
+        }
+    if mask.any():
+        lag = lag_T[mask]
+        values |= {
+            "staleness_mean": float(lag.mean()),
+            "staleness_max": float(lag.max()),
+            "staleness_share_0": float((lag == 0).mean()),
+            "staleness_share_1": float((lag == 1).mean()),
+            "staleness_share_2_up": float((lag >= 2).mean()),
+        }
+    return values | batch.meta.values
+
+
+def _unique(batch: RolloutBatch) -> int:
+    return len({batch.tokens[a:b].tobytes() for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)})
+
+
+def _add(total: dict[str, float], more: dict[str, float]) -> None:
+    for name, value in more.items():
+        total[name] = total.get(name, 0.0) + value

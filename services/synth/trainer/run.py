@@ -1,0 +1,170 @@
+"""One training run as state: what RL and SFT share, and how it is saved and taken up again."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from synth.trainer import randomness
+from synth.trainer.checkpoint import (
+    CheckpointState,
+    check_same_loss,
+    fingerprint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.optimizer import Optimizer
+from synth.trainer.packing import Sequences, collate, plan
+from synth.trainer.policy import Policy
+from synth.trainer.recipe import RlRecipe
+
+# (stage, done, of): called at least once a micro-batch.
+Progress = Callable[[str, int, int], None]
+
+# Sequences of the last batch that a checkpoint keeps, to prove itself with on resume.
+_PROBE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step of training. step counts from 1 and is the policy version after it."""
+
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """loss_then, loss_now: of the probe, when it was saved and now; None before anything was trained."""
+
+    loss_then: float | None
+    loss_now: float | None
+    best_file: Path | None
+
+
+@dataclass
+class Run:
+    """Where a training run stands.
+
+    step: steps done. values: of that step. probe: a few sequences of the last batch, and the temperature at which
+    they are scored. best: the best validation figure and its step.
+    """
+
+    policy: Policy
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    probe: Sequences | None = None
+    temperature: float = 1.0
+    best: tuple[float, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizer = Optimizer(self.policy.trainable(), self.policy.recipe)
+
+    def keep_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
+        """Remember the first few of these rows as what the next checkpoint proves itself with."""
+        if rows:
+            self.probe = sequences.select(rows[:_PROBE_ROWS])
+            self.temperature = temperature
+
+    def save(self, folder: Path, *, best_file: Path | None = None) -> None:
+        """Write the resume checkpoint of the step that was just done."""
+        recipe = self.policy.recipe
+        state = CheckpointState(
+            kind="rl" if isinstance(recipe, RlRecipe) else "sft",
+            step=self.step,
+            recipe=msgspec.to_builtins(recipe),
+            fingerprint=fingerprint(recipe),
+            values=self.values,
+            loss=self._probe_loss(),
+            temperature=self.temperature,
+            best=self.best,
+        )
+        probe = {} if self.probe is None else {
+            "tokens": torch.from_numpy(self.probe.tokens),
+            "weights": torch.from_numpy(self.probe.weights),
+            "cu_seqlens": torch.from_numpy(self.probe.cu_seqlens.astype(np.int64)),
+        }
+        save_checkpoint(
+            folder,
+            state,
+            weights=dict(self.policy.trainable()),
+            optimizer=self.optimizer.state(),
+            probe=probe,
+            best_file=best_file,
+        )
+
+    def resume(self, folder: Path) -> Resumed:
+        """Take a run up from a checkpoint, and prove that the policy is the one that was saved.
+
+        Raises `TrainingFailed`: bad_checkpoint, or resume_mismatch when the stored loss does not come back.
+        """
+        found = load_checkpoint(folder)
+        state = found.state
+        parameters = self.policy.trainable()
+        if state.recipe != msgspec.to_builtins(self.policy.recipe) or found.weights.keys() != parameters.keys():
+            raise TrainingFailed(
+                "bad_checkpoint",
+                f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
+            )
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(found.weights[name])
+        self.optimizer.load(found.optimizer)
+        self.step, self.values, self.best = state.step, state.values, state.best
+        self.temperature = state.temperature
+        if found.probe:
+            self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
+        now = self._probe_loss()
+        if now is not None and state.loss is not None:
+            check_same_loss(state, now, fingerprint(self.policy.recipe))
+        randomness.restore(found.rng)
+        return Resumed(loss_then=state.loss, loss_now=now, best_file=found.best_file)
+
+    def _probe_loss(self) -> float | None:
+        return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)
+
+
+@torch.no_grad()
+def mean_nll(
+    policy: Policy,
+    sequences: Sequences,
+    *,
+    temperature: float = 1.0,
+    on_micro: Callable[[int, int], None] | None = None,
+) -> float:
+    """The weighted mean negative log-likelihood of the trained tokens, in nats; dropout off."""
+    recipe = policy.recipe
+    groups = plan(
+        sequences.lengths,
+        list(range(len(sequences))),
+        budget=recipe.micro_batch_tokens,
+        packing=recipe.packing,
+    )
+    total = weight = 0.0
+    policy.model.eval()
+    try:
+        for done, rows in enumerate(groups, start=1):
+            micro = collate(sequences, rows, packing=recipe.packing, device=policy.device)
+            logp_N, _ = policy.logprobs(micro, temperature=temperature)
+            weight_N = micro.gather(sequences.weights)
+            total -= float((logp_N * weight_N).double().sum())
+            weight += float(weight_N.double().sum())
+            if on_micro is not None:
+                on_micro(done, len(groups))
+    finally:
+        policy.model.train()
+    return total / weight
+
+
+def peak_memory_bytes(device: torch.device) -> float:
+    """Of the GPU's allocator, or this process's largest resident size."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -1,0 +1,27 @@
+"""The learning rate as a pure function of the step: nothing to save, nothing to restore."""
+
+from __future__ import annotations
+
+import math
+
+from synth.trainer.recipe import Recipe
+
+
+def learning_rate(recipe: Recipe, step: int, total: int) -> float:
+    """The rate of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
+
+    The last step of cosine and linear has exactly lr · min_lr_ratio.
+    """
+    warmup = recipe.warmup_steps
+    if warmup is None:
+        warmup = math.ceil(recipe.warmup_ratio * total)
+    if step <= warmup:
+        return recipe.lr * step / warmup
+    progress = (step - warmup) / max(1, total - warmup)
+    remaining = {
+        "constant": 1.0,
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        "linear": 1 - progress,
+    }[recipe.schedule]
+    floor = recipe.min_lr_ratio if recipe.schedule != "constant" else 0.0
+    return recipe.lr * (floor + (1 - floor) * remaining)

@@ -1,0 +1,220 @@
+"""The blob store: datasets, batches, weights and checkpoints, by reference.
+
+Invariants. A blob is written whole (on a local disk: fsync, then rename) before anybody is told of it; a reader checks
+its size and sha256. A tree is a set of files named by a manifest that is written last, so a tree that can be named is
+complete. One API for a local folder, S3, GCS and Azure (obstore).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import obstore
+from obstore.store import LocalStore, from_url
+
+from synth.errors import Permanent
+from synth.events import BlobRef
+
+_CHUNK = 4 << 20
+
+
+class BlobMissing(Permanent):
+    """A blob that an event named is not there (it has expired, or the store is not the cluster's)."""
+
+
+class BlobCorrupt(Permanent):
+    """A blob's bytes are not the ones that were written."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a tree, by their names in it."""
+
+    files: dict[str, BlobRef]
+
+    @property
+    def size(self) -> int:
+        return sum(ref.size for ref in self.files.values())
+
+
+class _Source(Protocol):
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+
+@dataclass(frozen=True)
+class BlobStore:
+    """The cluster's blobs. root: their folder on the local disk, None when the store is remote."""
+
+    store: obstore.store.ObjectStore
+    root: Path | None
+
+    @classmethod
+    def open(cls, url: str) -> BlobStore:
+        """`file:DIR` for a local folder, else what obstore understands (`s3://…`, `gs://…`, `az://…`)."""
+        if url.startswith("file:"):
+            root = Path(url.removeprefix("file:").removeprefix("//")).absolute()
+            root.mkdir(parents=True, exist_ok=True)
+            return cls(LocalStore(prefix=str(root)), root)
+        return cls(from_url(url), None)
+
+    async def put_bytes(self, key: str, body: bytes) -> BlobRef:
+        """Write a small blob whole."""
+        ref = BlobRef(uri=f"blob://{key}", size=len(body), sha256=hashlib.sha256(body).hexdigest())
+        if self.root is not None:
+            await asyncio.to_thread(self._write_local, key, body)
+        else:
+            await obstore.put_async(self.store, key, body)
+        return ref
+
+    async def put_file(self, key: str, path: Path, *, move: bool = False) -> BlobRef:
+        """Write a file's content as a blob. move: the file is ours to take (a rename on the same disk)."""
+        size, sha256 = await asyncio.to_thread(_digest, path)
+        if self.root is not None:
+            await asyncio.to_thread(self._take_local, key, path, move)
+        else:
+            await obstore.put_async(self.store, key, path)
+            if move:
+                path.unlink()
+        return BlobRef(uri=f"blob://{key}", size=size, sha256=sha256)
+
+    async def put_tree(self, prefix: str, directory: Path, *, move: bool = False) -> tuple[BlobRef, Manifest]:
+        """Write a directory's files below `prefix`, then their manifest, whose reference stands for the tree."""
+        names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+        files = {name: await self.put_file(f"{prefix}/{name}", directory / name, move=move) for name in names}
+        manifest = Manifest(files=files)
+        ref = await self.put_bytes(f"{prefix}/manifest.json", msgspec.json.encode(manifest))
+        if move:
+            await asyncio.to_thread(shutil.rmtree, directory)
+        return ref, manifest
+
+    async def get_bytes(self, ref: BlobRef) -> bytes:
+        """Read a blob whole. Raises `BlobMissing`, `BlobCorrupt`."""
+        try:
+            body = bytes(await (await obstore.get_async(self.store, _key(ref))).bytes_async())
+        except FileNotFoundError as error:
+            raise BlobMissing(f"{ref.uri} is not in the blob store") from error
+        if hashlib.sha256(body).hexdigest() != ref.sha256:
+            raise BlobCorrupt(f"{ref.uri} is not what was written (sha256 differs)")
+        return body
+
+    async def stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
+        """Read a blob in pieces, at constant memory; its digest is not checked."""
+        try:
+            reply = await obstore.get_async(self.store, _key(ref))
+        except FileNotFoundError as error:
+            raise BlobMissing(f"{ref.uri} is not in the blob store") from error
+        async for chunk in reply.stream(min_chunk_size=_CHUNK):
+            yield bytes(chunk)
+
+    async def manifest(self, tree: BlobRef) -> Manifest:
+        """The files of a tree."""
+        return msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
+
+    async def fetch(self, ref: BlobRef, path: Path) -> Path:
+        """Have a blob as a local file, checked. On a local store it is the blob itself: read it, never write it."""
+        if self.root is not None:
+            local = self.root / _key(ref)
+            if not local.exists():
+                raise BlobMissing(f"{ref.uri} is not in the blob store")
+            await _check(local, ref)
+            return local
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as out:
+            async for chunk in self.stream(ref):
+                await asyncio.to_thread(out.write, chunk)
+        await _check(path, ref)
+        return path
+
+    async def fetch_tree(self, tree: BlobRef, directory: Path) -> Path:
+        """Have a tree as a local directory, checked; on a local store it is the stored one: read it only."""
+        manifest = await self.manifest(tree)
+        if self.root is not None:
+            for ref in manifest.files.values():
+                await self.fetch(ref, directory)
+            return (self.root / _key(tree)).parent
+        for name, ref in manifest.files.items():
+            await self.fetch(ref, directory / name)
+        return directory
+
+    async def delete(self, uris: list[str]) -> None:
+        """Remove blobs; one that is gone already is no error."""
+        for uri in uris:
+            try:
+                await obstore.delete_async(self.store, uri.removeprefix("blob://"))
+            except FileNotFoundError:
+                continue
+
+    async def put_stream(self, key: str, chunks: _Source, *, limit: int | None = None) -> BlobRef:
+        """Write a blob from pieces at constant memory. Raises `ValueError` past `limit` bytes; nothing is kept then."""
+        digest, size = hashlib.sha256(), 0
+        if self.root is None:
+            raise Permanent("streamed uploads to a remote store go through a temporary file: use put_file")
+        temporary = self._temporary()
+        try:
+            with temporary.open("wb") as out:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if limit is not None and size > limit:
+                        raise ValueError(f"more than {limit} bytes")
+                    digest.update(chunk)
+                    await asyncio.to_thread(out.write, chunk)
+            await asyncio.to_thread(self._take_local, key, temporary, True)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return BlobRef(uri=f"blob://{key}", size=size, sha256=digest.hexdigest())
+
+    def _temporary(self) -> Path:
+        assert self.root is not None
+        folder = self.root / ".incoming"
+        folder.mkdir(exist_ok=True)
+        return folder / uuid.uuid4().hex
+
+    def _write_local(self, key: str, body: bytes) -> None:
+        temporary = self._temporary()
+        temporary.write_bytes(body)
+        self._take_local(key, temporary, move=True)
+
+    def _take_local(self, key: str, path: Path, move: bool) -> None:
+        assert self.root is not None
+        target = self.root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not move:
+            path = Path(shutil.copy(path, self._temporary()))
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+        try:
+            path.replace(target)
+        except OSError:  # another file system
+            copy = Path(shutil.copy(path, self._temporary()))
+            with copy.open("rb") as written:
+                os.fsync(written.fileno())
+            copy.replace(target)
+            path.unlink()
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _key(ref: BlobRef) -> str:
+    return ref.uri.removeprefix("blob://")
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _check(path: Path, ref: BlobRef) -> None:
+    size, sha256 = await asyncio.to_thread(_digest, path)
+    if (size, sha256) != (ref.size, ref.sha256):
+        raise BlobCorrupt(f"{ref.uri} is not what was written ({size} bytes, expected {ref.size}; or sha256 differs)")

@@ -1,0 +1,111 @@
+"""A job as its log tells it: the state, the facts, and the compare-and-set that adds one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from synth.bus.connection import Connection
+from synth.bus.publish import Fence, Publisher
+from synth.bus.recorded import Recorded
+from synth.bus.replay import replay
+from synth.catalogue import Event, spec_of
+from synth.errors import Conflict, Fenced, Transient
+from synth.events import JobStarted
+from synth.jobs.lifecycle import TERMINAL, State, apply, fold
+
+_E = TypeVar("_E", bound=Event)
+_RACES = 12
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """The `job.*` facts of one job, in order, and the state that they leave it in (None: no such job)."""
+
+    org: str
+    job_id: str
+    facts: list[Recorded]
+    state: State | None
+
+    @property
+    def last_seq(self) -> int:
+        return self.facts[-1].seq if self.facts else 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def attempt(self) -> int:
+        """The last attempt that started; 0 before the first."""
+        started = self.last(JobStarted)
+        return started.attempt if started else 0
+
+    def last(self, kind: type[_E]) -> _E | None:
+        """The last fact of this kind."""
+        return next((f.event for f in reversed(self.facts) if isinstance(f.event, kind)), None)
+
+    def need(self, kind: type[_E]) -> _E:
+        """The last fact of this kind, of a job whose state says that there is one."""
+        found = self.last(kind)
+        if found is None:
+            raise Transient(f"{self.job_id} has no {spec_of(kind).type} yet")
+        return found
+
+
+async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:
+    """Read a job's lifecycle from the log."""
+    facts = await replay(bus.nc, [f"job.*.{org}.{job_id}"])
+    return JobHistory(org=org, job_id=job_id, facts=facts, state=fold(f.type for f in facts))
+
+
+async def append_decided(
+    bus: Connection, org: str, job_id: str, decide: Callable[[JobHistory], Event | None]
+) -> tuple[JobHistory, int | None]:
+    """Append the fact that `decide` chooses on the job as it stands; decide again when another writer was first.
+
+    Returns the history that was decided on, and the sequence of the new fact (None: nothing to add).
+    Raises `IllegalTransition` when the fact cannot follow the state.
+    """
+    publisher = Publisher(bus)
+    for _ in range(_RACES):
+        history = await read_job(bus, org, job_id)
+        event = decide(history)
+        if event is None:
+            return history, None
+        fact = spec_of(event).type
+        apply(history.state, fact)
+        try:
+            # The id names the place in the history, so that a retry of this very append is recognised as ours.
+            id = f"{history.last_seq}:{bus.nc.client_id}"
+            seq = await publisher.lifecycle(event, org=org, key=job_id, id=id, after=history.last_seq)
+            return history, seq
+        except Conflict:
+            continue
+    raise Transient(f"{job_id}: lost {_RACES} races for its next fact")
+
+
+async def start_attempt(bus: Connection, org: str, job_id: str, *, worker: str) -> tuple[JobHistory, Fence | None]:
+    """Become the job's owner: append the next `job.started`. No fence is returned for a job that has ended."""
+
+    def decide(history: JobHistory) -> Event | None:
+        return None if history.ended else JobStarted(attempt=history.attempt + 1, worker=worker)
+
+    history, seq = await append_decided(bus, org, job_id, decide)
+    if seq is None:
+        return history, None
+    return history, Fence(org=org, job_id=job_id, attempt=history.attempt + 1, seq=seq)
+
+
+async def append_as_owner(
+    bus: Connection, fence: Fence, decide: Callable[[JobHistory], Event | None]
+) -> tuple[JobHistory, int | None]:
+    """Like `append_decided`, for the owner of an attempt. Raises `Fenced` when another attempt has started."""
+
+    def guarded(history: JobHistory) -> Event | None:
+        if history.attempt != fence.attempt:
+            raise Fenced(f"{fence.job_id}: attempt {history.attempt} has started since attempt {fence.attempt}")
+        return decide(history)
+
+    return await append_decided(bus, fence.org, fence.job_id, guarded)

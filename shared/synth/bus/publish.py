@@ -1,0 +1,173 @@
+"""Appending to the log, and queueing work.
+
+Invariants. An event is published by its only publisher. It carries a deterministic id, so that a retry of our own
+publish is recognised: inside the dedupe window by the server, in a compare-and-set by reading back. A publish is
+retried through stalls and elections for 30 s, then `Transient`. Losing a compare-and-set is `Conflict`; being an
+attempt that is no longer the last one is `Fenced`.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
+
+from synth import logs
+from synth.bus.connection import Connection
+from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, encode
+from synth.bus.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
+from synth.catalogue import Event, Write, spec_of, subject_of
+from synth.errors import Conflict, Fenced, Permanent, Transient
+from synth.events import JobStarted, Task
+from synth.telemetry import current_traceparent
+
+log = logs.get("publish")
+
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+_ONE_PER_SUBJECT = 10077
+_STALLS = (
+    NatsTimeout,
+    TimeoutError,
+    NoRespondersError,
+    NoStreamResponseError,
+    ServiceUnavailableError,
+    ConnectionClosedError,
+)
+
+
+@dataclass
+class Fence:
+    """An attempt's right to publish: the sequence of its `job.started`. One fenced publish is in flight at a time."""
+
+    org: str
+    job_id: str
+    attempt: int
+    seq: int
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def subject(self) -> str:
+        return subject_of(JobStarted, self.org, self.job_id)
+
+
+class Publisher:
+    """Appends this service's events."""
+
+    def __init__(self, bus: Connection) -> None:
+        self._bus = bus
+        self._roles = roles_of(bus.service)
+
+    async def once(self, event: Event, *, org: str, key: str, id: str, ttl: float | None = None) -> int:
+        """Append a fact that needs no protection but its id. Returns its sequence. ttl: seconds that it lives."""
+        self._check(event, Write.ONCE)
+        headers = {"Nats-TTL": f"{int(ttl)}s"} if ttl else {}
+        return await self._append(event, org, key, id, headers, lost=Conflict)
+
+    async def fenced(self, event: Event, *, fence: Fence, id: str) -> int:
+        """Append a fact of an attempt. Raises `Fenced` when another attempt has started since."""
+        self._check(event, Write.FENCED)
+        headers = {_EXPECTED: str(fence.seq), _EXPECTED_SUBJECT: fence.subject}
+        async with fence.turn:
+            return await self._append(event, fence.org, fence.job_id, id, headers, lost=Fenced)
+
+    async def chained(self, event: Event, *, org: str, key: str, id: str, after: int) -> int:
+        """Append the next fact of a chain. after: the sequence of the one before (0: none). Raises `Conflict`."""
+        self._check(event, Write.CHAIN)
+        return await self._append(event, org, key, id, {_EXPECTED: str(after)}, lost=Conflict)
+
+    async def lifecycle(self, event: Event, *, org: str, key: str, id: str, after: int) -> int:
+        """Append a `job.*` fact, decided on the facts up to sequence `after` (0: none). Raises `Conflict`."""
+        self._check(event, Write.CAS)
+        headers = {_EXPECTED: str(after), _EXPECTED_SUBJECT: f"job.*.{org}.{key}"}
+        return await self._append(event, org, key, id, headers, lost=Conflict)
+
+    def _check(self, event: Event, write: Write) -> None:
+        spec = spec_of(event)
+        if spec.by not in self._roles:
+            raise Permanent(f"{spec.type} is published by {spec.by}, not by {self._bus.service}")
+        if spec.write is not write:
+            raise Permanent(f"{spec.type} is written {spec.write}, not {write}")
+
+    async def _append(
+        self, event: Event, org: str, key: str, id: str, expect: dict[str, str], *, lost: type[Conflict] | type[Fenced]
+    ) -> int:
+        subject = subject_of(event, org, key)
+        headers = {MSG_ID: f"{subject}:{id}", SCHEMA: str(spec_of(event).version), "Content-Type": "application/json"}
+        if traceparent := current_traceparent():
+            headers[TRACEPARENT] = traceparent
+        return await self._send(subject, encode(event), headers | expect, lost=lost)
+
+    async def _send(
+        self, subject: str, body: bytes, headers: dict[str, str], *, lost: type[Conflict] | type[Fenced]
+    ) -> int:
+        deadline = time.monotonic() + PUBLISH_BUDGET_S
+        pause = 0.05
+        while True:
+            try:
+                ack = await self._bus.js.publish(
+                    subject, body, timeout=PUBLISH_TIMEOUT_S, stream=EVENTS, headers=dict(headers)
+                )
+                return ack.seq
+            except BadRequestError as error:
+                if error.err_code not in _WRONG_LAST_SEQUENCE:
+                    raise
+                ours = await self._already_ours(subject, headers[MSG_ID])
+                if ours is not None:
+                    return ours
+                if not await self._is_stale(headers):
+                    error_text = str(error)  # 10164: another append raced this one inside the server
+                else:
+                    raise lost(f"{subject}: {error.description}") from error
+            except _STALLS as error:
+                error_text = repr(error)
+            if time.monotonic() > deadline:
+                raise Transient(f"cannot publish {subject} for {PUBLISH_BUDGET_S:.0f} s: {error_text}")
+            log.warning("publish retried", subject=subject, error=error_text)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    async def _already_ours(self, subject: str, id: str) -> int | None:
+        # On one server a retry of our own publish reads as a lost compare-and-set: the id tells them apart.
+        try:
+            last = await self._bus.js.get_last_msg(EVENTS, subject, direct=True)
+        except (NotFoundError, *_STALLS):
+            return None
+        return last.seq if (last.headers or {}).get(MSG_ID) == id else None
+
+    async def _is_stale(self, headers: dict[str, str]) -> bool:
+        subject = headers.get(_EXPECTED_SUBJECT)
+        if subject is None:
+            return True
+        try:
+            last = await self._bus.js.get_last_msg(EVENTS, subject)
+        except NotFoundError:
+            return headers[_EXPECTED] != "0"
+        return last.seq != int(headers[_EXPECTED])
+
+
+async def enqueue(bus: Connection, task: Task) -> bool:
+    """Queue a task, once: False when it is queued already (or owned), which is as good (decision 3)."""
+    deadline = time.monotonic() + PUBLISH_BUDGET_S
+    while True:
+        try:
+            await bus.js.publish(task.subject, msgspec.json.encode(task), timeout=PUBLISH_TIMEOUT_S, stream=WORK)
+            return True
+        except APIError as error:
+            if error.err_code == _ONE_PER_SUBJECT:
+                return False
+            if not isinstance(error, ServiceUnavailableError):
+                raise
+        except _STALLS:
+            pass
+        if time.monotonic() > deadline:
+            raise Transient(f"cannot queue {task.subject} for {PUBLISH_BUDGET_S:.0f} s")
+        await asyncio.sleep(0.2)

@@ -1,0 +1,176 @@
+"""Reading the log: a finite replay, and an ordered follow that never ends.
+
+Invariants. A follower yields each event once, in stream order, from the sequence after its cursor; when the server,
+the connection or its consumer goes away it opens a new consumer at its cursor. Nothing is acknowledged: a reader
+keeps its place itself, so any number of them cost the bus nothing but the delivery.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.js.errors import NoStreamResponseError
+
+from synth import logs
+from synth.bus.recorded import Recorded, delivery_numbers, from_delivery
+from synth.bus.topology import EVENTS
+from synth.errors import Transient
+
+log = logs.get("replay")
+
+_HEARTBEAT_S = 1.0
+_SILENCE_S = 5.0
+_ORPHAN_S = 30.0
+_BUFFER = 4096
+
+
+class Follower:
+    """An ordered consumer of its own, reopened at its cursor whenever it falls silent or skips."""
+
+    def __init__(self, nc: Client, filters: list[str], *, after: int = 0, stream: str = EVENTS, last: bool = False):
+        """filters: subjects of `stream`. after: the sequence already known. last: only each subject's last message."""
+        self.cursor = after
+        self._nc = nc
+        self._filters = filters
+        self._stream = stream
+        self._last = last
+        self._queue: asyncio.Queue[Msg] = asyncio.Queue(_BUFFER)
+        self._expected = 1
+        self._inbox = ""
+        self._subscription: Any = None
+        self._signs = 0
+
+    async def open(self) -> int:
+        """Create the consumer at the cursor; returns how many messages it will deliver before it is live."""
+        await self.close()
+        self._queue = asyncio.Queue(_BUFFER)
+        self._expected = 1
+        self._inbox = self._nc.new_inbox()
+        self._subscription = await self._nc.subscribe(self._inbox, cb=self._arrived)
+        config: dict[str, object] = {
+            "deliver_subject": self._inbox,
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "idle_heartbeat": int(_HEARTBEAT_S * 1e9),
+            "flow_control": True,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(_ORPHAN_S * 1e9),
+            "filter_subjects": self._filters,
+            "deliver_policy": "last_per_subject",
+        }
+        if not self._last or self.cursor:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.cursor + 1}
+        reply = await self._nc.request(
+            f"$JS.API.CONSUMER.CREATE.{self._stream}",
+            json.dumps({"stream_name": self._stream, "config": config}).encode(),
+            timeout=5,
+        )
+        info = cast(dict[str, Any], json.loads(reply.data))
+        if "error" in info:
+            raise Transient(f"cannot read {self._stream}: {info['error'].get('description')}")
+        return int(info["num_pending"])
+
+    async def close(self) -> None:
+        """Stop; the server forgets the consumer by itself."""
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            if not self._nc.is_closed:
+                await subscription.unsubscribe()
+
+    async def messages(self) -> AsyncIterator[Msg]:
+        """Each message once, in order, for ever; reopens by itself."""
+        if self._subscription is None:
+            await self._reopen("start")
+        while True:
+            signs = self._signs
+            try:
+                msg = await asyncio.wait_for(self._queue.get(), _SILENCE_S)
+            except TimeoutError:
+                if self._signs == signs:
+                    await self._reopen("silence")
+                continue
+            seq, consumer_seq, _, _ = delivery_numbers(msg.reply)
+            if consumer_seq != self._expected:
+                await self._reopen("gap")
+                continue
+            self._expected += 1
+            self.cursor = seq
+            yield msg
+
+    async def _arrived(self, msg: Msg) -> None:
+        self._signs += 1
+        if msg.subject != self._inbox or msg.reply.startswith("$JS.ACK"):
+            await self._queue.put(msg)
+        elif msg.reply:
+            # Flow control: answered only now, when everything before it is in the queue.
+            await msg.respond(b"")
+
+    async def _reopen(self, why: str) -> None:
+        if why != "start":
+            log.info("follow reopened", why=why, filters=self._filters, cursor=self.cursor)
+        while True:
+            try:
+                await self.open()
+                return
+            except (NatsError, NoStreamResponseError, Transient, OSError) as error:
+                log.warning("follow cannot reopen", error=str(error), filters=self._filters)
+                await asyncio.sleep(0.5)
+
+
+async def follow(nc: Client, filters: list[str], *, after: int = 0) -> AsyncIterator[Recorded]:
+    """Each event on these subjects once, in stream order, from `after` on, for ever."""
+    follower = Follower(nc, filters, after=after)
+    try:
+        async for msg in follower.messages():
+            yield from_delivery(msg)
+    finally:
+        await follower.close()
+
+
+async def replay(
+    nc: Client, filters: list[str], *, after: int = 0, last_per_subject: bool = False, timeout: float = 60
+) -> list[Recorded]:
+    """The events on these subjects that are in the log now, in stream order.
+
+    last_per_subject: only the last one of each subject. Raises `Transient` when the bus does not answer in time.
+    """
+    messages = await replay_messages(nc, filters, after=after, last_per_subject=last_per_subject, timeout=timeout)
+    return [from_delivery(m) for m in messages]
+
+
+async def replay_messages(
+    nc: Client,
+    filters: list[str],
+    *,
+    stream: str = EVENTS,
+    after: int = 0,
+    last_per_subject: bool = False,
+    timeout: float = 60,
+) -> list[Msg]:
+    """Like `replay`, of any stream, as the messages that they are."""
+    follower = Follower(nc, filters, after=after, stream=stream, last=last_per_subject)
+    found: list[Msg] = []
+    try:
+        async with asyncio.timeout(timeout):
+            pending = await follower.open()
+            if pending == 0:
+                return found
+            async for msg in follower.messages():
+                found.append(msg)
+                if delivery_numbers(msg.reply)[3] == 0:
+                    break
+    except (TimeoutError, NoRespondersError, NatsError, NoStreamResponseError) as error:
+        raise Transient(f"the bus did not answer a replay of {filters}: {error!r}") from error
+    finally:
+        await follower.close()
+    return found

@@ -1,0 +1,192 @@
+"""Owners of tasks: take one, keep it while it advances, finish it or hand it back.
+
+Invariants. A task is one message of the work queue; its owner says `in_progress` every 3 s, and only while the
+task's progress mark is younger than its deadline, so that a hung owner loses it. A redelivered task that this
+process still runs is adopted (its new reply subject), never run twice. A task that its owner cannot do now goes back
+with a delay; SIGTERM hands everything back at once.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError, ServiceUnavailableError
+
+from synth import logs
+from synth.bus.connection import Connection
+from synth.bus.dead import bury
+from synth.bus.topology import HEARTBEAT_S, WORK, task_queue_name
+from synth.errors import Fenced, Permanent, Transient
+from synth.events import Task
+
+log = logs.get("worker")
+
+_PULL_S = 1.0
+
+
+class Lease:
+    """What holds a task: its owner marks progress here, and is told here that it has lost the task."""
+
+    def __init__(self, task: Task, msg: Msg) -> None:
+        self.task = task
+        self._reply = msg
+        self._mark = time.monotonic()
+        self._deadline = 60.0
+        self._stage = "start"
+
+    def progress(self, stage: str, *, deadline: float) -> None:
+        """It advances: it is in `stage`, and silent for longer than `deadline` seconds it counts as hung."""
+        self._mark, self._stage, self._deadline = time.monotonic(), stage, deadline
+
+    @property
+    def hung(self) -> bool:
+        return time.monotonic() - self._mark > self._deadline
+
+    @property
+    def standing(self) -> str:
+        """Where it is, for a log: stage and seconds without progress."""
+        return f"{self._stage}, {time.monotonic() - self._mark:.0f} s without progress (deadline {self._deadline:.0f})"
+
+    def adopt(self, msg: Msg) -> None:
+        """The same task was delivered again while we run it: from now on this delivery is ours."""
+        self._reply = msg
+
+    async def keep(self) -> None:
+        """Say that we still have it."""
+        await self._reply.in_progress()
+
+    async def done(self) -> None:
+        """It is finished: the queue forgets it."""
+        await self._reply.ack()
+
+    async def give_back(self, delay: float = 0) -> None:
+        """Somebody else, or we later, should take it again after `delay` seconds."""
+        await self._reply.nak(delay=delay or None)
+
+
+class TaskWorker:
+    """Takes tasks of one kind from one pool, up to a capacity, and runs each in an asyncio task."""
+
+    def __init__(
+        self,
+        bus: Connection,
+        *,
+        kind: str,
+        pool: str,
+        capacity: int,
+        run: Callable[[Task, Lease], Awaitable[None]],
+    ) -> None:
+        """run: does the task; returning acknowledges it, `Transient` and cancellation hand it back."""
+        self._bus = bus
+        self._kind = kind
+        self._pool = pool
+        self._capacity = capacity
+        self._run = run
+        self._held: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
+        self.last_turn = time.monotonic()
+
+    @property
+    def running(self) -> int:
+        """How many tasks this process owns now."""
+        return len(self._held)
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Take and run tasks until `stop`; then hand back what is still held. Raises when its consumer is gone."""
+        beat = asyncio.create_task(self._beat())
+        subscription: JetStreamContext.PullSubscription | None = None
+        try:
+            while not stop.is_set():
+                self.last_turn = time.monotonic()
+                if subscription is None:
+                    subscription = await self._subscribe()
+                msg = await self._next(subscription)
+                if msg is not None:
+                    self._take(msg)
+        finally:
+            beat.cancel()
+            await self._hand_back()
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        name = task_queue_name(self._kind, self._pool)
+        return await self._bus.js.pull_subscribe_bind(durable=name, stream=WORK)
+
+    async def _next(self, subscription: JetStreamContext.PullSubscription) -> Msg | None:
+        if len(self._held) >= self._capacity:
+            await asyncio.sleep(_PULL_S / 4)
+            return None
+        try:
+            return (await subscription.fetch(1, timeout=_PULL_S))[0]
+        except (NatsTimeout, TimeoutError):
+            return None
+        except NotFoundError as error:
+            raise Permanent(f"the queue {self._kind}-{self._pool} is gone; run `synthd bus init`") from error
+        except (ServiceUnavailableError, NatsError, JetStreamError) as error:
+            log.warning("cannot pull", kind=self._kind, error=repr(error))
+            await asyncio.sleep(0.5)
+            return None
+
+    def _take(self, msg: Msg) -> None:
+        held = self._held.get(msg.subject)
+        if held is not None:
+            held[0].adopt(msg)
+            log.info("task adopted again", task=msg.subject)
+            return
+        lease = Lease(msgspec.json.decode(msg.data, type=Task), msg)
+        running = asyncio.create_task(self._own(lease))
+        self._held[msg.subject] = (lease, running)
+
+    async def _own(self, lease: Lease) -> None:
+        task = lease.task
+        log.info("task taken", task=task.subject, job=task.job_id)
+        try:
+            await self._run(task, lease)
+            await lease.done()
+            log.info("task done", task=task.subject, job=task.job_id)
+        except asyncio.CancelledError:
+            await lease.give_back()
+            raise
+        except Fenced as error:
+            # Another attempt runs it; the queue already knows its delivery, not ours.
+            log.warning("task lost to another attempt", task=task.subject, job=task.job_id, reason=str(error))
+        except Permanent as error:
+            await bury(self._bus, task.subject, msgspec.json.encode(task), reason=str(error))
+            await lease.done()
+        except Transient as error:
+            log.warning("task handed back", task=task.subject, job=task.job_id, reason=str(error))
+            await lease.give_back(error.delay or 1.0)
+        except Exception:
+            # A bug must cost this task a retry, not the process and its other tasks.
+            log.exception("task failed, will be retried", task=task.subject, job=task.job_id)
+            await lease.give_back(5.0)
+        finally:
+            self._held.pop(task.subject, None)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            for lease, running in list(self._held.values()):
+                if lease.hung:
+                    log.error("task hangs, letting it go", task=lease.task.subject, standing=lease.standing)
+                    running.cancel()
+                    continue
+                try:
+                    await lease.keep()
+                except (NatsError, JetStreamError) as error:
+                    log.warning("cannot say that a task is in progress", task=lease.task.subject, error=repr(error))
+
+    async def _hand_back(self) -> None:
+        held = list(self._held.values())
+        for _, running in held:
+            running.cancel()
+        if held:
+            await asyncio.wait([running for _, running in held], timeout=15)

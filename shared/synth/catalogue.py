@@ -1,0 +1,86 @@
+"""The rules of the event catalogue: who may publish, who reads and how, how an append is protected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+
+class Role(StrEnum):
+    """Who may publish. A service plays the role of its name; trainer and rollouts also that of owner."""
+
+    GATEWAY = "gateway"
+    VALIDATOR = "validator"
+    VERIFIER = "verifier"
+    FILES = "files"
+    ROLLOUTS = "rollouts"
+    INFERENCE = "inference"
+    TRAINER = "trainer"
+    OWNER = "owner"
+
+
+class Reading(StrEnum):
+    QUEUE = "queue"
+    FOLLOW = "follow"
+
+
+class Write(StrEnum):
+    """How an append is protected.
+
+    ONCE: by its deterministic id alone. CAS: expects the last sequence of `job.*.<org>.<job>`, so that two writers
+    cannot both decide. FENCED: expects this attempt's `job.started` to be the last one. CHAIN: expects the last
+    sequence of its own subject, so that there is one event per step of the chain.
+    """
+
+    ONCE = "once"
+    CAS = "cas"
+    FENCED = "fenced"
+    CHAIN = "chain"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact. Fields are added, never renamed or removed, within one schema version."""
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the catalogue."""
+
+    type: str
+    event: type[Event]
+    by: Role
+    reads: dict[Role, Reading]
+    write: Write
+    version: int
+
+
+CATALOGUE: dict[str, Spec] = {}
+_SPEC_OF: dict[type[Event], Spec] = {}
+_E = TypeVar("_E", bound=type[Event])
+_Reads = dict[Role, Reading]
+_NOBODY: _Reads = {}
+
+
+def event(
+    type: str, *, by: Role, reads: _Reads = _NOBODY, write: Write = Write.ONCE, version: int = 1
+) -> Callable[[_E], _E]:
+    """Enter an event class into the catalogue, under the type that is the head of its subject."""
+
+    def register(cls: _E) -> _E:
+        spec = Spec(type=type, event=cls, by=by, reads=reads, write=write, version=version)
+        CATALOGUE[type] = _SPEC_OF[cls] = spec
+        return cls
+
+    return register
+
+
+def spec_of(event: Event | type[Event]) -> Spec:
+    """The catalogue row of an event or of its class."""
+    return _SPEC_OF[event if isinstance(event, type) else type(event)]
+
+
+def subject_of(event: Event | type[Event], org: str, key: str) -> str:
+    """The subject that an event of this organisation and job (or file) travels on."""
+    return f"{spec_of(event).type}.{org}.{key}"

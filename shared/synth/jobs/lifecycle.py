@@ -1,0 +1,69 @@
+"""The lifecycle of a job: one transition table, one pure fold over its `job.*` facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from synth.errors import SynthError
+
+
+class State(StrEnum):
+    CREATED = "created"
+    VALIDATED = "validated"
+    VERIFIED = "verified"
+    STARTED = "started"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.REJECTED})
+
+#: (state, fact) → state. None is "no job yet". What is not here is refused.
+TRANSITIONS: dict[tuple[State | None, str], State] = {
+    (None, "job.created"): State.CREATED,
+    (State.CREATED, "job.validated"): State.VALIDATED,
+    (State.CREATED, "job.rejected"): State.REJECTED,
+    (State.CREATED, "job.withdrawn"): State.CANCELLED,
+    (State.VALIDATED, "job.verified"): State.VERIFIED,
+    (State.VALIDATED, "job.refused"): State.REJECTED,
+    (State.VALIDATED, "job.withdrawn"): State.CANCELLED,
+    (State.VERIFIED, "job.started"): State.STARTED,
+    (State.VERIFIED, "job.withdrawn"): State.CANCELLED,
+    # A later attempt starts where the earlier one died, also to end a cancellation that it did not live to end.
+    (State.STARTED, "job.started"): State.STARTED,
+    (State.CANCELLING, "job.started"): State.CANCELLING,
+    (State.STARTED, "job.cancel_requested"): State.CANCELLING,
+    (State.STARTED, "job.succeeded"): State.SUCCEEDED,
+    (State.STARTED, "job.failed"): State.FAILED,
+    (State.CANCELLING, "job.cancelled"): State.CANCELLED,
+    (State.CANCELLING, "job.failed"): State.FAILED,
+}
+
+
+class IllegalTransition(SynthError):
+    """A fact that cannot follow the state the job is in."""
+
+    def __init__(self, state: State | None, fact: str) -> None:
+        super().__init__(f"{fact} cannot follow state {state.value if state else 'none'}")
+        self.state = state
+        self.fact = fact
+
+
+def apply(state: State | None, fact: str) -> State:
+    """The state after one more fact. Raises `IllegalTransition`."""
+    after = TRANSITIONS.get((state, fact))
+    if after is None:
+        raise IllegalTransition(state, fact)
+    return after
+
+
+def fold(facts: Iterable[str]) -> State | None:
+    """The state that a job's `job.*` facts, in their order, leave it in."""
+    state: State | None = None
+    for fact in facts:
+        state = apply(state, fact)
+    return state

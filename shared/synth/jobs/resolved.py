@@ -1,0 +1,192 @@
+"""Jobs with every default applied: what `job.validated` carries, and what trainer and collector read.
+
+Nothing below decides anything: a field that is None is off. Kinds are told apart by the tag `kind`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from synth.jobs.seeds import Seeds, draw
+from synth.models import format_finetuned
+
+Mode = Literal["full", "lora"]
+
+
+class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter: rank, scale (alpha / r), dropout on its input, and the modules it is added to."""
+
+    r: int
+    alpha: float
+    dropout: float
+    target_modules: list[str]
+
+
+class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """AdamW and its schedule. warmup_steps: optimizer steps; where it is None, warmup_ratio of all of them."""
+
+    learning_rate: float
+    lr_scheduler: Literal["constant", "linear", "cosine"]
+    min_lr_ratio: float
+    warmup_ratio: float
+    warmup_steps: int | None
+    betas: tuple[float, float]
+    weight_decay: float
+    grad_clip: float
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How replies are sampled. max_tokens: a call. top_p 1 and top_k 0 are off; thinking None: the app's choice."""
+
+    temperature: float
+    max_tokens: int
+    top_p: float = 1.0
+    top_k: int = 0
+    thinking: bool | None = None
+    thinking_budget: int | None = None
+
+
+class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task app is driven. policy_config: what the file says beside the sampling, passed on as it is.
+
+    max_concurrent_rollouts: over the whole cluster. rollout_timeout_s: seconds a try. max_retries: after errors of
+    the environment; a failure of the policy earns failure_reward and is never retried (decision 24).
+    """
+
+    task_url: str
+    env_name: str
+    policy_name: str
+    max_turns: int
+    ops: list[str]
+    env_config: dict[str, Any]
+    policy_config: dict[str, Any]
+    sampling: Sampling
+    max_concurrent_rollouts: int
+    failure_reward: float
+    rollout_timeout_s: float
+    max_retries: int
+    app_id: str | None = None
+
+
+class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts on fixed seeds after every `every_n_iters` iterations."""
+
+    every_n_iters: int
+    seeds: list[int]
+
+
+class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss on rows that are not trained. eval_steps: optimizer steps between two; 0 is once an epoch."""
+
+    file: str
+    eval_steps: int
+    save_best_model_at_end: bool
+
+
+class SftJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sft"):
+    """Supervised fine-tuning. batch_size: rows an optimizer step. Exactly one of n_epochs and total_steps is set.
+
+    model: the source, base_model: the base below it. training_file: a file id (before the upload: a path).
+    examples: only the first rows of the file. micro_batch_tokens: tokens of one forward and backward pass.
+    """
+
+    model: str
+    base_model: str
+    mode: Mode
+    lora: LoraSettings | None
+    training_file: str
+    examples: int | None
+    n_epochs: int | None
+    total_steps: int | None
+    batch_size: int
+    sequence_length: int
+    optimizer: OptimizerSettings
+    packing: bool
+    micro_batch_tokens: int
+    activation_checkpointing: bool
+    validation: ValidationSettings | None
+    checkpoint_every: int
+    seed: int
+    tags: dict[str, Any]
+
+    def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
+        """The id of the model that this job makes (decision 18)."""
+        prefix = "peft" if self.mode == "lora" else "fft"
+        return format_finetuned(prefix, self.base_model, job_id, checkpoint=checkpoint)
+
+
+class RlJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
+    """GSPO. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
+
+    async_level: iterations collected ahead. max_staleness: versions a trained token may be behind.
+    clip_low, clip_high: of the sequence ratio, 1 - low … 1 + high.
+    """
+
+    model: str
+    base_model: str
+    mode: Mode
+    lora: LoraSettings | None
+    label: str
+    iterations: int
+    batch_size: int
+    group_size: int
+    minibatches: int
+    clip_low: float
+    clip_high: float
+    advantage_std: bool
+    async_level: int
+    max_staleness: int
+    optimizer: OptimizerSettings
+    packing: bool
+    micro_batch_tokens: int
+    activation_checkpointing: bool
+    rollout: RolloutSettings
+    train_seeds: Seeds
+    evaluation: EvaluationSettings | None
+    checkpoint_every: int
+    seed: int
+    tags: dict[str, Any]
+
+    def seeds_of(self, iteration: int) -> list[int]:
+        """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job."""
+        return draw(self.train_seeds, job_seed=self.seed, iteration=iteration, batch=self.batch_size)
+
+    def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
+        """The id of the model that this job makes (decision 18)."""
+        return format_finetuned("rl", self.base_model, job_id, checkpoint=checkpoint)
+
+
+class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
+    """One rollout of `model` on each seed."""
+
+    model: str
+    base_model: str
+    seeds: list[int]
+    rollout: RolloutSettings
+    tags: dict[str, Any]
+
+
+Job = SftJob | RlJob | EvalJob
+
+
+class ResolvedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, where each of its values came from (file, flag, registry or default), and what was changed or ignored.
+
+    origins: keyed as the job's fields, `optimizer.learning_rate`.
+    """
+
+    job: Job
+    origins: dict[str, str]
+    warnings: list[str]
+
+
+def job_to_data(job: Job) -> dict[str, Any]:
+    """The job as JSON data, for `job.validated`."""
+    return msgspec.to_builtins(job)
+
+
+def job_from_data(data: dict[str, Any]) -> Job:
+    """Read what `job_to_data` wrote. Raises msgspec.ValidationError on anything else."""
+    return msgspec.convert(data, Job)

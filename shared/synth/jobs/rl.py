@@ -1,0 +1,309 @@
+"""The TOML of an RL job: names as in the published client's contract, ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from synth.jobs.sections import (
+    Algorithm,
+    Betas,
+    Compute,
+    Fraction,
+    Free,
+    Lora,
+    Name,
+    NonNegative,
+    NonNegativeFloat,
+    Policy,
+    PolicyConfig,
+    Positive,
+    PositiveFloat,
+    Scheduler,
+    Section,
+    SeedSet,
+    Tags,
+    Topology,
+)
+
+
+class Services(Section):
+    """`[services]`: what the job talks to."""
+
+    task_url: Name | None = None
+    """the task app's address, such as "http://127.0.0.1:8001"; `--task-url` replaces it"""
+    judge_url: Name | None = None
+    """the judge's address"""
+
+
+class Vllm(Section):
+    """`[vllm]`: the serving engine's own settings."""
+
+    tensor_parallel_size: Positive | None = None
+    """GPUs that one copy of the model is spread over"""
+    max_model_len: Positive | None = None
+    """tokens of prompt and reply together, at most"""
+    limit_mm_per_prompt: Free | None = None
+    """such as {image = 1}"""
+
+
+class Reference(Section):
+    """`[reference]`: the frozen model that a KL term is measured against."""
+
+    placement: Literal["none", "shared", "dedicated"] = "none"
+    """none: there is no KL term unless asked for"""
+    port: Positive | None = None
+    """of a dedicated reference server"""
+    tp: Positive | None = None
+    """its tensor parallelism"""
+    health_max_wait_s: PositiveFloat | None = None
+    """seconds to wait for it"""
+    health_interval_ms: Positive | None = None
+    """milliseconds between looks at it"""
+
+
+class Model(Section):
+    """`[model]`: what is trained, and how much of it."""
+
+    base: Name | None = None
+    """a base model's id: exactly one of this and `source`"""
+    source: Name | None = None
+    """a fine-tuned model's id, to continue from: exactly one of this and `base`"""
+    trainer_mode: Literal["full", "lora", "qlora"] | None = None
+    """full: every weight; lora: an adapter. lora where `[lora]` is given, else full"""
+    label: str | None = None
+    """a name to find the job by"""
+    supports_vision: bool | None = None
+    """whether prompts may carry images"""
+    max_images_per_message: Positive | None = None
+    """images a message"""
+    vision_processor_id: str | None = None
+    """where the image processor comes from"""
+
+
+class Rollout(Section):
+    """`[rollout]`: how experience is collected."""
+
+    env_name: Name
+    """the environment that the task app is asked for"""
+    policy_name: Name = "policy"
+    """the policy that the task app is asked for"""
+    max_turns: Positive | None = None
+    """calls of the model a rollout; `[training] max_turns`, else 1"""
+    episodes_per_batch: Positive | None = None
+    """a hint; what counts is `[training] batch_size` x `group_size`"""
+    max_concurrent_rollouts: Positive = 64
+    """rollouts at the task app at one time, over the whole cluster"""
+    batches_per_step: Positive | None = None
+    """batches a training step"""
+    ops: Annotated[list[Name], Field(min_length=1)] = ["agent", "env"]
+    """what one turn consists of"""
+    env_config: Free = {}
+    """passed to the environment as it is"""
+    policy_config: PolicyConfig = PolicyConfig()
+    """sampling, and what else the policy wants"""
+    failure_reward: float = 0.0
+    """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
+    rollout_timeout_s: PositiveFloat = 300.0
+    """seconds until a rollout is given up as an error of the environment"""
+    max_retries: NonNegative = 3
+    """how often a rollout is tried again after an error of the environment or of the connection"""
+    use_vision: bool | None = None
+    """whether observations carry an image"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text"""
+    max_images_per_step: Positive | None = None
+    """images an observation"""
+    task_app_origin_rewards_only: bool | None = None
+    """whether judges are left out"""
+    rubric_rewards_only: bool | None = None
+    """whether the environment's own reward is left out"""
+
+
+class Evaluation(Section):
+    """`[evaluation]`: rollouts on fixed seeds that nothing is learned from."""
+
+    instances: Positive | None = None
+    """how many seeds; all of `seeds`"""
+    every_n_iters: NonNegative = 0
+    """iterations between two evaluations; 0 is never"""
+    seeds: SeedSet | None = None
+    """which seeds; from 1000000 on, which task apps keep apart from training"""
+
+
+class WeightSync(Section):
+    """`[training.weight_sync]`: how new weights reach the serving engine."""
+
+    enable: bool | None = None
+    """without it nothing could be on-policy"""
+    targets: list[Name] | None = None
+    """["policy"]"""
+    mode: str | None = None
+    """how weights travel"""
+    direct: bool | None = None
+    """from GPU to GPU"""
+    verify_every_k: NonNegative | None = None
+    """versions between two proofs; here every version is proven"""
+    weight_sync_interval: Positive | None = None
+    """iterations between two updates"""
+
+
+class Rewards(Section):
+    """`[training.rewards]`: credit for single steps."""
+
+    step_rewards_enabled: bool | None = None
+    """credit single steps"""
+    step_rewards_mode: Literal["off", "decision_stepwise", "env_sparse"] | None = None
+    """where a step's reward comes from"""
+    step_rewards_indicator_lambda: float | None = None
+    """added to a step that reached something new"""
+    step_rewards_beta: float | None = None
+    """weight of reaching it early"""
+    step_rewards_strategy: Literal["simple", "consistent", "per_achievement", "complex"] | None = None
+    """how achievements are weighed"""
+    event_rewards_kind: Literal["unique", "absolute"] | None = None
+    """whether an achievement counts once"""
+
+
+class Training(Rewards):
+    """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
+
+    num_epochs: Positive = 1
+    """the job runs num_epochs x iterations_per_epoch iterations"""
+    iterations_per_epoch: Positive
+    """the job runs num_epochs x iterations_per_epoch iterations"""
+    batch_size: Positive = 8
+    """groups (seeds) an iteration"""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """rollouts of each seed: a rollout is judged against its own group, so two at least"""
+    max_turns: Positive | None = None
+    """calls of the model a rollout, where `[rollout] max_turns` does not say"""
+    learning_rate: PositiveFloat | None = None
+    """AdamW's; 1e-6 for full, 1e-5 for lora"""
+    lr_scheduler: Scheduler = "constant"
+    """after the warm-up; constant, as the policy's data change under it anyhow"""
+    min_lr_ratio: Fraction = 0.0
+    """where linear and cosine end, as a share of learning_rate"""
+    warmup_ratio: Fraction = 0.05
+    """share of all optimizer steps over which the rate rises from 0"""
+    betas: Betas = [0.9, 0.95]
+    """AdamW's"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's; 0, as RL moves weights too little to need it"""
+    grad_clip: PositiveFloat = 1.0
+    """largest norm of the gradient"""
+    minibatches: Positive = 4
+    """optimizer steps a batch: with 1 the ratio is always 1 and the clip never acts"""
+    clip_low: PositiveFloat = 3e-4
+    """GSPO's sequence ratio is clipped at 1 - this (arXiv 2507.18071)"""
+    clip_high: PositiveFloat = 4e-4
+    """and at 1 + this"""
+    advantage_std: bool = True
+    """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    async_level: Annotated[int, Field(ge=0, le=16)] = 1
+    """iterations collected ahead of training; 0 is strictly on-policy, 1 hides the shorter of the two"""
+    max_staleness: Annotated[int, Field(ge=0, le=32)] | None = None
+    """versions by which a trained token may be behind; async_level"""
+    async_semaphore_max: Positive | None = None
+    """another bound on rollouts at one time; the smaller holds"""
+    max_completion_tokens: Positive | None = None
+    """sampled tokens a call, at most; the smaller of this and policy_config.max_tokens, else 512"""
+    micro_batch_tokens: Positive = 8192
+    """tokens in one forward and backward pass: memory, not mathematics"""
+    packing: bool = True
+    """put sequences end to end rather than pad them"""
+    activation_checkpointing: bool = False
+    """compute activations twice rather than keep them"""
+    checkpoint_every: Positive = 1
+    """iterations between two resume points"""
+    seed: NonNegative = 0
+    """of everything random: order of seeds, initial adapter"""
+    lora: Lora | None = None
+    """the same as `[lora]`"""
+    weight_sync: WeightSync | None = None
+    """how new weights reach the serving engine"""
+    rewards: Rewards | None = None
+    """the reward keys of `[training]`, in a table of their own"""
+    gradient_accumulation_steps: Positive | None = None
+    """batches an optimizer step; `minibatches` and `micro_batch_tokens` decide this here"""
+    max_accumulated_minibatch: Positive | None = None
+    """the same in another unit"""
+    log_interval: Positive | None = None
+    """steps between two logs; here every step is an event"""
+    weight_sync_interval: Positive | None = None
+    """iterations between two updates of the serving engine"""
+    step_rewards_weights: dict[str, float] | None = None
+    """weight of each achievement"""
+    step_rewards_k_limits: dict[str, int] | None = None
+    """how often each achievement counts"""
+    max_images_per_message: Positive | None = None
+    """images a message"""
+    supports_vision: bool | None = None
+    """whether prompts may carry images"""
+
+
+class RlData(Section):
+    """`[data]`: the seeds that are trained on."""
+
+    seeds: SeedSet | None = None
+    """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
+    seed_start: NonNegative | None = None
+    """first of 100000 seeds, where `seeds` does not say"""
+
+
+class Judge(Section):
+    """`[judge]`: a model that scores rollouts."""
+
+    enabled: bool | None = None
+    """whether it is used"""
+    type: str | None = None
+    """of judge"""
+    timeout_s: PositiveFloat | None = None
+    """seconds a call"""
+    reward_blend: dict[str, float] | None = None
+    """weights of env, event and outcome"""
+    options: Free | None = None
+    """event, outcome, provider, model, rubric_id, rubric_overrides, tracks, weights, …"""
+
+
+class RubricWeights(Section):
+    """`[rubric.weights]`."""
+
+    env: NonNegativeFloat = 1.0
+    """of the environment's return"""
+    event: NonNegativeFloat = 0.0
+    """of the judge's event scores"""
+    outcome: NonNegativeFloat = 0.0
+    """of the judge's outcome score"""
+
+
+class Rubric(Section):
+    """`[rubric]`: how the judge's scores enter the reward."""
+
+    enabled: bool | None = None
+    """whether they do"""
+    weights: RubricWeights | None = None
+    """total = env x return + event x sum of event scores + outcome x outcome score"""
+
+
+class RlConfig(Section):
+    """An RL job."""
+
+    algorithm: Algorithm | None = None
+    services: Services = Services()
+    compute: Compute | None = None
+    topology: Topology | None = None
+    vllm: Vllm | None = None
+    reference: Reference | None = None
+    model: Model = Model()
+    policy: Policy | None = None
+    lora: Lora | None = None
+    rollout: Rollout
+    evaluation: Evaluation | None = None
+    training: Training
+    data: RlData = RlData()
+    judge: Judge | None = None
+    rubric: Rubric | None = None
+    tags: Tags = Tags()
+    smoke: Free | None = None

@@ -1,0 +1,155 @@
+"""What the tables of job files have in common, and the tables that several kinds of job share.
+
+The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from synth.jobs.seeds import Seeds, parse_seeds
+
+Free = dict[str, Any]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
+Name = Annotated[str, Field(min_length=1)]
+# The schema's own idea of seeds is a function: a union of three shapes would give three errors for one mistake.
+SeedSet = Annotated[Seeds, PlainValidator(parse_seeds)]
+Scheduler = Literal["constant", "linear", "cosine"]
+
+
+class Section(BaseModel):
+    """One TOML table: exact types, no unknown keys, nothing that is not finite."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class Algorithm(Section):
+    """`[algorithm]`: which family of training; the kind of job is read from it first."""
+
+    type: Literal["online", "offline"]
+    """"online" for RL, "offline" for SFT"""
+    method: Literal["policy_gradient", "supervised_finetune", "sft"]
+    """"policy_gradient" for RL, "supervised_finetune" or "sft" for SFT"""
+    variety: Literal["gspo", "fft", "lora", "qlora"]
+    """"gspo" for RL, "fft" or "lora" for SFT"""
+
+
+class Topology(Section):
+    """`[topology]`, or `[compute.topology]`: how the GPUs of a node are shared out."""
+
+    type: Literal["single_node_split"] = "single_node_split"
+    """the only kind of split there is"""
+    gpus_for_vllm: NonNegative | None = None
+    """GPUs that serve rollouts"""
+    gpus_for_training: NonNegative | None = None
+    """GPUs that train"""
+    gpus_for_ref: NonNegative | None = None
+    """GPUs that hold the reference model"""
+    tensor_parallel: Positive | None = None
+    """GPUs that one copy of the served model is spread over"""
+    reference_placement: Literal["none", "shared", "dedicated"] | None = None
+    """where the reference model lives"""
+
+
+class Compute(Section):
+    """`[compute]`: the machines."""
+
+    gpu_type: Name | None = None
+    """such as "H100\""""
+    gpu_count: Positive | None = None
+    """GPUs a node"""
+    nodes: Positive | None = None
+    """machines; one when not said"""
+    topology: Topology | None = None
+    """the same fields as `[topology]`"""
+
+
+class Lora(Section):
+    """`[lora]`, or `[training.lora]`: the adapter."""
+
+    r: Positive = 16
+    """rank; 16 is enough for RL and for small SFT sets"""
+    alpha: PositiveFloat = 32.0
+    """scale: the update is multiplied by alpha / r"""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """on the adapter's input, SFT only: RL forces 0, or the first ratio would not be 1"""
+    target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
+    """modules to adapt; those of the model's family ("all-linear" for text) when not said"""
+
+
+class Policy(Section):
+    """`[policy]`: another way to name the model and its sampling, for RL."""
+
+    model_name: Name | None = None
+    """a base model's id: exactly one of this and `source`"""
+    source: Name | None = None
+    """a fine-tuned model's id"""
+    trainer_mode: Literal["lora", "full", "qlora"] | None = None
+    """what is trained"""
+    label: str | None = None
+    """a name to find the job by"""
+    max_tokens: Positive = 512
+    """sampled tokens a call, at most"""
+    temperature: NonNegativeFloat = 0.7
+    """of the sampling"""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """nucleus sampling; off while training"""
+    top_k: int | None = None
+    """0 or -1 is off; off while training"""
+    repetition_penalty: PositiveFloat = 1.0
+    """1 is off"""
+    stop_sequences: list[str] | None = None
+    """texts that end a reply"""
+    inference_url: str | None = None
+    """the platform gives each rollout an address of its own"""
+
+
+class PolicyConfig(BaseModel):
+    """`[….policy_config]`: sampling, and whatever else the task app's policy wants, passed on as it is."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    temperature: NonNegativeFloat | None = None
+    """of the sampling; 1, so that what is sampled is what is trained"""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """nucleus sampling; clamped to off (1) in RL: a truncated distribution is not the policy's"""
+    top_k: int | None = None
+    """0 or -1 is off; clamped to off in RL, for the same reason"""
+    max_tokens: Positive | None = None
+    """sampled tokens a call, at most; 512"""
+    max_completion_tokens: Positive | None = None
+    """the same, under its newer name"""
+    thinking_mode: Literal["think", "no_think"] | None = None
+    """whether a thinking model thinks"""
+    thinking_budget: Positive | None = None
+    """tokens of thought, at most"""
+    use_vision: bool | None = None
+    """whether observations carry an image"""
+    max_llm_calls: Positive | None = None
+    """calls a rollout; `max_turns` when not said"""
+
+
+class Tags(BaseModel):
+    """`[tags]`: anything, to find the job by."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)

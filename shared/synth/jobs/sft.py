@@ -1,0 +1,157 @@
+"""The TOML of an SFT job: names as in the published client's contract, ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from synth.jobs.sections import (
+    Algorithm,
+    Betas,
+    Compute,
+    Fraction,
+    Free,
+    Lora,
+    Name,
+    NonNegative,
+    NonNegativeFloat,
+    Policy,
+    Positive,
+    PositiveFloat,
+    Scheduler,
+    Section,
+    Tags,
+)
+
+
+class Job(Section):
+    """`[job]`: what is trained on what."""
+
+    model: Name | None = None
+    """a base or fine-tuned model's id; `--model` replaces it"""
+    data: Name | None = None
+    """the dataset, a JSONL of rows with `messages`: a path, or the id of an uploaded file"""
+    data_path: Name | None = None
+    """the same as `data`"""
+    poll_seconds: PositiveFloat | None = None
+    """of the client; nothing polls here"""
+
+
+class SftData(Section):
+    """`[data]`: what stands beside the dataset."""
+
+    topology: Free | None = None
+    """how rows are shared out"""
+    validation_path: Name | None = None
+    """rows that are only measured, a JSONL like the dataset"""
+
+
+class Validation(Section):
+    """`[training.validation]`: the loss on rows that are not trained."""
+
+    enabled: bool = True
+    """whether the validation file is used"""
+    evaluation_strategy: Literal["no", "steps"] = "steps"
+    """"steps", or "no" for never"""
+    eval_steps: NonNegative = 0
+    """optimizer steps between two validations; 0 is once an epoch"""
+    save_best_model_at_end: bool = True
+    """whether the result is the best checkpoint rather than the last"""
+    metric_for_best_model: Literal["val.loss"] = "val.loss"
+    """what best means"""
+    greater_is_better: Literal[False] = False
+    """a loss is better when smaller"""
+
+
+class SftTraining(Section):
+    """`[training]`: what is trained."""
+
+    mode: Literal["lora", "full_finetune", "sft_offline"] | None = None
+    """full_finetune: every weight; lora: an adapter; sft_offline leaves it to the other keys"""
+    use_qlora: bool | None = None
+    """an adapter on a base in 4 bits"""
+    validation: Validation | None = None
+    """the loss on rows that are not trained"""
+    lora: Lora | None = None
+    """the same as `[lora]`"""
+
+
+class Parallelism(Section):
+    """`[hyperparameters.parallelism]`."""
+
+    use_deepspeed: bool | None = None
+    """shard with DeepSpeed"""
+    deepspeed_stage: NonNegative | None = None
+    """its ZeRO stage"""
+    fsdp: bool | None = None
+    """shard with FSDP"""
+    bf16: bool | None = None
+    """train in bfloat16; here the device decides"""
+    fp16: bool | None = None
+    """train in float16"""
+    activation_checkpointing: bool | None = None
+    """compute activations twice rather than keep them"""
+    tensor_parallel_size: Positive | None = None
+    """GPUs that each layer is spread over"""
+    pipeline_parallel_size: Positive | None = None
+    """GPUs that the layers are dealt out to"""
+
+
+class Hyperparameters(Section):
+    """`[hyperparameters]`: the optimization. One step = one optimizer step."""
+
+    n_epochs: Positive | None = None
+    """passes over the dataset; 1"""
+    total_steps: Positive | None = None
+    """optimizer steps; where it is given it decides, whatever n_epochs says"""
+    batch_size: Positive | None = None
+    """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
+    global_batch: Positive | None = None
+    """rows an optimizer step; per_device_batch x gradient_accumulation_steps, else 32"""
+    per_device_batch: Positive | None = None
+    """the same as batch_size"""
+    gradient_accumulation_steps: Positive | None = None
+    """forward passes a step"""
+    sequence_length: Positive = 2048
+    """tokens a row, longer ones are cut and counted"""
+    learning_rate: PositiveFloat | None = None
+    """AdamW's; 1e-5 for full, 2e-4 for lora"""
+    lr_scheduler: Scheduler = "cosine"
+    """after the warm-up"""
+    min_lr_ratio: Fraction = 0.1
+    """where linear and cosine end, as a share of learning_rate"""
+    warmup_ratio: Fraction = 0.03
+    """share of all steps over which the rate rises from 0"""
+    warmup_steps: NonNegative | None = None
+    """the same in steps; where it is given it decides"""
+    betas: Betas = [0.9, 0.95]
+    """AdamW's"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's"""
+    grad_clip: PositiveFloat = 1.0
+    """largest norm of the gradient"""
+    train_kind: Literal["peft", "fft"] | None = None
+    """peft: an adapter; fft: every weight"""
+    packing: bool = True
+    """put rows end to end rather than pad them"""
+    micro_batch_tokens: Positive = 8192
+    """tokens in one forward and backward pass: memory, not mathematics"""
+    checkpoint_every: Positive = 100
+    """steps between two resume points"""
+    seed: NonNegative = 0
+    """of everything random: order of rows, initial adapter, dropout"""
+    parallelism: Parallelism | None = None
+    """how the model is spread over GPUs"""
+
+
+class SftConfig(Section):
+    """An SFT job."""
+
+    algorithm: Algorithm | None = None
+    job: Job = Job()
+    data: SftData = SftData()
+    compute: Compute | None = None
+    training: SftTraining = SftTraining()
+    hyperparameters: Hyperparameters = Hyperparameters()
+    lora: Lora | None = None
+    policy: Policy | None = None
+    tags: Tags = Tags()

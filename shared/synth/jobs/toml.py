@@ -1,0 +1,247 @@
+"""Job files: TOML text to plain data that still knows on which line each key stands."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from synth.errors import Problem, UserError
+
+Path = tuple[str | int, ...]
+
+_AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_SPACE = " \t"
+_INT64 = 2**63
+
+
+@dataclass(frozen=True)
+class Document:
+    """A job as data: JSON types only (dates as ISO text), every number finite and within 64 bits.
+
+    name: what the user calls it, a file's path or an endpoint. lines: the line of each key and header, from 1.
+    """
+
+    name: str
+    data: dict[str, Any]
+    lines: dict[Path, int] = field(default_factory=dict[Path, int])
+
+    def where(self, path: Path) -> str:
+        """The place of a key, present or missing: `configs/rl.toml:14 [model].base`."""
+        line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
+        place = f"{self.name}:{line}" if line else self.name
+        return f"{place} {self._label(path)}".rstrip()
+
+    def _label(self, path: Path) -> str:
+        if not path:
+            return ""
+        keys = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in path]
+        if len(path) == 1 and not (path[0] in self.data and not isinstance(self.data[str(path[0])], dict)):
+            return f"[{path[0]}]"
+        if isinstance(self.get(path), dict):
+            return f"[{''.join(keys).lstrip('.')}]"
+        # The keys up to the last table are the header, the rest is what stands below it.
+        depth = next((n for n in range(len(path) - 1, 0, -1) if isinstance(self.get(path[:n]), dict)), 0)
+        if depth == 0 and len(path) > 1 and path[0] not in self.data:
+            depth = len(path) - 1
+        if depth == 0:
+            return "".join(keys).lstrip(".")
+        return f"[{''.join(keys[:depth]).lstrip('.')}]{''.join(keys[depth:])}"
+
+    def get(self, path: Path) -> Any:
+        """The value at a path; None where there is none."""
+        value: Any = self.data
+        for part in path:
+            if isinstance(value, dict) and part in value:
+                value = cast(dict[Any, Any], value)[part]
+            elif isinstance(value, list) and isinstance(part, int) and part < len(cast(list[Any], value)):
+                value = cast(list[Any], value)[part]
+            else:
+                return None
+        return value
+
+
+def read_toml(text: str | bytes, *, name: str) -> Document:
+    """Parse a job file. Raises UserError naming the line of whatever is not TOML, or not JSON-able."""
+    if isinstance(text, bytes):
+        text = _decode(text, name)
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(_syntax_problem(str(error), text, name)) from error
+    except RecursionError as error:
+        raise UserError(Problem(what="this TOML is nested too deeply to read", where=name)) from error
+    except ValueError as error:
+        raise UserError(Problem(what=f"not valid TOML: {error}", where=name)) from error
+    return _document(raw, name, scan_lines(text))
+
+
+def read_data(data: dict[str, Any], *, name: str) -> Document:
+    """A job that came as JSON (an API payload), held to the same rules; its places have no line."""
+    return _document(data, name, {})
+
+
+def _decode(body: bytes, name: str) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = body[: error.start].count(b"\n") + 1
+        raise UserError(
+            Problem(
+                what=f"byte {error.start} (0x{body[error.start]:02x}) is not UTF-8",
+                expected="a TOML file in UTF-8",
+                where=f"{name}:{line}",
+            )
+        ) from error
+
+
+def _syntax_problem(message: str, text: str, name: str) -> Problem:
+    found = _AT_LINE.search(message)
+    what = _AT_LINE.sub("", message)
+    lines = text.split("\n")
+    line = int(found[1]) if found and found[1] else len(lines)
+    source = lines[min(line, len(lines)) - 1].strip()
+    shown = f": `{source[:60]}`" if source else ""
+    return Problem(
+        what=f"not valid TOML, {what[:1].lower()}{what[1:]}{shown}",
+        expected='lines such as key = "value" below a [section]',
+        where=f"{name}:{line}",
+    )
+
+
+def _document(raw: dict[str, Any], name: str, lines: dict[Path, int]) -> Document:
+    problems: list[tuple[Path, str]] = []
+    data = _plain(raw, (), problems)
+    document = Document(name=name, data=data, lines=lines)
+    if problems:
+        raise UserError([Problem(what=what, where=document.where(path)) for path, what in problems])
+    return document
+
+
+def _plain(value: Any, path: Path, problems: list[tuple[Path, str]]) -> Any:
+    if isinstance(value, dict):
+        table = cast(dict[str, Any], value)
+        return {k: _plain(v, (*path, k), problems) for k, v in table.items()}
+    if isinstance(value, list):
+        return [_plain(v, (*path, i), problems) for i, v in enumerate(cast(list[Any], value))]
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        problems.append((path, f"{value} is not a finite number"))
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        problems.append((path, "this integer does not fit into 64 bits"))
+    return value
+
+
+def scan_lines(text: str) -> dict[Path, int]:
+    """The line of each key and table header of valid TOML (keys inside an inline table: that of the table)."""
+    return _Scanner(text).run()
+
+
+class _Scanner:
+    """Walks the statements of a document that tomllib has accepted; values are only skipped."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.lines: dict[Path, int] = {}
+        self.elements: dict[Path, int] = {}
+
+    def run(self) -> dict[Path, int]:
+        table: Path = ()
+        while self._to_statement():
+            line = self.text.count("\n", 0, self.at) + 1
+            if self.text[self.at] == "[":
+                table = self._header(line)
+            else:
+                path = table
+                for key in self._keys():
+                    path = (*path, key)
+                    self.lines.setdefault(path, line)
+                self.at += 1  # the equals sign
+                self._skip_value()
+        return self.lines
+
+    def _to_statement(self) -> bool:
+        while self.at < len(self.text):
+            if self.text[self.at] == "#":
+                self._to_line_end()
+            elif self.text[self.at] in " \t\n":
+                self.at += 1
+            else:
+                return True
+        return False
+
+    def _to_line_end(self) -> None:
+        end = self.text.find("\n", self.at)
+        self.at = len(self.text) if end < 0 else end
+
+    def _header(self, line: int) -> Path:
+        array = self.text.startswith("[[", self.at)
+        self.at += 2 if array else 1
+        path: Path = ()
+        keys = self._keys()
+        for i, key in enumerate(keys):
+            path = (*path, key)
+            last = i == len(keys) - 1
+            if array and last:
+                self.elements[path] = self.elements.get(path, -1) + 1
+            if path in self.elements:
+                path = (*path, self.elements[path])
+            if last:
+                self.lines[path] = line
+            else:
+                self.lines.setdefault(path, line)
+        self._to_line_end()
+        return path
+
+    def _keys(self) -> list[str]:
+        keys: list[str] = []
+        while True:
+            self._skip(_SPACE)
+            if self.text[self.at] in "\"'":
+                start = self.at
+                self._skip_string()
+                keys.append(str(tomllib.loads(f"k = {self.text[start : self.at]}")["k"]))
+            else:
+                bare = _BARE.match(self.text, self.at)
+                keys.append(bare[0] if bare else "")
+                self.at += len(keys[-1])
+            self._skip(_SPACE)
+            if self.text[self.at : self.at + 1] != ".":
+                return keys
+            self.at += 1
+
+    def _skip(self, characters: str) -> None:
+        while self.at < len(self.text) and self.text[self.at] in characters:
+            self.at += 1
+
+    def _skip_string(self) -> None:
+        quote = self.text[self.at]
+        fence = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
+        self.at += len(fence)
+        while not self.text.startswith(fence, self.at):
+            self.at += 2 if quote == '"' and self.text[self.at] == "\\" else 1
+        self.at += len(fence)
+        # Up to two quotes may stand right before the closing fence of a multi-line string.
+        if len(fence) == 3:
+            self._skip(quote)
+
+    def _skip_value(self) -> None:
+        depth = 0
+        while self.at < len(self.text):
+            c = self.text[self.at]
+            if c in "\"'":
+                self._skip_string()
+            elif c == "#":
+                self._to_line_end()
+            elif c == "\n" and depth == 0:
+                return
+            else:
+                depth += (c in "[{") - (c in "]}")
+                self.at += 1

@@ -1,0 +1,145 @@
+"""Secrets: API keys, the credential of one rollout (cid), and sealing what must be stored.
+
+An API key is random, so one SHA-256 is enough to keep of it. A cid travels in a URL that a task app holds: it is
+signed with the cluster's secret, pins everything that the call may do, and expires. Neither is ever logged.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import string
+import time
+import zlib
+
+import msgspec
+from nacl.exceptions import CryptoError
+from nacl.secret import SecretBox
+
+from synth.errors import SynthError
+
+_BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_PREFIX = "synth_live_"
+_MAC_LENGTH = 24
+
+
+class InvalidKey(SynthError):
+    """A key or credential that is malformed, forged or expired."""
+
+
+def new_api_key() -> str:
+    """`synth_live_` + 30 random base-62 characters + a checksum of 6, which rejects a typing error offline."""
+    body = "".join(secrets.choice(_BASE62) for _ in range(30))
+    return f"{_PREFIX}{body}{_checksum(body)}"
+
+
+def new_environment_key() -> str:
+    """A key for the user's task app."""
+    return f"env_{secrets.token_hex(20)}"
+
+
+def looks_like_api_key(key: str) -> bool:
+    """Whether the form and the checksum are right; says nothing about whose it is."""
+    body = key.removeprefix(_PREFIX)
+    return key.startswith(_PREFIX) and len(body) == 36 and hmac.compare_digest(_checksum(body[:30]), body[30:])
+
+
+def key_hash(key: str) -> str:
+    """What is kept of an API key: hex SHA-256."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def key_id(key: str) -> str:
+    """A short public name for a secret, for events and logs."""
+    return f"key_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+
+
+def _checksum(body: str) -> str:
+    number, text = zlib.crc32(body.encode()), ""
+    while len(text) < 6:
+        number, digit = divmod(number, 62)
+        text = _BASE62[digit] + text
+    return text
+
+
+class Cid(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollout's credential pins.
+
+    rollout_id: names the job. attempt: of this rollout (1, 2 …). replica: the inference process that records it.
+    version: the pinned policy version of an evaluation, None for the live policy. calls: how many chat calls it may
+    make. expires: unix seconds.
+    """
+
+    rollout_id: str
+    attempt: int
+    replica: str
+    version: int | None
+    calls: int
+    expires: int
+
+    @property
+    def job_id(self) -> str:
+        return self.rollout_id.rsplit("_", 2)[0]
+
+
+def mint_cid(cid: Cid, secret: str) -> str:
+    """`trace_…`: the signed credential, letters, digits and underscores only (task apps mangle anything else)."""
+    version = "L" if cid.version is None else str(cid.version)
+    fields = (_hex(cid.rollout_id), _hex(cid.replica), str(cid.attempt), version, str(cid.calls), str(cid.expires))
+    body = "_".join(fields)
+    return f"trace_{body}_{_mac(body, secret)}"
+
+
+def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
+    """The credential that `mint_cid` signed. Raises `InvalidKey` when it is malformed, forged or expired."""
+    head, _, mac = text.rpartition("_")
+    body = head.removeprefix("trace_")
+    if not head.startswith("trace_") or not hmac.compare_digest(_mac(body, secret), mac):
+        raise InvalidKey("not a rollout credential of this cluster")
+    rollout, replica, attempt, version, calls, expires = body.split("_")
+    if int(expires) < (time.time() if now is None else now):
+        raise InvalidKey("the rollout credential has expired")
+    return Cid(
+        rollout_id=_unhex(rollout),
+        replica=_unhex(replica),
+        attempt=int(attempt),
+        version=None if version == "L" else int(version),
+        calls=int(calls),
+        expires=int(expires),
+    )
+
+
+def _mac(body: str, secret: str) -> str:
+    return hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()[:_MAC_LENGTH]
+
+
+def _hex(text: str) -> str:
+    return text.encode().hex()
+
+
+def _unhex(text: str) -> str:
+    return bytes.fromhex(text).decode()
+
+
+def seal(text: str, secret: str) -> str:
+    """Encrypt a secret for storage, with the cluster's secret; base64."""
+    return base64.b64encode(_box(secret).encrypt(text.encode())).decode()
+
+
+def unseal(sealed: str, secret: str) -> str:
+    """What `seal` encrypted. Raises `InvalidKey` under another cluster's secret."""
+    try:
+        return _box(secret).decrypt(base64.b64decode(sealed)).decode()
+    except (CryptoError, ValueError) as error:
+        raise InvalidKey("a stored secret was sealed with another cluster secret") from error
+
+
+def _box(secret: str) -> SecretBox:
+    return SecretBox(hashlib.sha256(f"seal:{secret}".encode()).digest())
+
+
+def internal_token(secret: str) -> str:
+    """The bearer of calls between services."""
+    return hmac.new(secret.encode(), b"internal", hashlib.sha256).hexdigest()

@@ -1,0 +1,45 @@
+"""JSON logs on stderr, one object a line, with the ids that let one find a job in all of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+
+def configure(service: str, *, level: str = "info", **ids: Any) -> None:
+    """Set up structlog for this process. `service` and `ids` are on every line.
+
+    Bind `job`, `attempt`, `rollout` and `version` with `structlog.contextvars.bound_contextvars` where they are known.
+    """
+    threshold = getattr(logging, level.upper())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service, **ids)
+    # What libraries say goes the same way; only their warnings are worth a reader's time.
+    handler = _ToStructlog()
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+class _ToStructlog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        method = "error" if record.levelno >= logging.ERROR else "warning"
+        getattr(log, method)(record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+def get(name: str) -> Any:
+    """A logger; `name` is the module's own word for itself."""
+    return structlog.get_logger(part=name)

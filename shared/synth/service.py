@@ -1,0 +1,159 @@
+"""What every `synthd NAME` process is: connected, observable over HTTP, and drained on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from synth import logs
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection, connect
+from synth.bus.server import free_port
+from synth.errors import SynthError
+from synth.settings import ServiceSettings
+
+log = logs.get("service")
+
+Check = Callable[[], str | None]
+
+
+@dataclass
+class Service:
+    """A running service: its connections, and what it tells of itself. A check returns what is wrong, or None."""
+
+    name: str
+    settings: ServiceSettings
+    bus: Connection
+    blobs: BlobStore
+    port: int
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    checks: dict[str, Check] = field(default_factory=dict[str, Check])
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        """Where the HTTP side listens."""
+        return f"http://{self.settings.host}:{self.port}"
+
+    def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run something for the service's whole life: its end before the stop, or its error, ends the process."""
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    def health(self) -> dict[str, str]:
+        """Every check that is not well, by name; empty when all is."""
+        ills = {name: ill for name, check in self.checks.items() if (ill := check()) is not None}
+        if not self.bus.nc.is_connected:
+            ills["bus"] = "not connected"
+        return ills
+
+    def observability(self) -> list[BaseRoute]:
+        """`/healthz` and `/metrics`."""
+        return [Route("/healthz", self._healthz), Route("/metrics", _metrics)]
+
+    async def _healthz(self, request: Request) -> Response:
+        ills = self.health()
+        if not self._ready.is_set():
+            ills["start"] = "not ready yet"
+        body = {"service": self.name, "status": "ill" if ills else "healthy", "ills": ills, "pid": os.getpid()}
+        return JSONResponse(body, status_code=503 if ills else 200)
+
+    async def supervise(self) -> None:
+        """Wait for the stop, or for the first of the service's tasks to end before it."""
+        self._ready.set()
+        stopped = asyncio.create_task(self.stop.wait())
+        done, _ = await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        self.stop.set()
+        for task in done - {stopped}:
+            task.result()
+            log.error("a part of the service ended by itself", part=task.get_name())
+
+    async def drain(self) -> None:
+        """Let the service's tasks end by themselves, within the grace period; then cancel them."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=self.settings.grace_s)
+            for task in late:
+                log.error("did not drain in time", part=task.get_name())
+                task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the service: its own handling would swallow the drain."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+Setup = Callable[[Service], Awaitable[ASGIApp | None]]
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
+    """Run one service until SIGTERM or SIGINT, or until a part of it fails.
+
+    setup: wires the service (registers checks, starts its parts with `run`) and returns its ASGI app, if it has one
+    beyond `/healthz` and `/metrics`.
+    """
+    logs.configure(name, level=settings.log_level, replica=settings.replica)
+    settings.work_dir.mkdir(parents=True, exist_ok=True)
+    bus = await connect(settings, name)
+    service = Service(
+        name=name,
+        settings=settings,
+        bus=bus,
+        blobs=BlobStore.open(settings.blob_url),
+        port=settings.port or free_port(),
+    )
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sign, service.stop.set)
+    try:
+        app = await setup(service) or Starlette(routes=service.observability())
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=service.port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
+        server = _Server(config)
+        web = asyncio.create_task(server.serve())
+        log.info("service up", url=service.url, pid=os.getpid())
+        try:
+            await service.supervise()
+        finally:
+            await service.drain()
+            server.should_exit = True
+            await web
+    finally:
+        await bus.close()
+    log.info("service down")
+
+
+def run(name: str, settings: ServiceSettings, setup: Setup) -> int:
+    """The process of one service; returns its exit code."""
+    import uvloop
+
+    try:
+        uvloop.run(serve(name, settings, setup))
+    except SynthError as error:
+        log.error("service ends", reason=str(error))
+        return 1
+    return 0

@@ -1,0 +1,184 @@
+"""The policy weights file: what a trainer publishes and an inference engine loads and then proves.
+
+One safetensors file. A "full" policy holds the model's state dict by its Hugging Face names (a tied LM head
+is omitted); a "lora" policy holds the adapter alone by peft's names. The header says which, of which policy
+version, and carries one blake3 digest per tensor, so that a reader can prove what it serves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+Kind = Literal["full", "lora"]
+
+
+class WeightsError(Exception):
+    """A weights file that cannot be read, or whose tensors are not what its header says."""
+
+
+@dataclass(frozen=True)
+class PolicyWeights:
+    """The weights of one policy version.
+
+    tensors: by name, on the CPU. lora: peft's adapter configuration, for kind "lora" only.
+    digests: blake3 (hex) of each tensor's bytes, as the header gives them.
+    """
+
+    kind: Kind
+    version: int
+    tensors: dict[str, Tensor]
+    digests: dict[str, str]
+    lora: dict[str, Any] | None = field(default=None)
+
+
+def tensor_digests(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """blake3 (hex) over the row-major bytes of each tensor; the dtype and the shape are part of the digest.
+
+    Tensors on a device are copied to the CPU one at a time.
+    """
+    return {name: _digest(tensor) for name, tensor in tensors.items()}
+
+
+def mismatched(tensors: dict[str, Tensor], digests: dict[str, str]) -> list[str]:
+    """The names whose tensor is missing, unexpected, or differs from its digest; empty is the proof."""
+    found = tensor_digests(tensors)
+    return sorted(n for n in found.keys() | digests.keys() if found.get(n) != digests.get(n))
+
+
+def write_policy(
+    path: Path,
+    tensors: dict[str, Tensor],
+    *,
+    kind: Kind,
+    version: int,
+    lora: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """Write a policy weights file whole: temporary file, fsync, rename, fsync of the folder.
+
+    The same tensors give the same bytes. Returns the digests that the header carries.
+    """
+    plain = {n: t.detach().to("cpu").contiguous() for n, t in sorted(tensors.items())}
+    digests = tensor_digests(plain)
+    header = {"kind": kind, "version": version, "lora": lora, "digests": digests}
+    # One key: safetensors writes several header keys in no fixed order, and the bytes are to repeat.
+    save_tensors(path, plain, header={"synth": json.dumps(header, sort_keys=True)})
+    return digests
+
+
+def read_policy(path: Path, *, verify: bool = True) -> PolicyWeights:
+    """Read a policy weights file; with `verify`, every tensor against its digest.
+
+    Raises `WeightsError` on a file that is not one, is cut short, or holds a tensor that was changed.
+    """
+    try:
+        tensors, headers = load_tensors(path)
+        header = cast(dict[str, Any], json.loads(headers["synth"]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path.name}: not a policy weights file: {error}") from error
+    policy = PolicyWeights(
+        kind=header["kind"],
+        version=header["version"],
+        tensors=tensors,
+        digests=header["digests"],
+        lora=header["lora"],
+    )
+    if verify and (wrong := mismatched(tensors, policy.digests)):
+        raise WeightsError(
+            f"{path.name}: {len(wrong)} of {len(policy.digests)} tensors differ from their digest, "
+            f"first {wrong[0]!r}; expected the bytes that the trainer wrote; fetch the file again"
+        )
+    return policy
+
+
+def merge_lora(base: dict[str, Tensor], adapter: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
+    """Fold a LoRA adapter into its base: `W + scale · B A`, in float32, scale = alpha/r (alpha/√r for rsLoRA).
+
+    base: state dict by Hugging Face names. adapter: by peft's names. config: peft's adapter configuration.
+    Returns a new float32 state dict; `base` is left as it is. Raises `WeightsError` on an adapter that does
+    not fit, or of a kind whose merge is not a plain sum (DoRA, per-layer ranks, trained biases or modules).
+    """
+    _refuse_unmergeable(config)
+    rank = int(config["r"])
+    scale = float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
+    merged = {name: tensor.to(torch.float32, copy=True) for name, tensor in base.items()}
+    for name, down in adapter.items():
+        if not name.endswith(".lora_A.weight"):
+            continue
+        stem = name.removesuffix(".lora_A.weight")
+        up = adapter.get(f"{stem}.lora_B.weight")
+        target = f"{stem.removeprefix('base_model.model.')}.weight"
+        if up is None or target not in merged:
+            raise WeightsError(f"adapter tensor {name!r} has no counterpart in the base ({target!r})")
+        merged[target] += scale * (up.float() @ down.float())
+    return merged
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], *, header: dict[str, str] | None = None) -> None:
+    """Write contiguous CPU tensors as safetensors, so that a crash leaves the whole file or none."""
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, metadata=header)
+    _commit(partial, path)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, on the CPU, and its header. Raises `SafetensorError` or `OSError`."""
+    with cast(Any, safe_open(path, framework="pt")) as file:
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header: dict[str, str] = file.metadata() or {}
+    return tensors, header
+
+
+def write_whole(path: Path, body: bytes) -> None:
+    """Write a file so that a crash leaves all of it or nothing: temporary file, fsync, rename."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(body)
+    _commit(partial, path)
+
+
+def _commit(partial: Path, path: Path) -> None:
+    sync_path(partial)
+    partial.rename(path)
+    sync_path(path.parent)
+
+
+def sync_path(path: Path) -> None:
+    """fsync of a file, or of a folder: a rename is only as durable as its folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(tensor: Tensor) -> str:
+    plain = tensor.detach().to("cpu").contiguous()
+    head = f"{plain.dtype}{tuple(plain.shape)}".encode()
+    body = plain.reshape(-1).view(torch.uint8).numpy()
+    # Below a megabyte threads cost more than they save; above, one core hashes slower than a disk reads.
+    threads = blake3.AUTO if body.nbytes > 1 << 20 else 1
+    return blake3(head, max_threads=threads).update(body.data).hexdigest()
+
+
+def _refuse_unmergeable(config: dict[str, Any]) -> None:
+    asked = [
+        key
+        for key in ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
+        if config.get(key)
+    ]
+    if config.get("bias", "none") != "none":
+        asked.append("bias")
+    if asked:
+        raise WeightsError(
+            f"an adapter with {', '.join(asked)} cannot be merged; expected a plain LoRA adapter; "
+            "continue it with its own rank and targets, or start from the base model"
+        )

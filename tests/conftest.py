@@ -1,0 +1,85 @@
+"""Real parts for the tests: one nats-server for the session, provisioned as `synthd bus init` does it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection, connect
+from synth.bus.provision import provision
+from synth.bus.server import ServerConfig, free_port, new_users, start, wait_healthy
+from synth.bus.topology import topology
+from synth.settings import ServiceSettings
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerConfig]:
+    """A running nats-server with a user for each service."""
+    home = tmp_path_factory.mktemp("nats")
+    config = ServerConfig(port=free_port(), http_port=free_port(), store=home / "store", users=new_users())
+    process = start(config, home / "nats.conf", home / "nats.log")
+    wait_healthy(config)
+    yield config
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blobs, models and scratch space that the services of a session share."""
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="session")
+def settings_of(nats_server: ServerConfig, cluster_dir: Path):
+    """The settings that a service of this name runs with."""
+
+    def make(service: str) -> ServiceSettings:
+        return ServiceSettings(
+            nats_url=nats_server.url,
+            nats_user=service,
+            nats_password=SecretStr(nats_server.users[service]),
+            blob_url=f"file:{cluster_dir / 'blobs'}",
+            models_dir=cluster_dir / "models",
+            work_dir=cluster_dir / "work" / service,
+            cluster_secret=SecretStr("test-cluster-secret"),
+            replica=f"{service}-0",
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+async def bus_admin(settings_of) -> AsyncIterator[Connection]:
+    """The provisioned bus, as its owner."""
+    bus = await connect(settings_of("bus"), "bus")
+    await provision(bus.js, topology())
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def bus_as(settings_of, bus_admin: Connection) -> AsyncIterator:
+    """Connects as a service; closed at the end of the test."""
+    opened: list[Connection] = []
+
+    async def dial(service: str) -> Connection:
+        opened.append(await connect(settings_of(service), service))
+        return opened[-1]
+
+    yield dial
+    for bus in opened:
+        await bus.close()
+
+
+@pytest.fixture(scope="session")
+def blobs(cluster_dir: Path) -> BlobStore:
+    return BlobStore.open(f"file:{cluster_dir / 'blobs'}")

@@ -1,0 +1,90 @@
+"""A tiny real Qwen3 and its tokenizer, made in a second, and what a plain forward says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_PLAIN_MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Qwen3's in miniature: tools in the system turn, earlier thinking stripped, an empty think block when it is off.
+_TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\ntools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{%- set ns = namespace(last=0) %}"
+    "{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- set text = m.content or '' %}"
+    "{%- if m.role == 'assistant' and '</think>' in text and loop.index0 < ns.last %}"
+    "{%- set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ text }}"
+    "{%- for call in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
+
+
+def save_tiny_model(path: Path, *, seed: int = 0, context: int = 512) -> None:
+    """Save a Qwen3 of 119k parameters with random weights and a byte-level ChatML tokenizer."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=192,
+        tie_word_embeddings=True,
+        initializer_range=0.06,
+        max_position_embeddings=context,
+        rope_theta=1e4,
+    )
+    model = Qwen3ForCausalLM(config)
+    tokenizer = _tokenizer()
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=0)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
+def plain_model(path: Path) -> Any:
+    """The same weights under the library's own attention."""
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def plain_logprobs(model: Any, prompt: Sequence[int], sampled: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """float32 [C]: logprobs of the sampled tokens, by one forward over the whole sequence on its own."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *sampled]])).logits[0, len(prompt) - 1 : -1].float()
+    logp = torch.log_softmax(logits / temperature, dim=-1)
+    return logp.gather(1, torch.tensor(sampled)[:, None]).squeeze(1)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=306,
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["What is 12 + 34?", "2+4=06; 1+3+0=04; answer 46", "at least 40"] * 20, trainer)
+    bpe.add_tokens(_PLAIN_MARKS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=_TEMPLATE
+    )
