@@ -13,14 +13,14 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import msgspec
 
 from synth.errors import Problem, UserError
 
 Prefix = Literal["ft", "fft", "peft", "qft", "rl"]
-PREFIXES: tuple[Prefix, ...] = get_args(Prefix)
+_PREFIXES: dict[str, Prefix] = {"ft": "ft", "fft": "fft", "peft": "peft", "qft": "qft", "rl": "rl"}
 
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
@@ -32,10 +32,10 @@ _FAMILIES = {
 }
 _ATTENTION_AND_MLP = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 _PROJECTOR = r".*visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
-LORA_TARGETS: dict[str, list[str]] = {
-    "qwen3": ["all-linear"],
+LORA_TARGETS: dict[str, str] = {
+    "qwen3": "all-linear",
     # `all-linear` would adapt the whole vision tower; Qwen3-VL has no module called `mm_projector`.
-    "qwen3-vl": [f"({_ATTENTION_AND_MLP}|{_PROJECTOR})"],
+    "qwen3-vl": f"({_ATTENTION_AND_MLP}|{_PROJECTOR})",
 }
 
 
@@ -45,7 +45,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     base: the id of the base that it was made from; its own id when it is a base.
     path: the local directory of the base's weights, None when they are not on this machine.
     rl, sft: what it may be trained with. prefix, job_id, checkpoint: of a fine-tuned id, else None.
-    lora_targets: the modules that a LoRA adapts when the job does not say.
+    lora_targets: the modules that a LoRA adapts when the job does not say: "all-linear", or a regex.
     """
 
     id: str
@@ -60,7 +60,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Prefix | None = None
     job_id: str | None = None
     checkpoint: str | None = None
-    lora_targets: list[str]
+    lora_targets: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def format_finetuned(prefix: Prefix, base: str, job_id: str, *, checkpoint: str 
 def parse_finetuned(model_id: str) -> FineTunedId | None:
     """Take a fine-tuned id apart; None when it has not the shape of one. The base is not looked up."""
     prefix, *rest = model_id.split(":")
-    known = next((p for p in PREFIXES if p == prefix), None)
+    known = _PREFIXES.get(prefix)
     if known is None or len(rest) not in (2, 3) or not all(_SEGMENT.fullmatch(s) for s in rest[1:]):
         return None
     return FineTunedId(known, rest[0], rest[1], rest[2] if len(rest) == 3 else None)
@@ -157,7 +157,7 @@ class Registry:
             raise UserError(
                 Problem(
                     what=f"{_short(model_id)} is not a fine-tuned model id",
-                    expected=f"<prefix>:<base>:<job_id>[:<checkpoint>] with a prefix of {', '.join(PREFIXES)}",
+                    expected=f"<prefix>:<base>:<job_id>[:<checkpoint>] with a prefix of {', '.join(_PREFIXES)}",
                     fix="copy the id that `synthctl models ls` shows",
                     where=where or "model",
                 )

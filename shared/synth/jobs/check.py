@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from synth.errors import Problem, UserError
 from synth.jobs.eval import Eval, EvalConfig
 from synth.jobs.not_honoured import ignored_keys
 from synth.jobs.rl import RlConfig
+from synth.jobs.sections import PolicyConfig
 from synth.jobs.sft import SftConfig
 from synth.jobs.toml import Document, Path, read_data, read_toml
 
@@ -22,6 +25,7 @@ Kind = Literal["rl", "sft", "eval"]
 Config = RlConfig | SftConfig | EvalConfig
 
 _CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
+_LINE = re.compile(r":(\d+)(?: |$)")
 _WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -66,13 +70,16 @@ def parse_job(document: Document, *, kind: Kind | None = None) -> ParsedJob:
     """Check a document against the schema of its kind."""
     parsed, problems = parse_leniently(document, kind=kind)
     if parsed is None or problems:
-        raise UserError(problems)
+        raise UserError(in_file_order(problems))
     return parsed
 
 
-def parse_leniently(
-    document: Document, *, kind: Kind | None = None
-) -> tuple[ParsedJob | None, list[Problem]]:
+def in_file_order(problems: list[Problem]) -> list[Problem]:
+    """Problems from the top of the file to its end; those without a line last."""
+    return sorted(problems, key=lambda p: int(m[1]) if (m := _LINE.search(p.where)) else sys.maxsize)
+
+
+def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[ParsedJob | None, list[Problem]]:
     """As `parse_job`, but a file whose only problems are unknown keys is parsed without them.
 
     A key that looks misspelt is read as the key that it resembles, so that one typo does not also show up as
@@ -90,7 +97,7 @@ def parse_leniently(
         ]
     problems: list[Problem] = []
     flat = kind == "eval" and "eval" not in document.data
-    model: type[BaseModel] = Eval if flat else _CONFIGS[kind]
+    model = Eval if flat else _CONFIGS[kind]
     renamed: dict[Path, Path] = {}
     repaired = _repair(document.data, model, (), document, problems, renamed)
     try:
@@ -100,8 +107,8 @@ def parse_leniently(
         return None, problems
     if isinstance(config, Eval):
         config = EvalConfig(eval=config, tags=config.tags)
-    parsed = ParsedJob(kind, cast(Config, config), document, ignored_keys(document, kind))
-    return parsed, problems
+    warnings = ignored_keys(document, kind) + _lookalikes(document, ("rollout",) if kind == "rl" else ("eval",))
+    return ParsedJob(kind, config, document, warnings), problems
 
 
 def kind_of(document: Document) -> Kind | None:
@@ -128,7 +135,7 @@ def kind_of(document: Document) -> Kind | None:
         "services": "rl",
     }
     for table, kind in tables.items():
-        if isinstance(data.get(table), dict):
+        if table in data:
             return kind
     if "seeds" in data or "app_id" in data:
         return "eval"
@@ -145,7 +152,7 @@ def _repair(
 ) -> Any:
     """The data without its unknown keys, each of which becomes a problem; `renamed`: good path -> the one written."""
     if not isinstance(value, dict) or model.model_config.get("extra") != "forbid":
-        return value
+        return cast(Any, value)
     table = cast(dict[str, Any], value)
     fields = model.model_fields
     good: dict[str, Any] = {}
@@ -159,10 +166,22 @@ def _repair(
             name = near
             renamed[(*path, near)] = (*path, key)
         table_model = _model_of(fields[name].annotation)
-        good[name] = (
-            _repair(inner, table_model, (*path, key), document, problems, renamed) if table_model else inner
-        )
+        good[name] = _repair(inner, table_model, (*path, key), document, problems, renamed) if table_model else inner
     return good
+
+
+def _lookalikes(document: Document, table: Path) -> list[str]:
+    """`policy_config` passes unknown keys on to the task app, so a misspelt one is only worth a warning."""
+    path = (*table, "policy_config")
+    config = document.get(path)
+    if not isinstance(config, dict):
+        return []
+    known = list(PolicyConfig.model_fields)
+    return [
+        f"{document.where((*path, key))} is passed on to the task app; did you mean {near!r}?"
+        for key in cast(dict[str, Any], config)
+        if key not in known and (near := _nearest(key, known))
+    ]
 
 
 def _unknown(key: str, near: str | None, model: type[BaseModel], path: Path, document: Document) -> Problem:
@@ -176,7 +195,7 @@ def _unknown(key: str, near: str | None, model: type[BaseModel], path: Path, doc
     thing = "section" if not path and isinstance(document.get((key,)), dict) else "key"
     return Problem(
         what=f"unknown {thing} {key!r}",
-        expected=f"one of {', '.join(model.model_fields)}",
+        expected="" if near or elsewhere else f"one of {', '.join(model.model_fields)}",
         fix=fix,
         where=document.where((*path, key)),
     )
@@ -212,9 +231,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _problem(
-    error: ErrorDetails, model: type[BaseModel], document: Document, renamed: dict[Path, Path]
-) -> Problem:
+def _problem(error: ErrorDetails, model: type[BaseModel], document: Document, renamed: dict[Path, Path]) -> Problem:
     path: Path = error["loc"]
     description = _description(model, path)
     written = path
@@ -222,7 +239,7 @@ def _problem(
         if written[: len(good)] == good:
             written = (*bad, *written[len(good) :])
     where = document.where(written)
-    name = path[-1] if path else "the file"
+    name = next((part for part in reversed(path) if isinstance(part, str)), "the file")
     if error["type"] == "missing":
         thing = "section" if len(path) == 1 and _description(model, path) is None else "key"
         return Problem(what=f"the {thing} {name!r} is missing", expected=description or "", where=where)
@@ -258,7 +275,8 @@ def _description(model: type[BaseModel], path: Path) -> str | None:
         info = current.model_fields[part]
         found = info.description
         current = _model_of(info.annotation)
-    return f"{path[-1]}: {found}" if found and isinstance(path[-1], str) else found
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    return f"{name}: {found}" if found else None
 
 
 def _shown(value: Any) -> str:

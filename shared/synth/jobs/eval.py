@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -39,13 +39,13 @@ class Eval(Section):
     """the policy that the task app is asked for"""
     max_turns: Positive = 1
     """calls of the model a rollout"""
-    ops: list[Name] = ["agent", "env"]
+    ops: list[Name] = Field(default=["agent", "env"])
     """what one turn consists of"""
     temperature: NonNegativeFloat | None = None
     """of the sampling; 1, the policy as it was trained (greedy flatters it)"""
     max_tokens: Positive | None = None
     """sampled tokens a call, at most; 512"""
-    env_config: Free = {}
+    env_config: Free = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfig = PolicyConfig()
     """sampling, and what else the policy wants"""
@@ -90,5 +90,5 @@ class Eval(Section):
 class EvalConfig(Section):
     """An evaluation job."""
 
-    eval: Annotated[Eval, Field()]
+    eval: Eval
     tags: Tags = Tags()

@@ -16,25 +16,40 @@ Mode = Literal["full", "lora"]
 
 
 class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter: rank, scale (alpha / r), dropout on its input, and the modules it is added to."""
+    """An adapter: rank, scale (alpha / r), dropout on its input, and its modules ("all-linear", a regex, or names)."""
 
     r: int
-    alpha: float
+    alpha: int
     dropout: float
-    target_modules: list[str]
+    targets: str | list[str]
 
 
-class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """AdamW and its schedule. warmup_steps: optimizer steps; where it is None, warmup_ratio of all of them."""
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's recipe.
 
-    learning_rate: float
-    lr_scheduler: Literal["constant", "linear", "cosine"]
+    model: the source, base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the
+    warm-up of warmup_steps optimizer steps, or where that is None, of warmup_ratio of all. min_lr_ratio: where
+    linear and cosine end. clip_norm: of the whole gradient. micro_batch_tokens: of one forward and backward pass.
+    """
+
+    model: str
+    base_model: str
+    mode: Mode
+    lora: LoraSettings | None
+    lr: float
+    schedule: Literal["constant", "linear", "cosine"]
     min_lr_ratio: float
     warmup_ratio: float
     warmup_steps: int | None
     betas: tuple[float, float]
     weight_decay: float
-    grad_clip: float
+    clip_norm: float
+    packing: Literal["packed", "padded"]
+    micro_batch_tokens: int
+    activation_checkpointing: bool
+    checkpoint_every: int
+    seed: int
+    tags: dict[str, Any]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,39 +92,22 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
     seeds: list[int]
 
 
-class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss on rows that are not trained. eval_steps: optimizer steps between two; 0 is once an epoch."""
+class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"):
+    """Supervised fine-tuning. batch_size: rows an optimizer step. steps, when set, decides, else epochs.
 
-    file: str
-    eval_steps: int
-    save_best_model_at_end: bool
-
-
-class SftJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sft"):
-    """Supervised fine-tuning. batch_size: rows an optimizer step. Exactly one of n_epochs and total_steps is set.
-
-    model: the source, base_model: the base below it. training_file: a file id (before the upload: a path).
-    examples: only the first rows of the file. micro_batch_tokens: tokens of one forward and backward pass.
+    training_file: a file id (before the upload: a path). examples: only the first rows of it.
+    validation_every: optimizer steps. best_metric: what picks the model that is kept; None keeps the last.
     """
 
-    model: str
-    base_model: str
-    mode: Mode
-    lora: LoraSettings | None
     training_file: str
     examples: int | None
-    n_epochs: int | None
-    total_steps: int | None
+    epochs: int
+    steps: int | None
     batch_size: int
     sequence_length: int
-    optimizer: OptimizerSettings
-    packing: bool
-    micro_batch_tokens: int
-    activation_checkpointing: bool
-    validation: ValidationSettings | None
-    checkpoint_every: int
-    seed: int
-    tags: dict[str, Any]
+    validation_file: str | None
+    validation_every: int
+    best_metric: Literal["validation_loss"] | None
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
         """The id of the model that this job makes (decision 18)."""
@@ -117,17 +115,13 @@ class SftJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="s
         return format_finetuned(prefix, self.base_model, job_id, checkpoint=checkpoint)
 
 
-class RlJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
+class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """GSPO. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
     async_level: iterations collected ahead. max_staleness: versions a trained token may be behind.
-    clip_low, clip_high: of the sequence ratio, 1 - low … 1 + high.
+    clip_low, clip_high: the sequence ratio is clipped to [1 - low, 1 + high].
     """
 
-    model: str
-    base_model: str
-    mode: Mode
-    lora: LoraSettings | None
     label: str
     iterations: int
     batch_size: int
@@ -138,16 +132,9 @@ class RlJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="rl
     advantage_std: bool
     async_level: int
     max_staleness: int
-    optimizer: OptimizerSettings
-    packing: bool
-    micro_batch_tokens: int
-    activation_checkpointing: bool
     rollout: RolloutSettings
     train_seeds: Seeds
     evaluation: EvaluationSettings | None
-    checkpoint_every: int
-    seed: int
-    tags: dict[str, Any]
 
     def seeds_of(self, iteration: int) -> list[int]:
         """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job."""

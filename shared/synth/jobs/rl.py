@@ -97,9 +97,9 @@ class Rollout(Section):
     """rollouts at the task app at one time, over the whole cluster"""
     batches_per_step: Positive | None = None
     """batches a training step"""
-    ops: Annotated[list[Name], Field(min_length=1)] = ["agent", "env"]
+    ops: Annotated[list[Name], Field(min_length=1)] = Field(default=["agent", "env"])
     """what one turn consists of"""
-    env_config: Free = {}
+    env_config: Free = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfig = PolicyConfig()
     """sampling, and what else the policy wants"""
@@ -187,7 +187,7 @@ class Training(Rewards):
     """where linear and cosine end, as a share of learning_rate"""
     warmup_ratio: Fraction = 0.05
     """share of all optimizer steps over which the rate rises from 0"""
-    betas: Betas = [0.9, 0.95]
+    betas: Betas = Field(default=[0.9, 0.95])
     """AdamW's"""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's; 0, as RL moves weights too little to need it"""

@@ -83,7 +83,7 @@ class Lora(Section):
 
     r: Positive = 16
     """rank; 16 is enough for RL and for small SFT sets"""
-    alpha: PositiveFloat = 32.0
+    alpha: Positive = 32
     """scale: the update is multiplied by alpha / r"""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """on the adapter's input, SFT only: RL forces 0, or the first ratio would not be 1"""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from synth.jobs.sections import (
     Algorithm,
     Betas,
@@ -53,7 +55,7 @@ class Validation(Section):
     evaluation_strategy: Literal["no", "steps"] = "steps"
     """"steps", or "no" for never"""
     eval_steps: NonNegative = 0
-    """optimizer steps between two validations; 0 is once an epoch"""
+    """optimizer steps between two validations; 100 where it is 0 or not said"""
     save_best_model_at_end: bool = True
     """whether the result is the best checkpoint rather than the last"""
     metric_for_best_model: Literal["val.loss"] = "val.loss"
@@ -123,7 +125,7 @@ class Hyperparameters(Section):
     """share of all steps over which the rate rises from 0"""
     warmup_steps: NonNegative | None = None
     """the same in steps; where it is given it decides"""
-    betas: Betas = [0.9, 0.95]
+    betas: Betas = Field(default=[0.9, 0.95])
     """AdamW's"""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's"""

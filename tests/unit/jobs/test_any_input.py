@@ -1,0 +1,157 @@
+"""Whatever the file holds, the answer is a job or a UserError whose every problem names its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from synth.errors import UserError
+from synth.jobs.check import load_job_data
+from synth.jobs.eval import Eval
+from synth.jobs.resolve import Overrides, check_job, resolve
+from synth.jobs.resolved import job_to_data
+from synth.jobs.rl import Evaluation, Model, RlConfig, Rollout, Training
+from synth.jobs.sft import Hyperparameters, SftConfig
+from synth.jobs.toml import read_toml, scan_lines
+from synth.models import Registry
+
+_REGISTRY = Registry(None)
+_FLAGS = Overrides(model="Qwen/Qwen3-0.6B", training_file="file_1")
+_CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
+_GOOD = {name: tomllib.loads((_CONFIGS / f"{name}.toml").read_text()) for name in ("sft", "rl", "eval")}
+_KEYS = sorted(
+    {name for model in (RlConfig, SftConfig, Eval) for name in model.model_fields}
+    | {"iterations_per_epoch", "learning_rate", "seeds", "policy_config", "base", "source", "n_epochs", "x", "a.b", "é"}
+)
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["", "Qwen/Qwen3-0.6B", "rl:x:y", "http://x", "0-99", "lora", "online", "offline"]),
+    st.text(max_size=8),
+)
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def _places(error: UserError) -> None:
+    assert error.problems
+    for problem in error.problems:
+        assert problem.where.startswith(("any.toml", "--"))
+        assert problem.what
+
+
+@given(st.text())
+@example("a" * 10 + "=")
+@example("[[a]]\n[[a]]\n[a.b]\nc = '''x\n]'''\nd = \"\"\"q\\\"\"\"\"\"\ne=[\n'#', # ]\n]\nf={g=1}\n")
+@settings(max_examples=200, deadline=None)
+def test_any_text_gives_a_job_or_a_user_error(text: str) -> None:
+    try:
+        check_job(text, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
+    except UserError as error:
+        _places(error)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
+    try:
+        check_job(body, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
+    except UserError as error:
+        _places(error)
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6), st.sampled_from(["rl", "sft", "eval", None]))
+@settings(max_examples=400, deadline=None)
+def test_any_data_gives_a_job_that_is_json_or_a_user_error(data: dict[str, Any], kind: Any) -> None:
+    try:
+        parsed = load_job_data(data, name="any.toml", kind=kind)
+        job = resolve(parsed, Overrides(), _REGISTRY).job
+    except UserError as error:
+        _places(error)
+    else:
+        json.dumps(job_to_data(job), allow_nan=False)
+
+
+@given(st.sampled_from(["sft", "rl", "eval"]), st.data())
+@settings(max_examples=400, deadline=None)
+def test_any_change_of_a_good_job_gives_a_job_or_a_user_error(name: str, data: st.DataObject) -> None:
+    document: dict[str, Any] = copy.deepcopy(_GOOD[name])
+    table = document[data.draw(st.sampled_from(sorted(document)))]
+    for _ in range(data.draw(st.integers(1, 3))):
+        model = data.draw(st.sampled_from([Training, Rollout, Hyperparameters, Eval, Model, Evaluation]))
+        key = data.draw(st.sampled_from([*table, *model.model_fields]))
+        table[key] = data.draw(_VALUES)
+    kind: Any = name
+    try:
+        job = resolve(load_job_data(document, name="any.toml", kind=kind), _FLAGS, _REGISTRY).job
+    except UserError as error:
+        _places(error)
+    else:
+        json.dumps(job_to_data(job), allow_nan=False)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(RlConfig.model_fields)),
+            st.dictionaries(st.sampled_from(_KEYS), _LEAVES.filter(lambda v: v is not None), max_size=5),
+        ),
+        max_size=5,
+        unique_by=lambda t: t[0],
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_the_line_of_every_key_is_the_line_it_stands_on(tables: list[tuple[str, dict[str, Any]]]) -> None:
+    text = ""
+    for name, table in tables:
+        text += f"\n# [not.a.header]\n[{name}]\n"
+        for key, value in table.items():
+            text += f"{json.dumps(key, ensure_ascii=False)} = {_toml(value)} # x = 1\n"
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    lines = scan_lines(text)
+    rows = text.split("\n")
+    for name, table in data.items():
+        assert rows[lines[(name,)] - 1] == f"[{name}]"
+        for key in table:
+            assert rows[lines[name, key] - 1].startswith(json.dumps(key, ensure_ascii=False))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)
+
+
+def test_lines_are_right_around_everything_that_spans_lines() -> None:
+    text = (
+        'a = """\n[x]\nb = 1 \\\n"""\n'  # 1-4
+        "c = [\n  1, # ]\n  '[y]',\n]\n"  # 5-8
+        "[t.'q.r']\n"  # 9
+        "d.e = 1\n"  # 10
+        "[[list]]\nf = {g = '}', h = [1]}\n"  # 11-12
+        "[[list]]\n[list.sub]\nf = 2\n"  # 13-15
+    )
+    lines = read_toml(text, name="x").lines
+    assert lines["a",] == 1
+    assert lines["c",] == 5
+    assert lines["t", "q.r"] == 9
+    assert lines["t", "q.r", "d", "e"] == 10
+    assert lines["list", 0, "f"] == 12
+    assert lines["list", 1] == 13
+    assert lines["list", 1, "sub", "f"] == 15

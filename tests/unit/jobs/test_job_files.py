@@ -1,0 +1,234 @@
+"""Bad job files: every mistake at once, each with its place and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synth.errors import Problem, UserError
+from synth.jobs.check import load_job, load_job_data
+from synth.jobs.resolve import Overrides, check_job
+from synth.models import Registry
+
+RL = """\
+[services]
+task_url = "http://127.0.0.1:8001"
+[model]
+base = "tiny-qwen3"
+[rollout]
+env_name = "math"
+[training]
+iterations_per_epoch = 3
+"""
+SFT = """\
+[job]
+model = "tiny-qwen3"
+data = "file_1"
+[hyperparameters]
+n_epochs = 1
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    (tmp_path / "tiny-qwen3").mkdir()
+    (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+    return Registry(tmp_path)
+
+
+def problems(text: str | bytes, registry: Registry, **overrides: str) -> list[Problem]:
+    with pytest.raises(UserError) as caught:
+        check_job(text, name="job.toml", overrides=Overrides(**overrides), registry=registry)  # pyright: ignore[reportArgumentType]
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('[model]\nbase = "a\n', 2, "illegal character"),
+        ("[model\nbase = 1\n", 1, "expected"),
+        ("[model]\nbase = 1\nbase = 2\n", 3, "overwrite"),
+        ("[a]\n\n[a]\n", 3, "declare"),
+        ("[model]\nbase = {a = 1,\n", 2, "invalid"),
+        ("x = [1,\n2,", 2, "invalid"),
+    ],
+)
+def test_text_that_is_no_toml_is_refused_with_its_line(text: str, line: int, words: str, registry: Registry) -> None:
+    (problem,) = problems(text, registry)
+    assert problem.where == f"job.toml:{line}"
+    assert "not valid TOML" in problem.what
+    assert words.lower() in problem.what.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"[model]\nbase = '\xff'\n", "not UTF-8"),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"a = " + b"9" * 5000, "not valid TOML"),
+        (b"[hyperparameters]\nlearning_rate = nan\n", "not a finite number"),
+        (b"[hyperparameters]\nseed = 99999999999999999999\n", "64 bits"),
+    ],
+)
+def test_what_python_cannot_read_is_one_clear_problem(text: bytes, words: str, registry: Registry) -> None:
+    (problem,) = problems(text, registry)
+    assert words in problem.what
+    assert problem.where.startswith("job.toml")
+
+
+def test_a_misspelt_key_is_named_with_its_line_and_the_nearest_key(registry: Registry) -> None:
+    (problem,) = problems(RL + "lerning_rate = 1e-4\n", registry)
+    assert problem.where == "job.toml:9 [training].lerning_rate"
+    assert problem.what == "unknown key 'lerning_rate'"
+    assert problem.fix == "did you mean 'learning_rate'?"
+
+
+def test_a_misspelt_section_is_read_as_the_one_it_resembles(registry: Registry) -> None:
+    text = RL.replace("[training]", "[trainig]").replace("iterations_per_epoch = 3", 'iterations_per_epoch = "3"')
+    unknown, value = problems(text, registry)
+    assert (unknown.where, unknown.fix) == ("job.toml:7 [trainig]", "did you mean 'training'?")
+    assert value.where == "job.toml:8 [trainig].iterations_per_epoch"
+    assert value.expected == "a whole number"
+
+
+def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(registry: Registry) -> None:
+    (problem,) = problems(RL + "[lora]\nlearning_rate = 1e-4\n", registry)
+    assert problem.where == "job.toml:10 [lora].learning_rate"
+    assert problem.fix == "did you mean to put it into [training]?"
+
+
+def test_a_misspelt_key_of_a_nested_table_is_found(registry: Registry) -> None:
+    (problem,) = problems(SFT + "[hyperparameters.parallelism]\nbf15 = true\n", registry)
+    assert problem.where == "job.toml:7 [hyperparameters.parallelism].bf15"
+    assert problem.fix == "did you mean 'bf16'?"
+
+
+def test_every_problem_is_reported_at_once_in_the_order_of_the_file(registry: Registry) -> None:
+    text = RL.replace("tiny-qwen3", "tiny-qwen4").replace("http://127", "ftp://127") + "group_sze = 8\n"
+    found = problems(text, registry)
+    assert [p.where for p in found] == [
+        "job.toml:2 [services].task_url",
+        "job.toml:4 [model].base",
+        "job.toml:9 [training].group_sze",
+    ]
+
+
+def test_both_base_and_source_is_one_error(registry: Registry) -> None:
+    (problem,) = problems(RL.replace("base =", 'source = "fft:tiny-qwen3:job_1"\nbase ='), registry)
+    assert "[model].base and [model].source are both given" in problem.what
+    assert "exactly one" in problem.expected
+
+
+def test_neither_base_nor_source_is_one_error(registry: Registry) -> None:
+    (problem,) = problems(RL.replace('base = "tiny-qwen3"', ""), registry)
+    assert problem.where == "job.toml:3 [model]"
+    assert "neither base nor source" in problem.what
+    assert "--model" in problem.fix
+
+
+def test_an_unknown_model_is_an_error_with_the_nearest_known_one(registry: Registry) -> None:
+    (problem,) = problems(RL.replace("tiny-qwen3", "tinyqwen3"), registry)
+    assert problem.where == "job.toml:4 [model].base"
+    assert problem.fix == "did you mean 'tiny-qwen3'?"
+
+
+def test_an_unknown_model_of_the_flag_is_the_flags_fault(registry: Registry) -> None:
+    (problem,) = problems(RL, registry, model="Qwen/Qwen3-0.6")
+    assert problem.where == "--model"
+    assert problem.fix == "did you mean 'Qwen/Qwen3-0.6B'?"
+
+
+def test_a_missing_dataset_is_an_error_that_names_the_flag(registry: Registry) -> None:
+    (problem,) = problems(SFT.replace('data = "file_1"', ""), registry)
+    assert problem.what == "there is no dataset"
+    assert "--dataset" in problem.fix
+
+
+def test_a_path_for_a_dataset_must_have_been_uploaded(registry: Registry) -> None:
+    text = SFT.replace("file_1", "math.jsonl")
+    (problem,) = problems(text, registry)
+    assert problem.where == "job.toml:3 [job].data"
+    assert "was not uploaded" in problem.what
+    checked = check_job(text, name="job.toml", overrides=Overrides(), registry=registry, uploaded=False)
+    assert checked.job.training_file == "math.jsonl"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://x/", "http://", "http://x:99999", "http://[::1", ""])
+def test_a_task_url_that_is_no_address_is_refused(url: str, registry: Registry) -> None:
+    (problem,) = problems(RL.replace("http://127.0.0.1:8001", url), registry)
+    assert problem.where == "job.toml:2 [services].task_url"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("batch_size = 0", "at least 1"),
+        ("batch_size = 2.5", "a whole number"),
+        ("batch_size = true", "a whole number"),
+        ("group_size = 1", "at least 2"),
+        ('learning_rate = "1e-4"', "a number"),
+        ("learning_rate = 0", "more than 0"),
+        ("betas = [0.9]", "a list of at least 2"),
+        ("betas = [0.9, 1.0]", "less than 1"),
+        ('lr_scheduler = "cosin"', "'constant', 'linear' or 'cosine'"),
+        ("advantage_std = 1", "true or false"),
+        ("lora = 16", "a table"),
+    ],
+)
+def test_a_bad_value_says_what_was_expected(line: str, expected: str, registry: Registry) -> None:
+    (problem,) = problems(RL + line + "\n", registry)
+    assert problem.where.startswith("job.toml:9 [training]")
+    assert expected in problem.expected
+
+
+@pytest.mark.parametrize("seeds", ['"9-1"', "[]", "[1, 1]", "[-1]", "{count = 0}", '"x"', "7", '"0-9999999"'])
+def test_seeds_that_make_no_set_are_refused(seeds: str, registry: Registry) -> None:
+    (problem,) = problems(RL + f"[data]\nseeds = {seeds}\n", registry)
+    assert problem.where.startswith("job.toml:10 [data")
+    assert problem.expected
+
+
+def test_a_file_of_no_kind_says_which_kinds_there_are(registry: Registry) -> None:
+    (problem,) = problems("x = 1\n", registry)
+    assert problem.where == "job.toml"
+    assert "[hyperparameters] for SFT" in problem.expected
+
+
+def test_a_missing_required_key_says_what_it_is(registry: Registry) -> None:
+    (problem,) = problems(RL.replace("iterations_per_epoch = 3", ""), registry)
+    assert problem.where == "job.toml:7 [training].iterations_per_epoch"
+    assert "num_epochs x iterations_per_epoch" in problem.expected
+
+
+def test_contradictory_modes_are_an_error_that_names_both(registry: Registry) -> None:
+    text = SFT + 'train_kind = "fft"\n[training]\nmode = "lora"\n'
+    (problem,) = problems(text, registry)
+    assert problem.where == "job.toml:6 [hyperparameters].train_kind"
+    assert "[training].mode" in problem.what
+
+
+def test_keys_of_the_contract_that_do_nothing_yet_are_warned_about(registry: Registry) -> None:
+    text = RL + "step_rewards_enabled = true\n[vllm]\nmax_model_len = 2048\n[reference]\nplacement = 'none'\n"
+    checked = check_job(text, name="job.toml", overrides=Overrides(), registry=registry)
+    assert [w.split(" has no effect")[0] for w in checked.warnings] == [
+        "job.toml:10 [vllm]",
+        "job.toml:9 [training].step_rewards_enabled",
+    ]
+
+
+def test_a_job_that_came_as_json_is_held_to_the_same_rules() -> None:
+    with pytest.raises(UserError) as caught:
+        load_job_data({"rollout": {"env_name": 3}, "training": {"iterations_per_epoch": 1}}, name="POST /api/rl/jobs")
+    assert caught.value.problems[0].where == "POST /api/rl/jobs [rollout].env_name"
+
+
+def test_the_kind_is_read_from_the_algorithm_before_anything_else() -> None:
+    algorithm = '[algorithm]\ntype = "offline"\nmethod = "sft"\nvariety = "fft"\n'
+    assert (
+        load_job(algorithm + '[services]\ntask_url = "http://x"\n'.replace("services", "tags"), name="x").kind == "sft"
+    )
+    assert load_job(RL, name="x").kind == "rl"
+    assert load_job(SFT, name="x").kind == "sft"
+    assert load_job('[eval]\napp_id = "math"\n', name="x").kind == "eval"
+    assert load_job('app_id = "math"\nseeds = "0-4"\n', name="x").kind == "eval"

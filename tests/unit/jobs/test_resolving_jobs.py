@@ -1,0 +1,225 @@
+"""What a job file becomes: defaults, flags, clamps, and where each value came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from synth.errors import UserError
+from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data
+from synth.models import Registry
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
+RL = """\
+[services]
+task_url = "http://127.0.0.1:8001/"
+[model]
+base = "tiny-qwen3"
+[rollout]
+env_name = "math"
+[training]
+iterations_per_epoch = 3
+"""
+SFT = '[job]\nmodel = "tiny-qwen3"\ndata = "file_1"\n'
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    (tmp_path / "tiny-qwen3").mkdir()
+    (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+    return Registry(tmp_path)
+
+
+def resolved(text: str, registry: Registry, overrides: Overrides | None = None) -> ResolvedJob:
+    return check_job(text, name="job.toml", overrides=overrides or Overrides(), registry=registry)
+
+
+def rl(text: str, registry: Registry, overrides: Overrides | None = None) -> RlJob:
+    job = resolved(text, registry, overrides).job
+    assert isinstance(job, RlJob)
+    return job
+
+
+def sft(text: str, registry: Registry, overrides: Overrides | None = None) -> SftJob:
+    job = resolved(text, registry, overrides).job
+    assert isinstance(job, SftJob)
+    return job
+
+
+def test_the_demo_sft_is_the_recipe_that_was_measured(registry: Registry) -> None:
+    job = sft((CONFIGS / "sft.toml").read_text(), registry, Overrides(training_file="file_1"))
+    assert (job.steps, job.batch_size, job.lr, job.schedule) == (600, 32, 5e-3, "cosine")
+    assert (job.min_lr_ratio, job.warmup_steps, job.betas, job.weight_decay) == (0.02, 20, (0.9, 0.95), 0.0)
+    assert (job.mode, job.lora, job.model) == ("full", None, "tiny-qwen3")
+
+
+def test_the_demo_rl_is_the_recipe_that_was_measured(registry: Registry) -> None:
+    overrides = Overrides(model="fft:tiny-qwen3:job_1", seed=3)
+    job = rl((CONFIGS / "rl.toml").read_text(), registry, overrides)
+    assert (job.iterations, job.batch_size, job.group_size, job.minibatches) == (30, 16, 8, 2)
+    assert (job.lr, job.schedule, job.warmup_ratio) == (2e-4, "constant", 0.0)
+    assert (job.clip_low, job.clip_high) == (3e-4, 4e-4)
+    assert (job.rollout.sampling.temperature, job.rollout.sampling.max_tokens) == (1.0, 32)
+    assert (job.model, job.base_model, job.seed) == ("fft:tiny-qwen3:job_1", "tiny-qwen3", 3)
+
+
+@pytest.mark.parametrize("name", ["sft", "rl", "rl_long", "eval"])
+def test_the_demo_files_resolve_without_a_flag_or_a_warning(name: str, registry: Registry) -> None:
+    overrides = Overrides(training_file="file_1") if name == "sft" else Overrides()
+    assert resolved((CONFIGS / f"{name}.toml").read_text(), registry, overrides).warnings == []
+
+
+def test_a_resolved_job_survives_json(registry: Registry) -> None:
+    for text in (RL, SFT, (CONFIGS / "eval.toml").read_text()):
+        job = resolved(text, registry).job
+        assert job_from_data(msgspec.json.decode(msgspec.json.encode(job_to_data(job)))) == job
+
+
+def test_origins_tell_file_flag_registry_and_default_apart(registry: Registry) -> None:
+    text = RL + "[lora]\nr = 4\n"
+    origins = resolved(text, registry, Overrides(seed=7, task_url="http://127.0.0.1:9")).origins
+    assert origins["lora.r"] == "file"
+    assert origins["lora.targets"] == "registry"
+    assert origins["seed"] == "flag"
+    assert origins["rollout.task_url"] == "flag"
+    assert origins["lr"] == "default"
+
+
+def test_the_model_flag_replaces_whatever_the_file_names(registry: Registry) -> None:
+    both = RL.replace("base =", 'source = "fft:tiny-qwen3:job_1"\nbase =')
+    assert rl(both, registry, Overrides(model="rl:tiny-qwen3:job_9")).model == "rl:tiny-qwen3:job_9"
+
+
+def test_a_policy_section_may_name_the_model(registry: Registry) -> None:
+    text = RL.replace('[model]\nbase = "tiny-qwen3"', '[policy]\nmodel_name = "tiny-qwen3"\ntemperature = 0.5')
+    job = rl(text, registry)
+    assert (job.model, job.rollout.sampling.temperature) == ("tiny-qwen3", 0.5)
+
+
+def test_rl_defaults_are_those_of_the_design(registry: Registry) -> None:
+    job = rl(RL, registry)
+    assert (job.mode, job.lr, job.minibatches, job.group_size, job.warmup_ratio) == ("full", 1e-6, 4, 8, 0.05)
+    assert (job.async_level, job.max_staleness, job.advantage_std) == (1, 1, True)
+    assert (job.rollout.max_turns, job.rollout.failure_reward, job.rollout.sampling.max_tokens) == (1, 0.0, 512)
+    assert job.rollout.task_url == "http://127.0.0.1:8001"
+
+
+def test_lora_has_a_higher_rate_and_rl_forces_its_dropout_off(registry: Registry) -> None:
+    checked = resolved(RL + "[lora]\nr = 8\ndropout = 0.1\n", registry)
+    job = checked.job
+    assert isinstance(job, RlJob)
+    assert job.lora is not None
+    assert (job.mode, job.lr, job.lora.r, job.lora.dropout) == ("lora", 1e-5, 8, 0.0)
+    assert job.lora.targets == "all-linear"
+    assert any("dropout" in w for w in checked.warnings)
+
+
+def test_top_p_and_top_k_are_clamped_off_while_training(registry: Registry) -> None:
+    checked = resolved(RL + "[rollout.policy_config]\ntop_p = 0.95\ntop_k = 20\nstyle = 'terse'\n", registry)
+    assert isinstance(checked.job, RlJob)
+    assert (checked.job.rollout.sampling.top_p, checked.job.rollout.sampling.top_k) == (1.0, 0)
+    assert checked.job.rollout.policy_config == {"style": "terse"}
+    assert len(checked.warnings) == 2
+    assert "[rollout.policy_config].top_p = 0.95 is off while training" in checked.warnings[0]
+
+
+def test_an_evaluation_job_may_sample_as_it_likes(registry: Registry) -> None:
+    text = '[eval]\nmodel = "tiny-qwen3"\nseeds = [1]\ntask_app_url = "http://x"\n[eval.policy_config]\ntop_p = 0.9\n'
+    job = resolved(text, registry).job
+    assert isinstance(job, EvalJob)
+    assert job.rollout.sampling.top_p == 0.9
+
+
+def test_greedy_training_is_refused(registry: Registry) -> None:
+    with pytest.raises(UserError, match="nothing can be learned"):
+        resolved(RL + "[rollout.policy_config]\ntemperature = 0\n", registry)
+
+
+def test_a_misspelt_policy_config_key_is_passed_on_with_a_warning(registry: Registry) -> None:
+    checked = resolved(RL + "[rollout.policy_config]\ntemprature = 0.5\n", registry)
+    assert checked.warnings == [
+        "job.toml:10 [rollout.policy_config].temprature is passed on to the task app; did you mean 'temperature'?"
+    ]
+
+
+def test_the_smaller_bound_on_concurrency_and_tokens_holds(registry: Registry) -> None:
+    text = RL + "async_semaphore_max = 4\nmax_completion_tokens = 64\n"
+    job = rl(text + "[rollout.policy_config]\nmax_tokens = 100\n", registry)
+    assert (job.rollout.max_concurrent_rollouts, job.rollout.sampling.max_tokens) == (4, 64)
+
+
+def test_a_staleness_below_the_async_level_is_refused(registry: Registry) -> None:
+    with pytest.raises(UserError, match="async_level = 2"):
+        resolved(RL + "async_level = 2\nmax_staleness = 1\n", registry)
+
+
+def test_training_seeds_avoid_evaluation_seeds(registry: Registry) -> None:
+    job = rl(RL + "[evaluation]\nseeds = [0, 5]\nevery_n_iters = 1\n", registry)
+    drawn = {s for k in range(1, 20) for s in job.seeds_of(k)}
+    assert not drawn & {0, 5}
+
+
+def test_listed_seeds_that_are_also_evaluated_are_warned_about(registry: Registry) -> None:
+    text = RL + "[data]\nseeds = '0-9'\n[evaluation]\nseeds = [3]\nevery_n_iters = 1\n"
+    assert any("shares 1 seeds" in w for w in resolved(text, registry).warnings)
+
+
+def test_evaluation_takes_the_first_instances_of_its_seeds(registry: Registry) -> None:
+    job = rl(RL + "[evaluation]\nseeds = '10-19'\ninstances = 3\nevery_n_iters = 2\n", registry)
+    assert job.evaluation is not None
+    assert (job.evaluation.seeds, job.evaluation.every_n_iters) == ([10, 11, 12], 2)
+    job = rl(RL + "[evaluation]\ninstances = 2\nevery_n_iters = 2\n", registry)
+    assert job.evaluation is not None
+    assert job.evaluation.seeds == [1_000_000, 1_000_001]
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        ("", 32),
+        ("batch_size = 4", 4),
+        ("per_device_batch = 4\ngradient_accumulation_steps = 8", 32),
+        ("gradient_accumulation_steps = 8", 8),
+        ("global_batch = 64", 64),
+    ],
+)
+def test_rows_a_step_follow_from_what_is_given(keys: str, rows: int, registry: Registry) -> None:
+    assert sft(SFT + f"[hyperparameters]\n{keys}\n", registry).batch_size == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("", "full"),
+        ('[training]\nmode = "lora"\n', "lora"),
+        ("[training]\nuse_qlora = true\n", "lora"),
+        ('[hyperparameters]\ntrain_kind = "peft"\n', "lora"),
+        ("[lora]\nr = 4\n", "lora"),
+        ('[training]\nmode = "full_finetune"\n[lora]\nr = 4\n', "full"),
+        ('[algorithm]\ntype = "offline"\nmethod = "sft"\nvariety = "lora"\n', "lora"),
+    ],
+)
+def test_every_way_to_ask_for_an_adapter_works(text: str, mode: str, registry: Registry) -> None:
+    assert sft(SFT + text, registry).mode == mode
+
+
+def test_a_job_knows_the_id_of_the_model_it_makes(registry: Registry) -> None:
+    assert sft(SFT, registry).result_id("job_1") == "fft:tiny-qwen3:job_1"
+    assert sft(SFT + "[lora]\nr = 4\n", registry).result_id("job_1") == "peft:tiny-qwen3:job_1"
+    chained = rl(RL, registry, Overrides(model="fft:tiny-qwen3:job_1"))
+    assert chained.result_id("job_2", checkpoint="step_20") == "rl:tiny-qwen3:job_2:step_20"
+
+
+def test_a_model_that_may_not_do_rl_is_refused_by_name(registry: Registry) -> None:
+    with pytest.raises(UserError, match="cannot be trained with RL"):
+        rl(RL, registry, Overrides(model="Qwen/Qwen3-32B"))
+
+
+def test_an_experimental_model_wants_to_be_allowed(registry: Registry) -> None:
+    model = "Qwen/Qwen3-4B-Thinking-2507"
+    with pytest.raises(UserError, match="experimental"):
+        rl(RL, registry, Overrides(model=model))
+    assert rl(RL, registry, Overrides(model=model, allow_experimental=True)).model == model
