@@ -87,7 +87,7 @@ def fingerprint(recipe: Recipe) -> Fingerprint:
     """The fingerprint of this process under a recipe."""
     on_gpu = recipe.device == "cuda"
     return Fingerprint(
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
         device=torch.cuda.get_device_name() if on_gpu else "cpu",
         threads=torch.get_num_threads(),
@@ -108,18 +108,14 @@ def save_checkpoint(
     """Write a checkpoint folder; it appears under its name only when all of it is durable."""
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True)
-    plain = {n: t.detach().to("cpu").contiguous() for n, t in weights.items()}
-    save_tensors(partial / WEIGHTS, plain)
+    save_tensors(partial / WEIGHTS, weights)
     save_tensors(partial / OPTIMIZER, optimizer)
     save_tensors(partial / PROBE, probe)
     write_whole(partial / RNG, msgspec.json.encode(randomness.capture()))
     if best_file is not None:
         shutil.copyfile(best_file, partial / BEST)
         sync_path(partial / BEST)
-    files = {
-        f.name: _FileEntry(sha256=_sha256(f), size=f.stat().st_size)
-        for f in sorted(partial.iterdir())
-    }
+    files = {f.name: _FileEntry(sha256=_sha256(f), size=f.stat().st_size) for f in sorted(partial.iterdir())}
     write_whole(partial / _MANIFEST, msgspec.json.encode(_Manifest(state=state, files=files)))
     os.rename(partial, folder)
     sync_path(folder.parent)

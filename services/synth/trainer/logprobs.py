@@ -62,10 +62,7 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, temperature: float, rows: int
     ) -> tuple[Tensor, Tensor]:
-        parts = [
-            _whole(h, head, t, temperature)
-            for h, t in zip(hidden.split(rows), target.split(rows), strict=True)
-        ]
+        parts = [_whole(h, head, t, temperature) for h, t in zip(hidden.split(rows), target.split(rows), strict=True)]
         ctx.save_for_backward(hidden, head, target)
         ctx.temperature, ctx.rows = temperature, rows
         logp, entropy = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

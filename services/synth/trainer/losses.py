@@ -52,5 +52,3 @@ def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
     counts = cu_seqlens.diff()
     sums = torch.zeros(len(counts), dtype=values_N.dtype, device=values_N.device)
     return sums.index_add(0, row_of_token(cu_seqlens), values_N) / counts.clamp(min=1)
-
-

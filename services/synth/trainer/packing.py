@@ -28,9 +28,9 @@ class Sequences:
     weights: npt.NDArray[np.float32]
     cu_seqlens: npt.NDArray[Any]
 
-    @property
-    def lengths(self) -> list[int]:
-        return np.diff(self.cu_seqlens).tolist()
+    def lengths_of(self, rows: list[int]) -> dict[int, int]:
+        """Tokens of each of these sequences, by index."""
+        return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in rows}
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -74,21 +74,19 @@ class MicroBatch:
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
 
 
-def plan(
-    lengths: list[int], rows: list[int], *, budget: int, packing: Literal["packed", "padded"]
-) -> list[list[int]]:
-    """Divide `rows` (indices into `lengths`) into micro-batches of at most `budget` tokens.
+def plan(lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"]) -> list[list[int]]:
+    """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
     padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
     by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
     """
-    by_length = sorted(rows, key=lambda i: -lengths[i])
+    by_length = sorted(lengths, key=lambda i: -lengths[i])
     if packing == "padded":
         return _padded(lengths, by_length, budget)
     return _packed(lengths, by_length, budget)
 
 
-def _padded(lengths: list[int], by_length: list[int], budget: int) -> list[list[int]]:
+def _padded(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for i in by_length:
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
@@ -98,7 +96,7 @@ def _padded(lengths: list[int], by_length: list[int], budget: int) -> list[list[
     return batches
 
 
-def _packed(lengths: list[int], by_length: list[int], budget: int) -> list[list[int]]:
+def _packed(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     count = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
     bins: list[list[int]] = [[] for _ in range(count)]
     tokens, cost = [0] * count, [0] * count
@@ -129,9 +127,7 @@ def collate(
     width = sum(lengths) if packing == "packed" else max(lengths)
     shape = (1, width) if packing == "packed" else (len(rows), width)
     # Where each row begins in the flattened [B·L].
-    offsets = (
-        [0, *itertools.accumulate(lengths)][:-1] if packing == "packed" else [k * width for k in range(len(rows))]
-    )
+    offsets = [0, *itertools.accumulate(lengths)][:-1] if packing == "packed" else [k * width for k in range(len(rows))]
     input_ids = np.zeros(shape[0] * shape[1], dtype=np.int64)
     sources, predicts = [], []
     for i, start, length, offset in zip(rows, starts, lengths, offsets, strict=True):

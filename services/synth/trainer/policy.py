@@ -56,6 +56,16 @@ class Policy:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """The trained parameters in float32, on the CPU; `load` puts them back."""
+        return {n: p.detach().to("cpu").contiguous() for n, p in self.trainable().items()}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite the trained parameters with those of a `snapshot`."""
+        for name, parameter in self.trainable().items():
+            parameter.copy_(tensors[name])
+
     def logprobs(self, micro: MicroBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """logp_N (float32, nats, of the micro-batch's trained tokens) and entropy_N (without gradient)."""
         # No attention mask: rows are padded on the right, where causal attention never looks, and packed rows
@@ -65,7 +75,9 @@ class Policy:
                 input_ids=micro.input_ids_BL, position_ids=micro.position_ids_BL, use_cache=False
             )
         hidden_ND = out.last_hidden_state.flatten(0, 1)[micro.predict_N]
-        return token_logprobs(hidden_ND, self.model.get_output_embeddings().weight, micro.target_N, temperature=temperature)
+        return token_logprobs(
+            hidden_ND, self.model.get_output_embeddings().weight, micro.target_N, temperature=temperature
+        )
 
     def write_serving(self, path: Path, *, version: int) -> dict[str, str]:
         """Write the weights to serve, in the served dtype. Returns the digest of each tensor."""
@@ -116,9 +128,7 @@ class Policy:
         return json.loads(json.dumps(config, default=_plain, sort_keys=True))
 
 
-def load_policy(
-    model_dir: Path, recipe: Recipe, *, adapter_dir: Path | None = None, dropout: bool = True
-) -> Policy:
+def load_policy(model_dir: Path, recipe: Recipe, *, adapter_dir: Path | None = None, dropout: bool = True) -> Policy:
     """Load a model folder (never the network) for training.
 
     adapter_dir: a LoRA adapter that the source model consists of. Mode "lora" continues it when rank and targets
@@ -126,7 +136,9 @@ def load_policy(
     ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
     """
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         # A frozen base can be as small as what is served; a trained one is the float32 master.
         frozen_half = recipe.mode == "lora" and recipe.dtype == "bf16"
@@ -173,7 +185,7 @@ def _adapt(model: Any, recipe: Recipe, adapter_dir: Path | None, *, dropout: boo
 
     wanted = _wanted_modules(model, recipe)
     if adapter_dir is not None:
-        adapted = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
+        adapted: Any = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
         found = adapted.peft_config["default"]
         agrees = (found.r, found.lora_alpha) == (recipe.lora.r, recipe.lora.alpha)
         if not agrees or set(adapted.targeted_module_names) != wanted:
@@ -224,7 +236,7 @@ def _switch_dropout_off(model: Any) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+            vars(module)["attention_dropout"] = 0.0
 
 
 def _write_config(model_dir: Path, folder: Path, dtype: torch.dtype) -> None:

@@ -26,7 +26,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What SFT and RL have in common.
 
-    warmup_steps, when given, wins over warmup_ratio (a share of all steps).
+    warmup_steps, when given, wins over warmup_ratio (a share of all steps); steps as `train.step` counts them.
     min_lr_ratio: where cosine and linear end, as a share of lr.
     clip_norm: of the whole gradient, L2.
     dtype: of the forward and of what is served; master weights, log-probabilities and loss are float32.
@@ -59,13 +59,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Supervised fine-tuning.
 
-    steps, when given, wins over epochs. batch_size: rows in one optimizer step, accumulation included.
+    steps, when given, wins over epochs. examples: only the first rows of the dataset.
+    batch_size: rows in one optimizer step, accumulation included.
     sequence_length: tokens of a row that are kept. validation_every: steps; 0 is never.
     best_metric: what picks the model that is exported; None exports the last.
     """
 
     batch_size: int
     sequence_length: int
+    examples: int | None = None
     epochs: int = 1
     steps: int | None = None
     validation_every: int = 0
@@ -101,3 +103,8 @@ def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:
         if not getattr(recipe, name) > 0:
             raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(recipe, name)}; expected above 0")
     return recipe
+
+
+def recipe_as_json(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as it reads back from JSON (lists for tuples), so that two can be compared."""
+    return msgspec.json.decode(msgspec.json.encode(recipe))

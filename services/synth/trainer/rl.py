@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from synth.rollouts import RolloutBatch
 from synth.trainer.correction import correct
 from synth.trainer.failure import TrainingFailed
 from synth.trainer.gspo import Clip, gspo_loss
@@ -30,6 +29,7 @@ from synth.trainer.recipe import RlRecipe
 from synth.trainer.rl_values import Tally, batch_values
 from synth.trainer.run import Progress, Run, StepResult, peak_memory_bytes
 from synth.trainer.schedule import learning_rate
+from synth.trajectories import RolloutBatch
 
 
 class RlTrainer:
@@ -81,8 +81,7 @@ class RlTrainer:
         if batch.meta.iteration != step:
             raise TrainingFailed(
                 "out_of_order",
-                f"the batch is of iteration {batch.meta.iteration}; expected {step}: "
-                f"{step - 1} steps are done",
+                f"the batch is of iteration {batch.meta.iteration}; expected {step}: {step - 1} steps are done",
             )
         # The version of the policy is the number of steps that made it.
         lag_T = np.where(batch.loss_mask, (step - 1) - batch.versions, 0).astype(np.int32)
@@ -107,11 +106,12 @@ class RlTrainer:
         for part in np.array_split(np.asarray(order, dtype=np.int64), self.recipe.minibatches):
             live = [int(i) for i in part if advantages[i] != 0 and len(sequences.trained(int(i)))]
             groups = plan(
-                sequences.lengths, live, budget=self.recipe.micro_batch_tokens, packing=self.recipe.packing
+                sequences.lengths_of(live),
+                budget=self.recipe.micro_batch_tokens,
+                packing=self.recipe.packing,
             )
             micros = [
-                collate(sequences, rows, packing=self.recipe.packing, device=self.policy.device)
-                for rows in groups
+                collate(sequences, rows, packing=self.recipe.packing, device=self.policy.device) for rows in groups
             ]
             if micros:
                 minibatches.append((micros, len(part)))
@@ -159,12 +159,12 @@ class RlTrainer:
             ),
             clip=self._clip,
         )
-        loss = float(out.loss)
+        loss = out.loss.item()
         if not math.isfinite(loss):
             raise TrainingFailed(
                 "nan_loss",
-                f"the loss of step {self.run.step + 1} is {loss}; nothing was updated; lower the learning rate or "
-                "look at the batch's log-probabilities",
+                f"the loss of step {self.run.step + 1} is {loss}; resume from the last checkpoint with a lower "
+                "learning rate, or look at the log-probabilities in the batch",
             )
         out.loss.backward()
         tally.micro(

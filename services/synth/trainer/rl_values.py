@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from synth.rollouts import RolloutBatch
 from synth.trainer.correction import rates
 from synth.trainer.packing import Sequences
+from synth.trajectories import RolloutBatch
 
 
 @dataclass
@@ -65,18 +65,22 @@ class Tally:
         out = {"lr": self.lr, "optimizer_moves": float(moves), "skipped": float(not self.grad_norms)}
         if not self.grad_norms:
             return out
-        return out | rates(self.correction) | {
-            "loss": s["loss"] / len(self.grad_norms),
-            "ppo_kl": s["kl"] / s["tokens"],
-            "ppo_kl_first": s["first_kl"] / s["first_tokens"],
-            "clipped_first": s["first_clipped"],
-            "clip_rate_positive": s["clipped_positive"] / max(1.0, s["positive"]),
-            "clip_rate_negative": s["clipped_negative"] / max(1.0, s["negative"]),
-            "entropy": s["entropy"] / s["tokens"],
-            "grad_norm": sum(self.grad_norms) / len(self.grad_norms),
-            "grad_norm_max": max(self.grad_norms),
-            "trained_tokens": s["tokens"],
-        }
+        return (
+            out
+            | rates(self.correction)
+            | {
+                "loss": s["loss"] / len(self.grad_norms),
+                "ppo_kl": s["kl"] / s["tokens"],
+                "ppo_kl_first": s["first_kl"] / s["first_tokens"],
+                "clipped_first": s["first_clipped"],
+                "clip_rate_positive": s["clipped_positive"] / max(1.0, s["positive"]),
+                "clip_rate_negative": s["clipped_negative"] / max(1.0, s["negative"]),
+                "entropy": s["entropy"] / s["tokens"],
+                "grad_norm": sum(self.grad_norms) / len(self.grad_norms),
+                "grad_norm_max": max(self.grad_norms),
+                "trained_tokens": s["tokens"],
+            }
+        )
 
 
 def batch_values(

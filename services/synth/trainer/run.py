@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
@@ -23,7 +22,7 @@ from synth.trainer.failure import TrainingFailed
 from synth.trainer.optimizer import Optimizer
 from synth.trainer.packing import Sequences, collate, plan
 from synth.trainer.policy import Policy
-from synth.trainer.recipe import RlRecipe
+from synth.trainer.recipe import RlRecipe, recipe_as_json
 
 # (stage, done, of): called at least once a micro-batch.
 Progress = Callable[[str, int, int], None]
@@ -79,22 +78,26 @@ class Run:
         state = CheckpointState(
             kind="rl" if isinstance(recipe, RlRecipe) else "sft",
             step=self.step,
-            recipe=msgspec.to_builtins(recipe),
+            recipe=recipe_as_json(recipe),
             fingerprint=fingerprint(recipe),
             values=self.values,
             loss=self._probe_loss(),
             temperature=self.temperature,
             best=self.best,
         )
-        probe = {} if self.probe is None else {
-            "tokens": torch.from_numpy(self.probe.tokens),
-            "weights": torch.from_numpy(self.probe.weights),
-            "cu_seqlens": torch.from_numpy(self.probe.cu_seqlens.astype(np.int64)),
-        }
+        probe = (
+            {}
+            if self.probe is None
+            else {
+                "tokens": torch.from_numpy(self.probe.tokens),
+                "weights": torch.from_numpy(self.probe.weights),
+                "cu_seqlens": torch.from_numpy(self.probe.cu_seqlens.astype(np.int64)),
+            }
+        )
         save_checkpoint(
             folder,
             state,
-            weights=dict(self.policy.trainable()),
+            weights=self.policy.snapshot(),
             optimizer=self.optimizer.state(),
             probe=probe,
             best_file=best_file,
@@ -108,14 +111,12 @@ class Run:
         found = load_checkpoint(folder)
         state = found.state
         parameters = self.policy.trainable()
-        if state.recipe != msgspec.to_builtins(self.policy.recipe) or found.weights.keys() != parameters.keys():
+        if state.recipe != recipe_as_json(self.policy.recipe) or found.weights.keys() != parameters.keys():
             raise TrainingFailed(
                 "bad_checkpoint",
                 f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
             )
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(found.weights[name])
+        self.policy.load(found.weights)
         self.optimizer.load(found.optimizer)
         self.step, self.values, self.best = state.step, state.values, state.best
         self.temperature = state.temperature
@@ -142,8 +143,7 @@ def mean_nll(
     """The weighted mean negative log-likelihood of the trained tokens, in nats; dropout off."""
     recipe = policy.recipe
     groups = plan(
-        sequences.lengths,
-        list(range(len(sequences))),
+        sequences.lengths_of(list(range(len(sequences)))),
         budget=recipe.micro_batch_tokens,
         packing=recipe.packing,
     )

@@ -1,0 +1,275 @@
+"""The training process itself: `python -m synth.trainer.child`, one JSON line in, JSON lines out.
+
+The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The protocol is in the message types
+below. Invariants: the first line in is `start`; `step` k is answered only when everything that it names is durable;
+an `error` is the last line, and the exit code is then 1; the end of stdin ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any, Literal, NoReturn
+
+import msgspec
+import torch
+
+from synth.trainer import randomness
+from synth.trainer.checkpoint import Fingerprint, fingerprint
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.policy import Policy, load_policy
+from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe, parse_recipe
+from synth.trainer.rl import RlTrainer
+from synth.trainer.run import Resumed, Run
+from synth.trainer.sft import SftTrainer
+from synth.trainer.sft_data import encode_file, load_tokenizer
+from synth.trajectories import RolloutBatch
+
+_PROGRESS_SECONDS = 0.5
+
+
+class Start(msgspec.Struct, tag="start", tag_field="op"):
+    """First message. work_dir: of this attempt alone; everything that is written goes below it."""
+
+    kind: Literal["sft", "rl"]
+    recipe: dict[str, Any]
+    model_dir: str
+    work_dir: str
+    adapter_dir: str | None = None
+    resume_dir: str | None = None
+    dataset: str | None = None
+    validation: str | None = None
+    cache_dir: str | None = None
+
+
+class Step(msgspec.Struct, tag="step", tag_field="op"):
+    """RL: train on the batch of an iteration, a file that `RolloutBatch.from_bytes` reads."""
+
+    iteration: int
+    batch: str
+
+
+class Finish(msgspec.Struct, tag="finish", tag_field="op"):
+    """RL: write the model and end."""
+
+
+class Ready(msgspec.Struct, tag="ready", tag_field="event"):
+    """Loaded; `step` steps are done. values: what the last of them reported, when resumed."""
+
+    step: int
+    fingerprint: Fingerprint
+    total: int
+    loss_then: float | None = None
+    loss_now: float | None = None
+    values: dict[str, float] | None = None
+
+
+class Stepped(msgspec.Struct, tag="step", tag_field="event"):
+    """A step is done. weights: the file to serve (RL). checkpoint: a resume folder, when this step made one."""
+
+    step: int
+    values: dict[str, float]
+    weights: str | None = None
+    checkpoint: str | None = None
+
+
+class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
+    """A sign of life, at most two a second."""
+
+    stage: str
+    done: int
+    of: int
+
+
+class Done(msgspec.Struct, tag="done", tag_field="event"):
+    """The finished model is in the folder `model`; best_step: which step's weights it holds."""
+
+    model: str
+    kind: str
+    step: int
+    best_step: int
+
+
+class Failed(msgspec.Struct, tag="error", tag_field="event"):
+    """The last message: see `TrainingFailed` for codes; also out_of_memory, bad_message, internal."""
+
+    code: str
+    detail: str
+
+
+class Parent:
+    """The two pipes to the service."""
+
+    def __init__(self, lines_in: IO[bytes], lines_out: IO[bytes]) -> None:
+        self._out = lines_out
+        self._in: queue.Queue[bytes] = queue.Queue()
+        self._last_progress = 0.0
+        threading.Thread(target=self._read, args=(lines_in,), daemon=True).start()
+
+    def say(self, event: msgspec.Struct) -> None:
+        self._out.write(msgspec.json.encode(event) + b"\n")
+        self._out.flush()
+
+    def progress(self, stage: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        if now - self._last_progress >= _PROGRESS_SECONDS:
+            self._last_progress = now
+            self.say(Progressed(stage=stage, done=done, of=of))
+
+    def hear(self) -> Start | Step | Finish:
+        line = self._in.get()
+        try:
+            return msgspec.json.decode(line, type=Start | Step | Finish)
+        except msgspec.DecodeError as error:
+            raise TrainingFailed("bad_message", f"{error}: {line[:200]!r}") from error
+
+    def _read(self, lines_in: IO[bytes]) -> None:
+        for line in lines_in:
+            self._in.put(line)
+        # The parent is gone: work that nobody will announce must not hold a GPU. Nothing durable is half-written.
+        os._exit(3)
+
+
+def main() -> NoReturn:
+    """Speak the protocol on stdin and stdout until done; stray prints go to stderr."""
+    lines_out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    parent = Parent(sys.stdin.buffer, lines_out)
+    try:
+        start = parent.hear()
+        if not isinstance(start, Start):
+            raise TrainingFailed("bad_message", "expected `start` first")
+        if start.kind == "rl":
+            train_rl(start, parse_recipe(start.recipe, RlRecipe), parent)
+        else:
+            train_sft(start, parse_recipe(start.recipe, SftRecipe), parent)
+    except TrainingFailed as error:
+        _fail(parent, Failed(code=error.code, detail=error.detail))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        _fail(
+            parent,
+            Failed(code="out_of_memory", detail=f"{error}; lower micro_batch_tokens or checkpoint activations"),
+        )
+    except Exception as error:  # noqa: BLE001  (the edge of the process: reported, and the exit code says so)
+        traceback.print_exc()
+        _fail(parent, Failed(code="internal", detail=f"{type(error).__name__}: {error}"))
+    lines_out.flush()
+    # No interpreter teardown: the reader thread is still in a read of stdin.
+    os._exit(0)
+
+
+def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
+    """RL: load, say ready, then a step for each batch that the parent sends, until it says finish."""
+    work = Path(start.work_dir)
+    policy = _load(start, recipe, parent, dropout=False)
+    trainer = RlTrainer(policy, recipe, progress=parent.progress)
+    _ready(trainer.run, _resume(trainer.run, start, parent), recipe.steps, parent)
+    while isinstance(message := parent.hear(), Step):
+        if message.iteration != trainer.run.step + 1:
+            raise TrainingFailed(
+                "out_of_order", f"asked for step {message.iteration}; {trainer.run.step} steps are done"
+            )
+        try:
+            batch = RolloutBatch.from_bytes(Path(message.batch).read_bytes())
+        except (OSError, ValueError) as error:
+            raise TrainingFailed("bad_batch", f"iteration {message.iteration}: {error}") from error
+        result = trainer.step(batch)
+        weights = work / f"policy-{result.step:06d}.safetensors"
+        policy.write_serving(weights, version=result.step)
+        checkpoint = _checkpoint(trainer.run, work, recipe.steps, parent)
+        parent.say(Stepped(step=result.step, values=result.values, weights=str(weights), checkpoint=checkpoint))
+    _finish(trainer.run, work, parent, best_step=trainer.run.step)
+
+
+def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
+    """SFT: tokenise, load, say ready, then step after step to the end, and the model."""
+    if start.dataset is None:
+        raise TrainingFailed("bad_message", "`start` of an SFT run has no dataset")
+    work = Path(start.work_dir)
+    cache = Path(start.cache_dir) if start.cache_dir else None
+    tokenizer = load_tokenizer(Path(start.model_dir))
+    data, validation = (
+        None
+        if path is None
+        else encode_file(
+            Path(path),
+            tokenizer,
+            sequence_length=recipe.sequence_length,
+            examples=recipe.examples if name == "dataset" else None,
+            cache=None if cache is None else cache / f"{name}.safetensors",
+            progress=lambda rows: parent.progress("tokenise", rows, 0),
+        )
+        for name, path in (("dataset", start.dataset), ("validation", start.validation))
+    )
+    assert data is not None
+    policy = _load(start, recipe, parent, dropout=True)
+    best_file = work / "best.safetensors"
+    trainer = SftTrainer(policy, recipe, data, validation=validation, best_file=best_file, progress=parent.progress)
+    resumed = _resume(trainer.run, start, parent)
+    if resumed is not None and resumed.best_file is not None:
+        best_file.write_bytes(resumed.best_file.read_bytes())
+    _ready(trainer.run, resumed, trainer.total, parent)
+    while trainer.run.step < trainer.total:
+        result = trainer.step()
+        checkpoint = _checkpoint(trainer.run, work, trainer.total, parent, best_file=best_file)
+        parent.say(Stepped(step=result.step, values=result.values, checkpoint=checkpoint))
+    trainer.use_best()
+    best = trainer.run.best
+    _finish(trainer.run, work, parent, best_step=trainer.run.step if best is None else best[1])
+
+
+def _load(start: Start, recipe: Recipe, parent: Parent, *, dropout: bool) -> Policy:
+    randomness.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
+    parent.progress("load", 0, 1)
+    adapter = Path(start.adapter_dir) if start.adapter_dir else None
+    return load_policy(Path(start.model_dir), recipe, adapter_dir=adapter, dropout=dropout)
+
+
+def _resume(run: Run, start: Start, parent: Parent) -> Resumed | None:
+    if start.resume_dir is None:
+        return None
+    parent.progress("resume", 0, 1)
+    return run.resume(Path(start.resume_dir))
+
+
+def _ready(run: Run, resumed: Resumed | None, total: int, parent: Parent) -> None:
+    parent.say(
+        Ready(
+            step=run.step,
+            fingerprint=fingerprint(run.policy.recipe),
+            total=total,
+            loss_then=None if resumed is None else resumed.loss_then,
+            loss_now=None if resumed is None else resumed.loss_now,
+            values=None if resumed is None else run.values,
+        )
+    )
+
+
+def _checkpoint(run: Run, work: Path, total: int, parent: Parent, *, best_file: Path | None = None) -> str | None:
+    if run.step % run.policy.recipe.checkpoint_every and run.step != total:
+        return None
+    parent.progress("checkpoint", 0, 1)
+    folder = work / f"checkpoint-{run.step:06d}"
+    run.save(folder, best_file=best_file if run.best is not None else None)
+    return str(folder)
+
+
+def _finish(run: Run, work: Path, parent: Parent, *, best_step: int) -> None:
+    parent.progress("export", 0, 1)
+    folder = work / "model"
+    run.policy.write_model(folder)
+    parent.say(Done(model=str(folder), kind=run.policy.kind, step=run.step, best_step=best_step))
+
+
+def _fail(parent: Parent, failed: Failed) -> NoReturn:
+    parent.say(failed)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Rollout batches as a collector would make them, scored by a policy of ours or by nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from synth.trainer.packing import Sequences, collate
+from synth.trainer.policy import Policy
+from synth.trainer.recipe import RlRecipe
+from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
+
+# Behaviour log-probabilities that no policy gave must not be gated away.
+OPEN_GATES: dict[str, Any] = {"gate_fresh": (0.0, 1e30), "gate_stale": (0.0, 1e30)}
+
+
+def rl_recipe(**changes: Any) -> RlRecipe:
+    return RlRecipe(**{"lr": 1e-3, "steps": 20, "warmup_steps": 0, "micro_batch_tokens": 256, **changes})
+
+
+def random_batch(
+    iteration: int, *, sequences: int = 16, seed: int = 0, version: int | None = None, zero: int = 0
+) -> RolloutBatch:
+    """Sequences of random tokens, 6..20 of prompt, 1..20 sampled; the first `zero` have advantage 0."""
+    rng = np.random.default_rng([seed, iteration])
+    branches: list[Branch] = []
+    for _ in range(sequences):
+        prompt, sampled = int(rng.integers(6, 20)), int(rng.integers(1, 20))
+        mask = np.array([False] * prompt + [True] * sampled)
+        if sampled > 4:
+            mask[prompt + 2] = False  # a tool's token, in the middle of what was sampled
+        n = prompt + sampled
+        branches.append(
+            Branch(
+                tokens=rng.integers(5, 300, n).astype(np.int32),
+                loss_mask=mask,
+                logprobs=np.where(mask, -rng.random(n) - 5, 0).astype(np.float32),
+                versions=np.where(mask, iteration - 1 if version is None else version, -1).astype(np.int32),
+            )
+        )
+    advantages = [0.0 if i < zero else float(rng.normal()) for i in range(sequences)]
+    meta = BatchMeta(
+        job_id="job_test",
+        iteration=iteration,
+        temperature=1.0,
+        rollouts=[
+            RolloutMeta(rollout_id=f"job_test_t{iteration}_{i}", seed=i, group=i // 8, reward=float(i % 2))
+            for i in range(sequences)
+        ],
+        groups_kept=sequences // 8,
+        groups_dropped=0,
+    )
+    return RolloutBatch.build(branches, advantages, list(range(sequences)), meta)
+
+
+def scored_by(policy: Policy, batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the log-probabilities that the policy gives it: no mismatch."""
+    sequences = Sequences(batch.tokens, batch.loss_mask.astype(np.float32), batch.cu_seqlens)
+    micro = collate(sequences, list(range(batch.sequences)), packing="padded")
+    with torch.no_grad():
+        logp_N, _ = policy.logprobs(micro, temperature=batch.meta.temperature)
+    batch.logprobs[micro.source_N] = logp_N.numpy()
+    return batch

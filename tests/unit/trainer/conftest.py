@@ -1,0 +1,39 @@
+"""A tiny real model on disk, and one thread: the bytes are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.unit.inference.tiny import save_tiny_model
+
+# ChatML as Qwen3 writes it: thinking of turns before the last question is stripped.
+_TEMPLATE = (
+    "{%- set ns = namespace(last=0) %}"
+    "{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{%- for m in messages %}"
+    "{%- if m.role == 'assistant' and '</think>' in m.content and loop.index0 < ns.last %}"
+    "{%- set text = m.content.split('</think>')[-1].lstrip() %}"
+    "{%- else %}{% set text = m.content %}{% endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,32 @@
+"""Chat rows to fine-tune on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from synth.trainer.recipe import SftRecipe
+
+
+def sft_recipe(**changes: Any) -> SftRecipe:
+    defaults: dict[str, Any] = {"lr": 1e-3, "batch_size": 16, "sequence_length": 128, "warmup_steps": 0}
+    return SftRecipe(**{**defaults, "micro_batch_tokens": 512, **changes})
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    """Additions, each with its answer."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {10 + i % 90} + {11 + i % 83}?"},
+                {"role": "assistant", "content": f"answer {21 + i % 90 + i % 83}"},
+            ]
+        }
+        for i in range(count)
+    ]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path

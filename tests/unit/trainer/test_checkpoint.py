@@ -1,0 +1,96 @@
+"""A resume checkpoint proves itself, or is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from synth.trainer.checkpoint import check_same_loss, load_checkpoint
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.policy import load_policy
+from synth.trainer.rl import RlTrainer
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
+
+
+def trainer_for(model_dir: Path, **changes: Any) -> RlTrainer:
+    recipe = rl_recipe(**OPEN_GATES, **changes)
+    return RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+
+
+@pytest.fixture
+def folder(model_dir: Path, tmp_path: Path) -> Path:
+    trainer = trainer_for(model_dir)
+    trainer.step(random_batch(1))
+    trainer.run.save(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def test_a_checkpoint_appears_whole(folder: Path) -> None:
+    assert [f.name for f in folder.parent.iterdir()] == ["checkpoint"]
+    found = load_checkpoint(folder)
+    assert found.state.step == 1
+    assert found.state.loss is not None
+    assert found.optimizer
+
+
+def test_a_resumed_run_has_the_step_and_its_figures(model_dir: Path, folder: Path) -> None:
+    trainer = trainer_for(model_dir)
+    resumed = trainer.run.resume(folder)
+    assert trainer.run.step == 1
+    assert resumed.loss_then == resumed.loss_now
+    assert trainer.run.values["trained_tokens"] > 0
+
+
+def test_a_checkpoint_before_any_training_has_no_loss_to_prove(model_dir: Path, tmp_path: Path) -> None:
+    trainer = trainer_for(model_dir)
+    trainer.step(random_batch(1, zero=16))
+    trainer.run.save(tmp_path / "checkpoint")
+    again = trainer_for(model_dir)
+    assert again.run.resume(tmp_path / "checkpoint").loss_now is None
+    assert again.run.step == 1
+
+
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "rng.json", "manifest.json"])
+def test_a_missing_file_is_named(model_dir: Path, folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(TrainingFailed, match=name) as caught:
+        trainer_for(model_dir).run.resume(folder)
+    assert caught.value.code == "bad_checkpoint"
+
+
+def test_another_recipe_is_not_resumed(model_dir: Path, folder: Path) -> None:
+    with pytest.raises(TrainingFailed, match="another recipe"):
+        trainer_for(model_dir, lr=1e-4).run.resume(folder)
+
+
+def test_weights_that_do_not_reproduce_the_loss_stop_the_resume(model_dir: Path, folder: Path) -> None:
+    """A checkpoint of the right bytes on the wrong code: only the loss can tell."""
+    trainer = trainer_for(model_dir)
+    scale = trainer.policy.model.model.rotary_emb
+    scale.inv_freq.mul_(1.01)
+    with pytest.raises(TrainingFailed, match="same machine type") as caught:
+        trainer.run.resume(folder)
+    assert caught.value.code == "resume_mismatch"
+
+
+def test_another_fingerprint_may_differ_within_its_tolerance(folder: Path) -> None:
+    state = load_checkpoint(folder).state
+    assert state.loss is not None
+    other = msgspec.structs.replace(state.fingerprint, instruction_set="x86_64-AVX2")
+    check_same_loss(state, state.loss + 5e-4, other)
+    with pytest.raises(TrainingFailed, match="AVX2 now"):
+        check_same_loss(state, state.loss + 2e-3, other)
+    with pytest.raises(TrainingFailed):
+        check_same_loss(state, state.loss + 1e-7, state.fingerprint)
+
+
+def test_a_save_that_died_half_way_leaves_no_checkpoint(model_dir: Path, folder: Path) -> None:
+    half = folder.with_name(".checkpoint-2.partial")
+    shutil.copytree(folder, half)
+    (half / "manifest.json").unlink()
+    with pytest.raises(TrainingFailed, match=r"manifest\.json"):
+        trainer_for(model_dir).run.resume(half)

@@ -1,0 +1,48 @@
+"""The chunked head is the full head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from synth.trainer.logprobs import token_logprobs
+
+
+@pytest.mark.parametrize("chunk_elements", [1 << 25, 37 * 4, 37])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_chunks_give_the_logprobs_entropy_and_gradients_of_the_whole(chunk_elements: int, temperature: float) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(37, 8, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(0, 37, (11,))
+    slope = torch.randn(11, dtype=torch.float64)
+    full = torch.log_softmax(hidden @ head.T / temperature, -1)
+    expected = full.gather(1, target[:, None]).squeeze(1)
+    expected_grads = torch.autograd.grad((expected * slope).sum(), (hidden, head), retain_graph=True)
+
+    logp, entropy = token_logprobs(hidden, head, target, temperature=temperature, chunk_elements=chunk_elements)
+    grads = torch.autograd.grad((logp * slope).sum(), (hidden, head))
+
+    assert torch.allclose(logp, expected, atol=1e-12)
+    assert torch.allclose(entropy, -(full.exp() * full).sum(-1), atol=1e-12)
+    assert not entropy.requires_grad
+    for mine, reference in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(mine, reference, atol=1e-12)
+
+
+def test_half_precision_hidden_states_are_scored_in_float32() -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(4, 8, dtype=torch.bfloat16), torch.randn(16, 8)
+    logp, _ = token_logprobs(hidden, head, torch.tensor([1, 2, 3, 4]))
+    exact = torch.log_softmax(hidden.float() @ head.T, -1)[torch.arange(4), torch.tensor([1, 2, 3, 4])]
+    assert logp.dtype == torch.float32
+    assert torch.equal(logp, exact)
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden = torch.randn(6, 8, requires_grad=True)
+    head = torch.randn(5, 8)
+    logp, _ = token_logprobs(hidden, head, torch.zeros(6, dtype=torch.int64), chunk_elements=10)
+    logp.sum().backward()
+    assert hidden.grad is not None
+    assert head.grad is None
