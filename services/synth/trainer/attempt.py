@@ -1,0 +1,184 @@
+"""One attempt at a training job: what its log says was done, and how the next things are announced.
+
+The order in which things are announced is the resume guarantee: weights, then the checkpoint that covers the step,
+then the step itself. A successor therefore finds either all of a step or nothing of it that it could not do again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synth import logs
+from synth.blobs import BlobMissing, BlobStore
+from synth.bus.connection import Connection
+from synth.bus.publish import Fence, Publisher
+from synth.bus.replay import replay
+from synth.events import (
+    BlobExpired,
+    BlobRef,
+    CheckpointSaved,
+    EvalCompleted,
+    ModelPublished,
+    ModelRef,
+    PolicyPublished,
+    RolloutBatched,
+    RolloutRequested,
+    TrainResumed,
+    TrainStep,
+)
+from synth.trainer.protocol import Ready, Stepped
+
+log = logs.get("attempt")
+
+_FACTS = (
+    "train.step",
+    "checkpoint.saved",
+    "policy.published",
+    "rollout.requested",
+    "rollout.batch",
+    "eval.completed",
+    "model.published",
+    "blob.expired",
+)
+
+
+@dataclass
+class Past:
+    """What earlier attempts announced."""
+
+    last_step: int = 0
+    checkpoint: CheckpointSaved | None = None
+    checkpoints: list[CheckpointSaved] = field(default_factory=list)
+    weights: dict[int, BlobRef] = field(default_factory=dict)
+    requested: set[tuple[str, int]] = field(default_factory=set)
+    batches: dict[int, RolloutBatched] = field(default_factory=dict)
+    evaluated: set[int] = field(default_factory=set)
+    model: ModelPublished | None = None
+    seq: int = 0
+
+
+async def read_past(bus: Connection, org: str, job_id: str) -> Past:
+    """Read a training job's log. After our own `job.started`: no earlier attempt can add to it any more."""
+    past = Past()
+    expired: set[str] = set()
+    for recorded in await replay(bus.nc, [f"{fact}.{org}.{job_id}" for fact in _FACTS]):
+        past.seq = recorded.seq
+        match recorded.event:
+            case TrainStep(step=step):
+                past.last_step = max(past.last_step, step)
+            case CheckpointSaved() as event:
+                past.checkpoint = event
+                past.checkpoints.append(event)
+            case PolicyPublished(version=version, weights=weights):
+                past.weights[version] = weights
+            case RolloutRequested(mode=mode, iteration=iteration):
+                past.requested.add((mode, iteration))
+            case RolloutBatched() as event:
+                past.batches[event.iteration] = event
+            case EvalCompleted(iteration=iteration):
+                past.evaluated.add(iteration)
+            case ModelPublished() as event:
+                past.model = event
+            case BlobExpired(uris=uris):
+                expired.update(uris)
+    past.weights = {v: ref for v, ref in past.weights.items() if ref.uri not in expired}
+    past.checkpoints = [c for c in past.checkpoints if c.tree.uri not in expired]
+    return past
+
+
+class Announcer:
+    """Publishes an attempt's facts, blobs first."""
+
+    def __init__(self, bus: Connection, blobs: BlobStore, fence: Fence, past: Past, *, total: int) -> None:
+        self._publisher = Publisher(bus)
+        self._blobs = blobs
+        self._fence = fence
+        self._past = past
+        self._total = total
+        self._waiting: list[TrainStep] = []
+        self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
+
+    async def resumed(self, ready: Ready) -> None:
+        """Say that this attempt goes on from a checkpoint, with the proof; then a step that was never announced."""
+        event = TrainResumed(
+            step=ready.step,
+            attempt=self._fence.attempt,
+            loss_then=ready.loss_then,
+            loss_now=ready.loss_now,
+            same_fingerprint=ready.same_fingerprint,
+        )
+        await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
+        if ready.values is not None:
+            await self._step(ready.step, ready.values)
+            await self._flush()
+
+    async def requested(self, event: RolloutRequested) -> None:
+        """Ask for rollouts, once."""
+        key = (event.mode, event.iteration)
+        if key not in self._past.requested:
+            await self._publisher.fenced(event, fence=self._fence, id=f"{event.mode}:{event.iteration}")
+            self._past.requested.add(key)
+
+    async def stepped(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
+        """Announce what a step made: weights to serve, a checkpoint, and every step that the checkpoint covers."""
+        k = stepped.step
+        if stepped.weights is not None:
+            ref = await self._blobs.put_file(f"{self._prefix}/policy-{k}.safetensors", Path(stepped.weights), move=True)
+            event = PolicyPublished(version=k, attempt=self._fence.attempt, kind=kind, weights=ref)
+            await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
+            self._past.weights[k] = ref
+        await self._step(k, values)
+        if stepped.checkpoint is not None:
+            tree, manifest = await self._blobs.put_tree(
+                f"{self._prefix}/checkpoint-{k}", Path(stepped.checkpoint), move=True
+            )
+            saved = CheckpointSaved(step=k, version=k, attempt=self._fence.attempt, tree=tree, size=manifest.size)
+            await self._publisher.fenced(saved, fence=self._fence, id=f"{self._fence.attempt}:{k}")
+            self._past.checkpoints.append(saved)
+            await self._flush()
+
+    async def model(self, ref: ModelRef, *, kind: str, step: int) -> None:
+        """Publish the finished model."""
+        event = ModelPublished(model=ref, kind=kind, step=step)
+        await self._publisher.fenced(event, fence=self._fence, id="model")
+
+    async def put_model(self, directory: Path) -> BlobRef:
+        """Keep the finished model's files."""
+        tree, _ = await self._blobs.put_tree(f"{self._prefix}/model", directory, move=True)
+        return tree
+
+    async def expire(self, *, keep_versions: int, pinned: set[int]) -> None:
+        """Let go of what nobody needs any more: superseded checkpoints, and weights older than `keep_versions`.
+
+        pinned: versions that an evaluation still reads.
+        """
+        newest = max(self._past.weights, default=0)
+        versions = [v for v in self._past.weights if v <= newest - keep_versions and v not in pinned]
+        checkpoints = self._past.checkpoints[:-2]
+        uris = [self._past.weights[v].uri for v in versions]
+        for checkpoint in checkpoints:
+            # A predecessor may have deleted it and died before it could say so.
+            with contextlib.suppress(BlobMissing):
+                manifest = await self._blobs.manifest(checkpoint.tree)
+                uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
+        if not uris:
+            return
+        event = BlobExpired(uris=uris)
+        await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
+        await self._blobs.delete(uris)
+        for version in versions:
+            del self._past.weights[version]
+        self._past.checkpoints = self._past.checkpoints[-2:]
+
+    async def _step(self, step: int, values: dict[str, float]) -> None:
+        if step > self._past.last_step:
+            event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=values)
+            self._waiting.append(event)
+
+    async def _flush(self) -> None:
+        for event in self._waiting:
+            await self._publisher.fenced(event, fence=self._fence, id=str(event.step))
+            self._past.last_step = event.step
+        self._waiting.clear()

@@ -1,0 +1,152 @@
+"""The owner of one train task: takes the attempt, watches for the job's end, and ends the job."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from synth import logs
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
+from synth.bus.publish import Fence
+from synth.bus.replay import follow
+from synth.bus.worker import Lease
+from synth.catalogue import Event
+from synth.errors import Permanent, Problem
+from synth.events import (
+    JobCancelled,
+    JobFailed,
+    JobStarted,
+    JobSucceeded,
+    JobValidated,
+    RolloutBlocked,
+    Task,
+)
+from synth.jobs.lifecycle import State
+from synth.jobs.resolved import RlJob, SftJob, job_from_data
+from synth.trainer.attempt import Past, read_past
+from synth.trainer.settings import TrainerSettings
+
+log = logs.get("train")
+
+
+class JobFailure(Exception):
+    """The job cannot succeed, however often it is tried: the owner ends it with this."""
+
+    def __init__(self, code: str, problem: Problem) -> None:
+        super().__init__(problem.text())
+        self.code = code
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a training run is given: its job, its right to publish, what was done before it, and its lease."""
+
+    bus: Connection
+    blobs: BlobStore
+    settings: TrainerSettings
+    history: JobHistory
+    fence: Fence
+    past: Past
+    lease: Lease
+
+
+Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded]]
+
+
+@dataclass(frozen=True)
+class TrainerService:
+    """What every train task of this process shares. train: runs an attempt to its success."""
+
+    bus: Connection
+    blobs: BlobStore
+    settings: TrainerSettings
+    train: Train
+
+    async def run(self, task: Task, lease: Lease) -> None:
+        """Own one train task until its job has ended."""
+        with structlog.contextvars.bound_contextvars(job=task.job_id):
+            history, fence = await start_attempt(self.bus, task.org, task.job_id, worker=self.settings.replica)
+            if fence is None:
+                return
+            with structlog.contextvars.bound_contextvars(attempt=fence.attempt):
+                await self._attempt(history, fence, lease)
+
+    async def _attempt(self, history: JobHistory, fence: Fence, lease: Lease) -> None:
+        lease.progress("read the log", deadline=60)
+        past = await read_past(self.bus, fence.org, fence.job_id)
+        work_dir = self.settings.work_dir / fence.job_id
+        if history.state is State.CANCELLING:
+            await self._end(fence, JobCancelled(step=past.last_step))
+            return
+        job = job_from_data(history.need(JobValidated).job)
+        assert isinstance(job, RlJob | SftJob)
+        attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, past, lease)
+        try:
+            self._check_crashes(history, past)
+            ending: Event = await self._until_cancelled(attempt, job)
+        except JobFailure as failure:
+            log.error("job fails", code=failure.code, reason=failure.problem.text())
+            ending = JobFailed(code=failure.code, problem=failure.problem)
+        except Permanent as error:
+            ending = JobFailed(code="cannot_run", problem=Problem(what=str(error)))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, work_dir, ignore_errors=True)
+        await self._end(fence, ending)
+
+    def _check_crashes(self, history: JobHistory, past: Past) -> None:
+        """Give up when attempt after attempt dies without a new checkpoint."""
+        since = past.checkpoint.attempt if past.checkpoint else 0
+        started = [f.event for f in history.facts if isinstance(f.event, JobStarted)]
+        fruitless = sum(1 for s in started if s.attempt > since)
+        if fruitless >= self.settings.crashes:
+            raise JobFailure(
+                "trainer_crashed",
+                Problem(
+                    what=f"{fruitless} attempts in a row ended before step {past.last_step + 1} was saved",
+                    expected="an attempt to reach its next checkpoint",
+                    fix="look at the trainer's log for what killed the training process; memory is the usual cause",
+                ),
+            )
+
+    async def _until_cancelled(self, attempt: Attempt, job: RlJob | SftJob) -> Event:
+        training = asyncio.ensure_future(self.train(attempt, job))
+        interrupted = asyncio.create_task(_interruption(self.bus, attempt.fence))
+        try:
+            await asyncio.wait([training, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            if training.done():
+                return training.result()
+            training.cancel()
+            await asyncio.wait([training])
+            return interrupted.result()
+        finally:
+            for task in (training, interrupted):
+                task.cancel()
+            await asyncio.gather(training, interrupted, return_exceptions=True)
+
+    async def _end(self, fence: Fence, ending: Event) -> None:
+        def decide(history: JobHistory) -> Event | None:
+            if history.ended:
+                return None
+            # A cancellation that came while we were finishing wins: the user was told that it would.
+            if history.state is State.CANCELLING and not isinstance(ending, JobFailed | JobCancelled):
+                return JobCancelled(step=0)
+            return ending
+
+        await append_as_owner(self.bus, fence, decide)
+
+
+async def _interruption(bus: Connection, fence: Fence) -> Event:
+    """Wait for a reason to stop: the user's cancellation, or an environment that the collector gave up."""
+    subjects = [f"job.cancel_requested.{fence.org}.{fence.job_id}", f"rollout.blocked.{fence.org}.{fence.job_id}"]
+    async for recorded in follow(bus.nc, subjects):
+        if isinstance(recorded.event, RolloutBlocked):
+            return JobFailed(code="task_app_failed", problem=recorded.event.problem)
+        return JobCancelled(step=0)
+    raise AssertionError("a follow never ends")

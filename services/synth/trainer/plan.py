@@ -1,0 +1,27 @@
+"""From a resolved job to what the training process is told: the fields that both know have one name in both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from synth.jobs.resolved import RlJob, SftJob
+from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe
+from synth.trainer.settings import TrainerSettings
+
+
+def recipe_of(job: RlJob | SftJob, settings: TrainerSettings) -> Recipe:
+    """The recipe of a job on this machine."""
+    given: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(job).items() if value is not None}
+    given |= {
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "threads": settings.threads,
+        "deterministic": settings.deterministic,
+    }
+    kind = RlRecipe if isinstance(job, RlJob) else SftRecipe
+    if isinstance(job, RlJob):
+        given["steps"] = job.iterations
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)

@@ -1,0 +1,94 @@
+"""The training process as its supervisor sees it: started, spoken to, listened to, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from synth import logs
+from synth.errors import Transient
+from synth.trainer.protocol import Done, Failed, Finish, Progressed, Ready, Start, Step, Stepped
+
+log = logs.get("child")
+
+Said = Ready | Stepped | Done | Failed
+_LINE = 16 << 20
+
+
+class TrainingStopped(Transient):
+    """The process ended without saying why (killed, out of memory in the kernel): another attempt resumes."""
+
+
+class TrainingProcess:
+    """One `python -m synth.trainer.child`. Its log lines are ours; its messages come out of `hear`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, progress: Callable[[str], None]) -> None:
+        self._process = process
+        self._progress = progress
+        self._log = asyncio.create_task(self._forward_log())
+
+    @classmethod
+    async def start(cls, start: Start, *, threads: int, progress: Callable[[str], None]) -> TrainingProcess:
+        """Start it and hand it its job. progress: called with the stage whenever it shows a sign of life."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "synth.trainer.child",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LINE,
+            env=environment,
+        )
+        child = cls(process, progress)
+        await child.say(start)
+        return child
+
+    async def say(self, message: Start | Step | Finish) -> None:
+        """Send one message. Raises `TrainingStopped` when nobody listens any more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+            await self._process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise TrainingStopped(f"the training process is gone ({await self._process.wait()})") from error
+
+    async def hear(self, *, silence: float) -> Said:
+        """The next message that is not a sign of life. silence: seconds without one that count as a hang."""
+        assert self._process.stdout is not None
+        while True:
+            try:
+                async with asyncio.timeout(silence):
+                    line = await self._process.stdout.readline()
+            except TimeoutError as error:
+                self._process.kill()
+                raise TrainingStopped(f"the training process said nothing for {silence:.0f} s") from error
+            if not line:
+                raise TrainingStopped(f"the training process ended by itself ({await self._process.wait()})")
+            message = msgspec.json.decode(line, type=Ready | Stepped | Progressed | Done | Failed)
+            if not isinstance(message, Progressed):
+                return message
+            self._progress(message.stage)
+
+    async def end(self) -> None:
+        """End it: the end of its input first (it stops at once), a kill after 5 s."""
+        if self._process.returncode is None and self._process.stdin is not None:
+            self._process.stdin.close()
+            try:
+                async with asyncio.timeout(5):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        await self._log
+
+    async def _forward_log(self) -> None:
+        assert self._process.stderr is not None
+        while line := await self._process.stderr.readline():
+            if text := line.decode(errors="replace").rstrip():
+                log.info(text, child=self._process.pid)

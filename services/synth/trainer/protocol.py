@@ -1,0 +1,84 @@
+"""What the service and its training process say to each other: JSON lines, one message a line.
+
+Invariants: the first line in is `start`; `step` k is answered only when everything that it names is durable; an
+`error` is the last line, and the exit code is then 1; the end of the input ends the process at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Start(msgspec.Struct, tag="start", tag_field="op"):
+    """First message. work_dir: of this attempt alone; everything that is written goes below it."""
+
+    kind: Literal["sft", "rl"]
+    recipe: dict[str, Any]
+    model_dir: str
+    work_dir: str
+    adapter_dir: str | None = None
+    resume_dir: str | None = None
+    dataset: str | None = None
+    validation: str | None = None
+    cache_dir: str | None = None
+
+
+class Step(msgspec.Struct, tag="step", tag_field="op"):
+    """RL: train on the batch of an iteration, a file that `RolloutBatch.from_bytes` reads."""
+
+    iteration: int
+    batch: str
+
+
+class Finish(msgspec.Struct, tag="finish", tag_field="op"):
+    """RL: write the model and end."""
+
+
+class Ready(msgspec.Struct, tag="ready", tag_field="event"):
+    """Loaded; `step` of `total` steps are done. values: what the last of them reported, when resumed.
+
+    fingerprint: of build, instruction set, threads, world size and dtype. same_fingerprint: as the checkpoint's.
+    """
+
+    step: int
+    total: int
+    fingerprint: dict[str, Any]
+    loss_then: float | None = None
+    loss_now: float | None = None
+    same_fingerprint: bool = True
+    values: dict[str, float] | None = None
+
+
+class Stepped(msgspec.Struct, tag="step", tag_field="event"):
+    """A step is done. weights: the file to serve (RL). checkpoint: a resume folder, when this step made one."""
+
+    step: int
+    values: dict[str, float]
+    weights: str | None = None
+    checkpoint: str | None = None
+
+
+class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
+    """A sign of life, at most two a second."""
+
+    stage: str
+    done: int
+    of: int
+
+
+class Done(msgspec.Struct, tag="done", tag_field="event"):
+    """The finished model is in the folder `model`; best_step: which step's weights it holds."""
+
+    model: str
+    kind: str
+    step: int
+    best_step: int
+
+
+class Failed(msgspec.Struct, tag="error", tag_field="event"):
+    """The last message: see `TrainingFailed` for codes; also out_of_memory, bad_message, internal."""
+
+    code: str
+    detail: str

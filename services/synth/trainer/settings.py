@@ -1,0 +1,32 @@
+"""Settings of the trainer service."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from synth.settings import ServiceSettings
+
+
+class TrainerSettings(ServiceSettings):
+    """What a trainer needs beside the shared settings."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the training process computes."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of the forward pass; master weights, log-probabilities and losses are float32 in any case."""
+
+    threads: int = 1
+    """CPU threads of the training process. One is the default: contended threads spin, and bytes differ by count."""
+
+    deterministic: bool = True
+    """Bit-identical resume and replay; on a GPU it costs speed."""
+
+    child_silence_s: float = 300.0
+    """How long the training process may say nothing before it counts as hung."""
+
+    batch_wait_s: float = 1800.0
+    """How long an iteration's batch may take before the task is handed back."""
+
+    crashes: int = 5
+    """Attempts in a row that may end without a new checkpoint before the job fails."""

@@ -1,0 +1,175 @@
+"""An attempt's training run: the process is started where the log left off, fed, and its results announced."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from synth import logs
+from synth.errors import Problem
+from synth.events import JobSucceeded, JobVerified, ModelRef
+from synth.jobs.resolved import RlJob, SftJob
+from synth.model_files import LocalModel, local_model
+from synth.trainer.attempt import Announcer
+from synth.trainer.job import Attempt, JobFailure
+from synth.trainer.plan import recipe_of
+from synth.trainer.process import TrainingProcess
+from synth.trainer.protocol import Done, Failed, Finish, Ready, Start, Stepped
+from synth.trainer.rollout_feed import RolloutFeed
+
+log = logs.get("training")
+
+_M = TypeVar("_M", Ready, Stepped, Done)
+
+#: Iterations in a row without one group that has a signal before the job ends (decision 26).
+_SKIPPED_IN_A_ROW = 5
+
+
+async def train(attempt: Attempt, job: RlJob | SftJob) -> JobSucceeded:
+    """Run an attempt to its success. Raises `JobFailure` when training cannot go on, `TrainingStopped` on a crash."""
+    run = await _Run.open(attempt, job)
+    try:
+        done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run))
+        return await _publish_model(run, done)
+    finally:
+        await run.child.end()
+
+
+@dataclass
+class _Run:
+    attempt: Attempt
+    job: RlJob | SftJob
+    child: TrainingProcess
+    ready: Ready
+    announce: Announcer
+    verified: JobVerified
+    values: dict[str, float]
+
+    @classmethod
+    async def open(cls, attempt: Attempt, job: RlJob | SftJob) -> _Run:
+        """Start the training process at the last checkpoint and announce the resume."""
+        settings, lease, past = attempt.settings, attempt.lease, attempt.past
+        silence = settings.child_silence_s
+        lease.progress("fetch the model", deadline=3600)
+        verified = attempt.history.need(JobVerified)
+        cache = settings.work_dir / "cache"
+        source = await local_model(verified.source, attempt.blobs, cache / "models")
+        start = await _start_message(attempt, job, verified, source, cache)
+        lease.progress("start", deadline=silence)
+
+        def alive(stage: str) -> None:
+            lease.progress(stage, deadline=silence)
+
+        child = await TrainingProcess.start(start, threads=settings.threads, progress=alive)
+        try:
+            ready = await _hear(child, Ready, silence)
+            announce = Announcer(attempt.bus, attempt.blobs, attempt.fence, past, total=ready.total)
+            if attempt.fence.attempt > 1:
+                await announce.resumed(ready)
+        except BaseException:
+            await child.end()
+            raise
+        log.info("training", step=ready.step, of=ready.total, resumed=past.checkpoint is not None)
+        return cls(attempt, job, child, ready, announce, verified, dict(ready.values or {}))
+
+    async def hear_step(self) -> Stepped:
+        return await _hear(self.child, Stepped, self.attempt.settings.child_silence_s)
+
+    async def hear_done(self) -> Done:
+        return await _hear(self.child, Done, self.attempt.settings.child_silence_s)
+
+
+async def _sft(run: _Run) -> Done:
+    for _ in range(run.ready.step, run.ready.total):
+        stepped = await run.hear_step()
+        run.values = stepped.values
+        await run.announce.stepped(stepped, stepped.values, kind=run.job.mode)
+        if stepped.checkpoint is not None:
+            await run.announce.expire(keep_versions=0, pinned=set())
+    return await run.hear_done()
+
+
+async def _rl(run: _Run, job: RlJob) -> Done:
+    feed = RolloutFeed(run.attempt, job, run.announce)
+    skipped = 0
+    try:
+        for k in range(run.ready.step + 1, job.iterations + 1):
+            await feed.request_up_to(k)
+            waited = time.monotonic()
+            batch, path = await feed.batch(k)
+            waited = time.monotonic() - waited
+            await run.child.say(feed.step_message(k, path))
+            stepped = await run.hear_step()
+            published = time.monotonic()
+            run.values = batch.values | stepped.values | {"wait_seconds": waited}
+            await run.announce.stepped(stepped, run.values, kind=job.mode)
+            await feed.evaluate_after(k)
+            await run.announce.expire(keep_versions=job.max_staleness + 2, pinned=feed.pinned())
+            log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
+            skipped = skipped + 1 if stepped.values.get("skipped") else 0
+            if skipped == _SKIPPED_IN_A_ROW:
+                raise _no_signal(k)
+        await feed.evaluations_done()
+        await run.child.say(Finish())
+        return await run.hear_done()
+    finally:
+        await feed.close()
+
+
+def _no_signal(step: int) -> JobFailure:
+    return JobFailure(
+        "no_learning_signal",
+        Problem(
+            what=f"{_SKIPPED_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ",
+            expected="rewards that differ between the rollouts of one seed",
+            fix="check the reward of the task app; raise group_size or the temperature; start from a model that "
+            "succeeds now and then",
+        ),
+    )
+
+
+async def _start_message(
+    attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
+) -> Start:
+    past, fence, blobs = attempt.past, attempt.fence, attempt.blobs
+    work_dir = attempt.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
+    (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
+    resume = await blobs.fetch_tree(past.checkpoint.tree, work_dir / "resume") if past.checkpoint else None
+    files = (verified.training_data, verified.validation_data)
+    data = [str(await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl")) if ref else None for ref in files]
+    return Start(
+        kind="rl" if isinstance(job, RlJob) else "sft",
+        recipe=msgspec.to_builtins(recipe_of(job, attempt.settings)),
+        model_dir=str(source.model),
+        adapter_dir=str(source.adapter) if source.adapter else None,
+        work_dir=str(work_dir),
+        resume_dir=str(resume) if resume else None,
+        dataset=data[0],
+        validation=data[1],
+        cache_dir=str(work_dir / "tokens"),
+    )
+
+
+async def _publish_model(run: _Run, done: Done) -> JobSucceeded:
+    attempt, job = run.attempt, run.job
+    attempt.lease.progress("publish the model", deadline=3600)
+    id = job.result_id(attempt.fence.job_id)
+    if attempt.past.model is None:
+        tree = await run.announce.put_model(Path(done.model))
+        source = run.verified.source
+        below = source.base if source.kind == "lora" else source
+        ref = ModelRef(id=id, kind=done.kind, tree=tree, base=below if done.kind == "lora" else None)
+        await run.announce.model(ref, kind=done.kind, step=done.best_step)
+    return JobSucceeded(steps=done.step, model=id, values=run.values)
+
+
+async def _hear(child: TrainingProcess, kind: type[_M], silence: float) -> _M:
+    message = await child.hear(silence=silence)
+    if isinstance(message, Failed):
+        raise JobFailure(message.code, Problem(what=message.detail))
+    assert isinstance(message, kind)
+    return message
