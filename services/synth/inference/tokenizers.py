@@ -37,7 +37,7 @@ class Tokenizer:
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Load from a local directory only. Raises `Permanent` without a fast tokenizer, an eos token or a chat template."""
+    """Load from a local directory. Raises `Permanent` without a fast tokenizer, an eos token or a chat template."""
     from transformers import AutoTokenizer
 
     try:

@@ -13,13 +13,15 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _PLAIN_MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Qwen3's in miniature: tools in the system turn, earlier thinking stripped, an empty think block when it is off.
 _TEMPLATE = (
     "{%- if tools %}<|im_start|>system\ntools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{%- set ns = namespace(last=0) %}"
     "{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- for m in messages %}<|im_start|>{{ m.role + '\n' }}"
     "{%- set text = m.content or '' %}"
     "{%- if m.role == 'assistant' and '</think>' in text and loop.index0 < ns.last %}"
     "{%- set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ text }}"
@@ -44,7 +46,7 @@ def save_tiny_model(path: Path, *, seed: int = 0, context: int = 512) -> None:
         tie_word_embeddings=True,
         initializer_range=0.06,
         max_position_embeddings=context,
-        rope_theta=1e4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )
     model = Qwen3ForCausalLM(config)
     tokenizer = _tokenizer()
@@ -59,10 +61,17 @@ def plain_model(path: Path) -> Any:
     return model.eval()
 
 
-def plain_logprobs(model: Any, prompt: Sequence[int], sampled: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """float32 [C]: logprobs of the sampled tokens, by one forward over the whole sequence on its own."""
+def plain_logprobs(
+    model: Any, prompt: Sequence[int], sampled: Sequence[int], *, temperature: float = 1.0, ban_end: bool = True
+) -> Tensor:
+    """float32 [C]: logprobs of the sampled tokens, by one forward over the whole sequence on its own.
+
+    ban_end: <|im_end|> cannot be sampled, as in `drive.endless`.
+    """
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *sampled]])).logits[0, len(prompt) - 1 : -1].float()
+    if ban_end:
+        logits[:, 2] = -torch.inf
     logp = torch.log_softmax(logits / temperature, dim=-1)
     return logp.gather(1, torch.tensor(sampled)[:, None]).squeeze(1)
 

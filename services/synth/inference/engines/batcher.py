@@ -200,9 +200,7 @@ class Batcher:
         lengths = [len(prompts[key]) for key in order]
         longest = max(lengths)
         ids_PL = torch.tensor([prompts[key] + [0] * (longest - len(prompts[key])) for key in order])
-        self._cache.plan_prefill(
-            slice(fresh[0].row, fresh[-1].row + 1), torch.tensor(source, device=self._device)
-        )
+        self._cache.plan_prefill(slice(fresh[0].row, fresh[-1].row + 1), torch.tensor(source, device=self._device))
         ids_PL = ids_PL.to(self._device)
         hidden_PLE = self._forward(ids_PL, self._positions(len(order), longest), None, self._cache)
         at = torch.tensor(lengths, device=self._device) - 1
@@ -275,9 +273,7 @@ class Batcher:
         text = self._decode_text(self._rows.tokens[row, start:end].tolist())
         return next((s for s in stop if s in text), None)
 
-    def _deliver(
-        self, request: Request, *, finish: FinishReason | None = None, stop_text: str | None = None
-    ) -> None:
+    def _deliver(self, request: Request, *, finish: FinishReason | None = None, stop_text: str | None = None) -> None:
         ids, logprobs, versions = self._rows.sampled(request, since=request.sent)
         request.sent += len(ids)
         request.deliver(Delta(ids, logprobs, versions, finish, stop_text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         _refuse_unusual(config)
         model: Any = AutoModelForCausalLM.from_pretrained(
             model_dir,
-            dtype=model_dtype(device, config.dtype),
+            dtype=model_dtype(device, cast(torch.dtype | None, config.dtype)),
             attn_implementation=attention.NAME,
             local_files_only=True,
         )

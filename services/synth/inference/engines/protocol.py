@@ -51,7 +51,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class WeightProof:
-    """What an engine serves after a swap: of `tensors` in the file, `matched` have the announced digest when read back."""
+    """What is live after a swap: of `tensors` in the file, `matched` have the announced digest when read back."""
 
     version: int
     tensors: int

@@ -1,4 +1,4 @@
-"""The state of running requests as tensors, one row each: what a decode step reads and writes without Python per row."""
+"""The state of running requests as tensors, one row each, so that a step needs no Python per row."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Rows:
         return sources, targets
 
     def knobs_of(self, start: int) -> Knobs:
-        """The sampling settings of rows `start` to the end; those of all rows are kept until someone joins or leaves."""
+        """The sampling settings of rows `start` …; those of all rows are kept until someone joins or leaves."""
         if start == 0 and self.knobs is not None:
             return self.knobs
         requests = self.requests[start:]

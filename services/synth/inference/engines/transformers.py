@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -42,6 +43,14 @@ class EngineSettings:
     seed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something for the engine's thread to do between two steps. refuse: tells who waits for it that it never will."""
+
+    act: Callable[[], None]
+    refuse: Callable[[SynthError], None] = lambda error: None
+
+
 class TransformersEngine:
     """See `synth.inference.engines.protocol.Engine`."""
 
@@ -49,7 +58,7 @@ class TransformersEngine:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: deque[_Command] = deque()
         self._outbox: list[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = []
         self._open: dict[str, Request] = {}
         self._closing = False
@@ -58,6 +67,7 @@ class TransformersEngine:
         self._live: LiveModel
         self._max_context = 0
         self._version = 0
+        self._thread: threading.Thread
 
     @classmethod
     async def load(
@@ -66,7 +76,7 @@ class TransformersEngine:
         *,
         adapter: Path | None = None,
         version: int = 0,
-        settings: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
+        settings: EngineSettings = EngineSettings(),
     ) -> TransformersEngine:
         """Load a local model directory (and an adapter over it) in the engine's own thread.
 
@@ -114,10 +124,8 @@ class TransformersEngine:
             raise UserError(_does_not_fit(len(prompt_ids), self._max_context))
         params = replace(params, max_tokens=min(params.max_tokens, room))
         queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        request = Request(
-            request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
-        )
-        self._post(lambda: self._batcher.add(request))
+        request = Request(request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item)))
+        self._post(_Command(lambda: self._batcher.add(request), request.deliver))
         self._open[request_id] = request
         give_up = self._loop.time() + timeout
         finished = False
@@ -135,12 +143,12 @@ class TransformersEngine:
         finally:
             del self._open[request_id]
             if not finished and self.healthy:
-                self._post(lambda: self._batcher.abort(request))
+                self._post(_Command(lambda: self._batcher.abort(request)))
 
     def abort(self, request_id: str) -> None:
         request = self._open.get(request_id)
         if request is not None and self.healthy:
-            self._post(lambda: self._batcher.abort(request))
+            self._post(_Command(lambda: self._batcher.abort(request)))
 
     async def update_weights(self, file: Path, version: int) -> WeightProof:
         from synth.inference.engines.live_weights import read_weights
@@ -163,7 +171,7 @@ class TransformersEngine:
             self._batcher.version = self._version = version
             done.set_result(proof)
 
-        self._post(swap)
+        self._post(_Command(swap, lambda error: None if done.done() else done.set_exception(error)))
         return await asyncio.wrap_future(done)
 
     async def close(self) -> None:
@@ -172,7 +180,7 @@ class TransformersEngine:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT)
 
-    def _post(self, command: Callable[[], None]) -> None:
+    def _post(self, command: _Command) -> None:
         with self._wake:
             if self._death is not None or self._closing:
                 raise self._death or Transient("the engine is closed")
@@ -189,7 +197,7 @@ class TransformersEngine:
         try:
             self._serve()
             self._end(Transient("the engine is closed"))
-        except BaseException as error:  # noqa: BLE001 - a dead engine says so to everyone, whatever it died of
+        except BaseException as error:
             self._end(Transient(f"the engine died: {type(error).__name__}: {error}"))
             raise
 
@@ -211,9 +219,9 @@ class TransformersEngine:
                         self._wake.wait()
                     if self._closing:
                         return
-                    commands, self._inbox = self._inbox, []
-                for command in commands:
-                    command()
+                while self._inbox:
+                    self._inbox[0].act()
+                    self._inbox.popleft()  # not before: whoever waits for a command that kills us hears of it
                 if not self._batcher.idle:
                     self._batcher.step()
                 self._flush()
@@ -221,10 +229,8 @@ class TransformersEngine:
     def _end(self, error: SynthError) -> None:
         with self._wake:
             self._death = error
-            commands, self._inbox = self._inbox, []
-        # Requests that were posted but not yet added, or a swap that somebody waits for, must hear of it too.
-        for command in commands:
-            command()
+        for command in self._inbox:
+            command.refuse(error)
         self._batcher.fail_all(error)
         self._flush()
 

@@ -1,0 +1,47 @@
+"""Our errors in the shape of OpenAI's: `{"error": {message, type, param, code}}`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from synth.errors import SynthError, Transient, UserError
+from synth.inference.recorder import BudgetSpent, CidVoid
+from synth.keys import InvalidKey
+
+# error -> (status, type, code); the first that fits.
+_KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
+    (InvalidKey, (401, "authentication_error", "invalid_api_key")),
+    (CidVoid, (410, "invalid_request_error", "rollout_closed")),
+    (BudgetSpent, (429, "rate_limit_error", "call_budget_spent")),
+    (Transient, (503, "service_unavailable", "not_ready")),
+    (UserError, (400, "invalid_request_error", "invalid_request")),
+    (SynthError, (500, "server_error", "internal_error")),
+]
+
+
+def error_body(error: SynthError) -> dict[str, Any]:
+    """The JSON of an error; several problems are one message, and the first names the field."""
+    _, kind, code = _classify(error)
+    param = error.problems[0].where or None if isinstance(error, UserError) else None
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: SynthError) -> Response:
+    """The HTTP answer to an error."""
+    status, _, _ = _classify(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, Transient):
+        headers["retry-after"] = str(math.ceil(error.delay or 1))
+    if isinstance(error, BudgetSpent):
+        headers["x-should-retry"] = "false"  # the openai SDK retries a 429, and this one stays
+    return Response(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")
+
+
+def _classify(error: SynthError) -> tuple[int, str, str]:
+    if isinstance(error, UserError) and error.problems[0].where == "model":
+        return 404, "invalid_request_error", "model_not_found"
+    return next(answer for kind, answer in _KINDS if isinstance(error, kind))

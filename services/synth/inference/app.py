@@ -1,0 +1,79 @@
+"""The inference service: an OpenAI API over engines that hold training policies and served models."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from synth.bus.replicas import Replica, announce
+from synth.bus.worker import TaskWorker
+from synth.inference.openai_api import build_api
+from synth.inference.opening import Opening
+from synth.inference.policies import Policies
+from synth.inference.recorder import Recorder
+from synth.inference.routing import ServiceRouter
+from synth.inference.serve import ServeService
+from synth.inference.settings import InferenceSettings
+from synth.keys import Cid, InvalidKey, internal_token, read_cid
+from synth.models import Registry
+from synth.service import Service, run
+
+
+def main() -> int:
+    """`synthd inference`."""
+    settings = InferenceSettings()
+
+    async def setup(service: Service) -> ASGIApp:
+        secret = settings.cluster_secret.get_secret_value()
+        boot = secrets.token_hex(4)
+        changed = asyncio.Event()
+        router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", Registry(settings.models_dir))
+        policies = Policies(
+            router.files_of, Opening(settings), max_models=settings.max_models, load_timeout=settings.load_timeout_s
+        )
+        router.serve_from(policies)
+
+        def describe() -> Replica:
+            stats = policies.stats()
+            return Replica(
+                id=settings.replica,
+                boot=boot,
+                url=settings.public_url or service.url,
+                pool=settings.pool,
+                models=policies.names(),
+                running=sum(s.running for s in stats),
+                waiting=sum(s.waiting for s in stats),
+            )
+
+        recorder_name = describe().recorder
+
+        def read(text: str) -> Cid:
+            cid = read_cid(text, secret, now=0)
+            if cid.replica != recorder_name:
+                raise InvalidKey("this rollout is recorded by another process")
+            return cid
+
+        async def authenticate(request: Request) -> str:
+            if request.headers.get("authorization") != f"Bearer {internal_token(secret)}":
+                raise InvalidKey("calls without a rollout credential come through the gateway")
+            return request.headers.get("x-synth-org", "")
+
+        serving = ServeService(service.bus, service.blobs, settings, router, boot, changed)
+        worker = TaskWorker(
+            service.bus, kind="serve", pool=settings.pool, capacity=settings.max_models, run=serving.run
+        )
+        service.checks["worker"] = worker.ill
+        service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
+        service.run("serve", worker.serve(service.stop))
+        return build_api(
+            router,
+            Recorder(read),
+            authenticate,
+            internal_token=internal_token(secret),
+            extra_routes=service.observability(),
+        )
+
+    return run("inference", settings, setup)

@@ -1,0 +1,190 @@
+"""From an OpenAI chat request to prompt ids, token-exact across the turns of one rollout.
+
+Rendering a conversation again and encoding it need not give the ids that were sampled: text does not say how it was
+tokenised. So a rollout's calls are remembered, and a request that continues one of them gets the recorded ids and, of
+the template, only what is new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from synth.errors import Problem, UserError
+from synth.inference.tokenizers import Tokenizer
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    function: FunctionCall
+    id: str = ""
+    type: str = "function"
+
+
+class Part(msgspec.Struct, kw_only=True):
+    type: str
+    text: str = ""
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message of a conversation, as the OpenAI API spells it; unknown fields are ignored."""
+
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def text(self, place: str) -> str:
+        """The content as text. Raises `UserError` for a part that is not text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        for i, part in enumerate(self.content):
+            if part.type != "text":
+                raise UserError(
+                    Problem(
+                        what=f"a content part of type {part.type!r}",
+                        expected="text: this model sees no images",
+                        fix="send text parts only, or choose a vision model",
+                        where=f"{place}.content[{i}].type",
+                    )
+                )
+        return "".join(part.text for part in self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from. tools: the request's, as sent. thinking: whether the model may think first."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] = ()
+    thinking: bool = False
+
+
+@dataclass(slots=True)
+class Thread:
+    """The calls of one rollout, by the conversation that each of them made: the ids to continue from.
+
+    branch_breaks: calls that could not continue an earlier one, although there was one.
+    """
+
+    ids: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]])
+    branch_breaks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """A model's chat template and tokenizer."""
+
+    tokenizer: Tokenizer
+
+    def prompt_ids(self, conversation: Conversation, thread: Thread | None = None) -> list[int]:
+        """The ids to sample after. With a `thread`, a continued call's own ids come first, untouched.
+
+        Raises `UserError` for messages that the template cannot render.
+        """
+        text = self._render(conversation, complete=False)
+        if thread is not None and thread.ids:
+            continued = self._continue(conversation, thread, text)
+            if continued is not None:
+                return continued
+            thread.branch_breaks += 1
+        return self.tokenizer.encode(text)
+
+    def remember(
+        self,
+        thread: Thread,
+        conversation: Conversation,
+        reply: Message,
+        prompt_ids: list[int],
+        sampled_ids: list[int],
+    ) -> None:
+        """Keep a call's ids for the request that will continue it."""
+        key = _key(conversation, [*conversation.messages, reply])
+        thread.ids[key] = [*prompt_ids, *sampled_ids]
+
+    def _continue(self, conversation: Conversation, thread: Thread, text: str) -> list[int] | None:
+        """Recorded ids plus those of the new text, or None if nothing recorded is a prefix of this conversation."""
+        keys = _key(conversation, conversation.messages)
+        for n in range(len(conversation.messages) - 1, 0, -1):
+            recorded = thread.ids.get(keys[: n + 1])
+            if recorded is None:
+                continue
+            earlier = Conversation(conversation.messages[:n], conversation.tools, conversation.thinking)
+            before = self._render(earlier, complete=True)
+            # A template may show an earlier turn otherwise once another follows (Qwen3 drops its thinking).
+            end = before.rfind(self.tokenizer.eos_text)
+            if end < 0 or not text.startswith(before):
+                return None
+            # The recorded ids end where the reply ended: with the eos token if it was sampled, else before it.
+            ended = recorded[-1] == self.tokenizer.eos_id
+            return recorded + self.tokenizer.encode(text[end + len(self.tokenizer.eos_text) * ended :])
+        return None
+
+    def _render(self, conversation: Conversation, *, complete: bool) -> str:
+        messages = [_for_template(m, f"messages[{i}]") for i, m in enumerate(conversation.messages)]
+        try:
+            return self.tokenizer.full.apply_chat_template(
+                messages,
+                tools=list(conversation.tools) or None,
+                add_generation_prompt=not complete,
+                tokenize=False,
+                enable_thinking=conversation.thinking,
+            )
+        except Exception as error:
+            raise UserError(
+                Problem(
+                    what=f"the model's chat template cannot render these messages: {error}",
+                    expected="roles and an order of turns that the template knows",
+                    where="messages",
+                )
+            ) from error
+
+
+def _for_template(message: Message, place: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": message.role, "content": message.text(place)}
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _parsed(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name, value in (("tool_call_id", message.tool_call_id), ("name", message.name)):
+        if value is not None:
+            entry[name] = value
+    return entry
+
+
+def _parsed(arguments: str | dict[str, Any]) -> Any:
+    """Arguments as the template wants them: an object; text that is no JSON object stays as it is."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _key(conversation: Conversation, messages: Sequence[Message]) -> tuple[str, ...]:
+    """What makes two conversations the same to the template: one string for the settings, then one a message."""
+    settings = json.dumps([conversation.tools, conversation.thinking], sort_keys=True)
+    return (settings, *(_message_key(m, f"messages[{i}]") for i, m in enumerate(messages)))
+
+
+def _message_key(message: Message, place: str) -> str:
+    calls = [[c.function.name, _parsed(c.function.arguments)] for c in message.tool_calls or []]
+    return json.dumps(
+        [message.role, message.text(place), calls, message.tool_call_id or "", message.name or ""], sort_keys=True
+    )

@@ -1,0 +1,155 @@
+"""The OpenAI API over engines, and the one internal call that hands a rollout's records over."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Protocol
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from synth.errors import Problem, SynthError, UserError
+from synth.inference.api_errors import error_response
+from synth.inference.completion import Completion, EventStream, PolicyBinding
+from synth.inference.recorder import Call, Recorder
+from synth.inference.requests import decode_request
+from synth.keys import Cid, InvalidKey
+
+_MOST_BODY_BYTES = 8 << 20
+
+
+class Router(Protocol):
+    """Where calls go. What it raises is answered: `UserError` 400 or 404, `Transient` 503."""
+
+    def for_rollout(self, cid: Cid) -> AbstractAsyncContextManager[PolicyBinding]:
+        """The training policy of a credential, its pinned version checked, with the job's sampling."""
+        ...
+
+    def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[PolicyBinding]:
+        """A model by its id, on behalf of whoever `authenticate` named. An unknown id is a problem where="model"."""
+        ...
+
+    async def models(self, principal: str) -> list[str]:
+        """The ids that this principal can ask for."""
+        ...
+
+
+Authenticate = Callable[[Request], Awaitable[str]]
+"""Who asks, for calls without a cid; raises `InvalidKey`."""
+
+
+class _Close(msgspec.Struct):
+    cid: str
+
+
+def build_api(
+    router: Router,
+    recorder: Recorder,
+    authenticate: Authenticate,
+    *,
+    internal_token: str,
+    timeout: float = 110.0,
+    extra_routes: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """The HTTP side of an inference process.
+
+    internal_token: the bearer of the close call. timeout: seconds for one completion, below the 120 s that task apps
+    wait. extra_routes: health and metrics.
+    """
+    api = _Api(router, recorder, authenticate, internal_token, timeout)
+    # Most calls first: routes are tried in order.
+    prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
+    routes = [Route(f"{prefix}/chat/completions", api.chat, methods=["POST"]) for prefix in prefixes]
+    routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
+    routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
+    return Starlette(routes=[*routes, *extra_routes])
+
+
+class _Api:
+    def __init__(
+        self, router: Router, recorder: Recorder, authenticate: Authenticate, internal_token: str, timeout: float
+    ) -> None:
+        self._router = router
+        self._recorder = recorder
+        self._authenticate = authenticate
+        self._internal_token = internal_token
+        self._timeout = timeout
+
+    async def chat(self, request: Request) -> Response:
+        """POST …/chat/completions[?cid=…]."""
+        call: Call | None = None
+        async with AsyncExitStack() as lease:
+            try:
+                body = decode_request(await _body(request))
+                text = cid_of(request.scope["query_string"])
+                if text is not None:
+                    call = self._recorder.begin(text)
+                    route = self._router.for_rollout(call.cid)
+                else:
+                    route = self._router.for_model(body.model, await self._authenticate(request))
+                binding = await lease.enter_async_context(route)
+                completion = Completion(body, binding, call, timeout=self._timeout)
+                if body.stream:
+                    call = None  # the stream settles it
+                    return EventStream(completion, lease.pop_all())
+                return await completion.answer(request.receive)
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except SynthError as error:
+                return error_response(error)
+            finally:
+                if call is not None:
+                    call.fail()
+
+    async def models(self, request: Request) -> Response:
+        """GET …/models."""
+        try:
+            names = await self._router.models(await self._authenticate(request))
+        except SynthError as error:
+            return error_response(error)
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "synth"} for name in names]
+        body = msgspec.json.encode({"object": "list", "data": data})
+        return Response(body, media_type="application/json")
+
+    async def close(self, request: Request) -> Response:
+        """POST /internal/rollouts/close {"cid": …}: the rollout's records as one safetensors body."""
+        try:
+            offered = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(offered.encode(), self._internal_token.encode()):
+                raise InvalidKey("not a service of this cluster")
+            try:
+                asked = msgspec.json.decode(await _body(request), type=_Close)
+            except msgspec.DecodeError as error:
+                raise UserError(Problem(what=str(error), expected='{"cid": "trace_…"}', where="body")) from error
+            body = self._recorder.close(asked.cid)
+        except SynthError as error:
+            return error_response(error)
+        return Response(body, media_type="application/octet-stream")
+
+
+def cid_of(query: bytes) -> str | None:
+    """The credential in a query string, or None.
+
+    Some clients append the path to the whole URL, so it may arrive as `cid=trace_x/v1/chat/completions`.
+    """
+    if b"cid=" not in query:
+        return None
+    values = parse_qs(query.decode("latin-1")).get("cid")
+    return values[0].split("/", 1)[0] if values else None
+
+
+async def _body(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    body = b"" if declared.isdigit() and int(declared) > _MOST_BODY_BYTES else await request.body()
+    if not body or len(body) > _MOST_BODY_BYTES:
+        size = max(len(body), int(declared) if declared.isdigit() else 0)
+        raise UserError(
+            Problem(what=f"a body of {size} bytes", expected=f"1 to {_MOST_BODY_BYTES} bytes of JSON", where="body")
+        )
+    return body

@@ -1,0 +1,190 @@
+"""Which models this process holds: training policies for as long as their job says, served models by use.
+
+A training policy is never evicted for a served model; an idle served model is evicted for either. A model is loaded
+once however many ask for it at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from synth.errors import Transient
+from synth.inference.chat import ChatFormat
+from synth.inference.engines.protocol import Engine, EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this machine's disk. adapter: a peft directory over it, or None.
+
+    weights: a policy weights file to load over it, of this version; None for the model as it lies there.
+    """
+
+    model_dir: Path
+    adapter: Path | None = None
+    weights: Path | None = None
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine and the chat format of its model."""
+
+    engine: Engine
+    chat: ChatFormat
+
+
+Loader = Callable[[str], Awaitable[ModelFiles]]
+"""Resolves a model id to files on this machine; raises `UserError` for an unknown one."""
+
+Opener = Callable[[ModelFiles], Awaitable[Loaded]]
+"""Loads files as the policy version that they are."""
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """One of the process's places for a model. used: the tick of its last use; leases: requests that run on it."""
+
+    loading: asyncio.Task[Loaded]
+    training: bool
+    used: int = 0
+    leases: int = 0
+
+    @property
+    def evictable(self) -> bool:
+        return not self.training and self.leases == 0 and self.loading.done()
+
+
+class Policies:
+    """The loaded models of one inference process, at most `max_models`. load_timeout: seconds for one to load."""
+
+    def __init__(self, loader: Loader, opener: Opener, *, max_models: int = 3, load_timeout: float = 300) -> None:
+        self._loader = loader
+        self._opener = opener
+        self._max_models = max_models
+        self._load_timeout = load_timeout
+        self._places: dict[str, _Place] = {}
+        self._ticks = itertools.count(1)
+        self._room = asyncio.Lock()
+
+    @property
+    def free(self) -> int:
+        """Places that a training policy could take now."""
+        return self._max_models - sum(not p.evictable for p in self._places.values())
+
+    def names(self) -> list[str]:
+        """What is loaded, training policies included."""
+        return [name for name, place in self._places.items() if _ready(place)]
+
+    def stats(self) -> list[EngineStats]:
+        """A reading of every loaded engine."""
+        return [place.loading.result().engine.stats() for place in self._places.values() if _ready(place)]
+
+    def training(self, name: str) -> Loaded | None:
+        """A training policy, if it is loaded."""
+        place = self._places.get(name)
+        return place.loading.result() if place is not None and place.training and _ready(place) else None
+
+    async def hold(self, name: str, files: ModelFiles) -> Loaded:
+        """Load a training policy, and keep it until `release`. Raises `Transient` when every place is taken."""
+        async with self._room:
+            place = await self._unless_dead(name)
+            if place is None:
+                place = await self._take_place(name, lambda: self._opener(files), training=True)
+        return await self._loaded(name, place)
+
+    async def release(self, name: str) -> None:
+        """Let go of a training policy: its job is over. Releasing one that is not held does nothing."""
+        place = self._places.get(name)
+        if place is not None and place.training:
+            await self._drop(name, place)
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[Loaded]:
+        """A served model for one request, loaded first if need be; it is not evicted meanwhile.
+
+        Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
+        """
+        place = await self._unless_dead(name)
+        if place is None:
+            async with self._room:
+                place = self._places.get(name)  # another request may have begun to load it meanwhile
+                if place is None:
+                    place = await self._take_place(name, lambda: self._find_and_open(name), training=False)
+        place.leases += 1
+        place.used = next(self._ticks)
+        try:
+            yield await self._loaded(name, place)
+        finally:
+            place.leases -= 1
+
+    async def close(self) -> None:
+        """Stop every engine."""
+        for name, place in list(self._places.items()):
+            await self._drop(name, place)
+
+    async def _find_and_open(self, name: str) -> Loaded:
+        return await self._opener(await self._loader(name))
+
+    async def _take_place(self, name: str, load: Callable[[], Awaitable[Loaded]], *, training: bool) -> _Place:
+        if len(self._places) >= self._max_models:
+            idle = [(p.used, n) for n, p in self._places.items() if p.evictable]
+            if not idle:
+                raise Transient(f"all {self._max_models} places for a model are in use; {name!r} has to wait", delay=5)
+            _, oldest = min(idle)
+            await self._drop(oldest, self._places[oldest])
+
+        async def bounded() -> Loaded:
+            async with asyncio.timeout(self._load_timeout):
+                return await load()
+
+        place = _Place(asyncio.create_task(bounded(), name=f"load {name}"), training)
+        self._places[name] = place
+        return place
+
+    async def _loaded(self, name: str, place: _Place) -> Loaded:
+        """Wait for a model that is loading; one that cannot be loaded gives its place back."""
+        try:
+            # Shielded: a client that hangs up must not cancel the load that others wait for.
+            loaded = await asyncio.shield(place.loading)
+        except TimeoutError:
+            self._forget(name, place)
+            raise Transient(f"{name!r} did not load in {self._load_timeout:g} s", delay=30) from None
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._forget(name, place)
+            raise
+        if not loaded.engine.healthy:
+            raise Transient(f"the engine of {name!r} has stopped", delay=5)
+        return loaded
+
+    async def _unless_dead(self, name: str) -> _Place | None:
+        """A model's place; one whose engine has died is given up, so that it is loaded anew."""
+        place = self._places.get(name)
+        if place is not None and place.loading.done() and not _ready(place):
+            await self._drop(name, place)
+            return None
+        return place
+
+    def _forget(self, name: str, place: _Place) -> None:
+        if self._places.get(name) is place:
+            del self._places[name]
+
+    async def _drop(self, name: str, place: _Place) -> None:
+        self._forget(name, place)
+        if not place.loading.done():
+            place.loading.cancel()
+            await asyncio.wait([place.loading])
+        if not place.loading.cancelled() and place.loading.exception() is None:
+            await place.loading.result().engine.close()
+
+
+def _ready(place: _Place) -> bool:
+    task = place.loading
+    return task.done() and not task.cancelled() and task.exception() is None and task.result().engine.healthy

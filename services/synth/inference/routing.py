@@ -1,0 +1,126 @@
+"""Where a call goes: the training policy that its credential pins, or a served model that its organisation may use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.model_refs import find_model
+from synth.bus.replay import replay
+from synth.errors import Problem, Transient, UserError
+from synth.events import ModelRef, PolicyPublished
+from synth.inference.completion import PolicyBinding
+from synth.inference.policies import Loaded, ModelFiles, Policies
+from synth.inference.requests import JobSampling
+from synth.keys import Cid
+from synth.model_files import local_model
+from synth.models import Registry, parse_finetuned
+
+
+@dataclass(frozen=True)
+class ServedJob:
+    """A job whose policy this process serves: its source, and the sampling that its rollouts must use."""
+
+    org: str
+    job_id: str
+    source: ModelRef
+    sampling: JobSampling
+
+
+@dataclass
+class ServiceRouter:
+    """See `synth.inference.openai_api.Router`. jobs: those served now, by their id."""
+
+    bus: Connection
+    blobs: BlobStore
+    cache: Path
+    registry: Registry
+    jobs: dict[str, ServedJob] = field(default_factory=dict)
+    _refs: dict[tuple[str, str], ModelRef] = field(default_factory=dict)
+    _policies: Policies | None = None
+
+    def serve_from(self, policies: Policies) -> None:
+        """Use these policies; they load through `files_of`."""
+        self._policies = policies
+
+    @property
+    def policies(self) -> Policies:
+        assert self._policies is not None
+        return self._policies
+
+    @asynccontextmanager
+    async def for_rollout(self, cid: Cid) -> AsyncIterator[PolicyBinding]:
+        """The live policy of the credential's job, or the pinned version, held beside it while it is evaluated."""
+        job = self.jobs.get(cid.job_id)
+        if job is None:
+            raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
+        if cid.version is not None:
+            async with self.policies.lease(pinned_name(cid.job_id, cid.version)) as pinned:
+                yield _binding(pinned, cid.job_id, job.sampling)
+            return
+        live = self.policies.training(cid.job_id)
+        if live is None:
+            raise Transient(f"the policy of {cid.job_id} is still loading", delay=1)
+        yield _binding(live, cid.job_id, job.sampling)
+
+    @asynccontextmanager
+    async def for_model(self, model: str, principal: str) -> AsyncIterator[PolicyBinding]:
+        """A base model, or a fine-tuned one that the organisation owns."""
+        ref = await self._find(principal, model)
+        async with self.policies.lease(ref.id) as loaded:
+            yield _binding(loaded, ref.id, None)
+
+    async def models(self, principal: str) -> list[str]:
+        """The base models of this cluster; a gateway adds what the organisation has made."""
+        return [spec.id for spec in self.registry.bases() if spec.path]
+
+    async def files_of(self, name: str) -> ModelFiles:
+        """The files behind a name of `Policies`: a pinned version of a served job, or a model found before."""
+        job_id, _, version = name.partition("@v")
+        if version and job_id in self.jobs:
+            return await self._pinned_files(self.jobs[job_id], int(version))
+        ref = next((r for (_, _), r in self._refs.items() if r.id == name), None)
+        assert ref is not None
+        found = await local_model(ref, self.blobs, self.cache)
+        return ModelFiles(found.model, found.adapter)
+
+    async def _find(self, org: str, model: str) -> ModelRef:
+        if not model:
+            raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
+        known = self._refs.get((org, model))
+        # A base may have been put on the machine anew; what a job has made never changes.
+        if known is None or parse_finetuned(model) is None:
+            try:
+                known = await find_model(self.bus, org, model, self.registry)
+            except UserError as error:
+                raise UserError([_at_model(p) for p in error.problems]) from error
+            self._refs[org, model] = known
+        return known
+
+    async def _pinned_files(self, job: ServedJob, version: int) -> ModelFiles:
+        source = await local_model(job.source, self.blobs, self.cache)
+        if version == 0:
+            return ModelFiles(source.model, source.adapter)
+        published = await replay(self.bus.nc, [f"policy.published.{job.org}.{job.job_id}"])
+        found = [p.event for p in published if isinstance(p.event, PolicyPublished) and p.event.version == version]
+        if not found:
+            raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)
+        weights = await self.blobs.fetch(found[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
+        return ModelFiles(source.model, source.adapter, weights, version)
+
+
+def pinned_name(job_id: str, version: int) -> str:
+    """The name under which one version of a job's policy is held for an evaluation."""
+    return f"{job_id}@v{version}"
+
+
+def _binding(loaded: Loaded, model: str, sampling: JobSampling | None) -> PolicyBinding:
+    return PolicyBinding(engine=loaded.engine, chat=loaded.chat, model=model, sampling=sampling)
+
+
+def _at_model(problem: Problem) -> Problem:
+    return Problem(what=problem.what, expected=problem.expected, fix=problem.fix, where="model")

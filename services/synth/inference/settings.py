@@ -1,0 +1,30 @@
+"""Settings of the inference service."""
+
+from __future__ import annotations
+
+from synth.settings import ServiceSettings
+
+
+class InferenceSettings(ServiceSettings):
+    """What an inference process needs beside the shared settings."""
+
+    max_models: int = 3
+    """Models (training policies, evaluated versions, served models) that one process holds at a time."""
+
+    threads: int = 1
+    """CPU threads of an engine. One is the default: contended threads spin and are slower."""
+
+    device: str | None = None
+    """`cpu`, `cuda:0` …; unset: the first GPU if there is one."""
+
+    kv_budget_bytes: int | None = None
+    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU, 60 % of what is free on a GPU."""
+
+    max_rows: int = 256
+    """Completions that are sampled together in one step."""
+
+    public_url: str | None = None
+    """Where other services and task apps reach this process; unset: its own host and port."""
+
+    load_timeout_s: float = 600.0
+    """How long a model may take to load."""

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+from tests.unit.inference.tiny import plain_model, save_tiny_model
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny-qwen3")
+    save_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference(model_dir: Path) -> Any:
+    return plain_model(model_dir)
+
+
+@pytest.fixture
+async def engine(model_dir: Path) -> AsyncIterator[TransformersEngine]:
+    loaded = await TransformersEngine.load(model_dir, settings=EngineSettings(device="cpu", seed=0))
+    yield loaded
+    await loaded.close()

@@ -1,0 +1,156 @@
+"""Prompts and replies: token-exact turns, tool calls, chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synth.errors import UserError
+from synth.inference.chat import ChatFormat, Conversation, Message, Part, Thread
+from synth.inference.engines.protocol import Delta
+from synth.inference.replies import ChunkWriter, Shape, read_reply
+from synth.inference.tokenizers import load_tokenizer
+
+CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "move"}}]
+
+
+@pytest.fixture(scope="module")
+def chat(model_dir: Path) -> ChatFormat:
+    return ChatFormat(load_tokenizer(model_dir))
+
+
+def said(chat: ChatFormat, text: str, *, ended: bool = True) -> list[int]:
+    """Ids of a reply as a model might sample them: one byte-level token a character, never merged."""
+    ids = [i for c in text for i in chat.tokenizer.encode(c)]
+    return [*ids, chat.tokenizer.eos_id] if ended else ids
+
+
+def delta(ids: list[int], **more: Any) -> Delta:
+    return Delta(ids, [-0.5] * len(ids), [0] * len(ids), **more)
+
+
+def turn(chat: ChatFormat, thread: Thread, talk: Conversation, ids: list[int]) -> tuple[list[int], Message]:
+    prompt = chat.prompt_ids(talk, thread)
+    reply = read_reply(delta(ids, finish_reason="stop"), chat.tokenizer, tools=bool(talk.tools)).message
+    chat.remember(thread, talk, reply, prompt, ids)
+    return prompt, reply
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def test_a_prompt_is_the_templates_text(chat: ChatFormat) -> None:
+    ids = chat.prompt_ids(Conversation([user("What is 1 + 2?")]))
+    text = "".join(chat.tokenizer.text_of(i) for i in ids)
+    assert text == "<|im_start|>user\nWhat is 1 + 2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_next_turn_keeps_the_sampled_ids_where_encoding_the_text_again_would_not(chat: ChatFormat) -> None:
+    thread, first = Thread(), Conversation([user("What is 1 + 2?")])
+    sampled = said(chat, "answer 46 at least")
+    assert chat.tokenizer.encode("answer 46 at least") != sampled[:-1]
+
+    prompt, reply = turn(chat, thread, first, sampled)
+    second = chat.prompt_ids(Conversation([*first.messages, reply, user("Sure?")]), thread)
+
+    assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+    rest = "".join(chat.tokenizer.text_of(i) for i in second[len(prompt) + len(sampled) :])
+    assert rest == "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    assert thread.branch_breaks == 0
+
+
+def test_a_reply_cut_by_length_gets_its_end_from_the_template(chat: ChatFormat) -> None:
+    thread, first = Thread(), Conversation([user("hi")])
+    sampled = said(chat, "answer 4", ended=False)
+    prompt, reply = turn(chat, thread, first, sampled)
+    second = chat.prompt_ids(Conversation([*first.messages, reply, user("go on")]), thread)
+    at = len(prompt) + len(sampled)
+    assert second[:at] == [*prompt, *sampled]
+    assert second[at] == chat.tokenizer.eos_id
+
+
+def test_a_tool_call_turn_is_continued_although_the_template_spells_it_otherwise(chat: ChatFormat) -> None:
+    thread, first = Thread(), Conversation([user("go")], TOOLS)
+    sampled = said(chat, CALL)
+    prompt, reply = turn(chat, thread, first, sampled)
+    assert reply.tool_calls
+    result = Message(role="tool", content="moved", tool_call_id=reply.tool_calls[0].id)
+    second = chat.prompt_ids(Conversation([*first.messages, reply, result], TOOLS), thread)
+    assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+
+
+def test_stripped_thinking_an_edited_history_and_other_tools_open_a_new_branch(chat: ChatFormat) -> None:
+    thread, first = Thread(), Conversation([user("hi")])
+    _, reply = turn(chat, thread, first, said(chat, "<think>hm</think>yes"))
+    stripped = Conversation([*first.messages, reply, user("and?")])
+    assert chat.prompt_ids(stripped, thread) == chat.prompt_ids(stripped)
+    edited = Conversation([*first.messages, Message(role="assistant", content="no"), user("and?")])
+    assert chat.prompt_ids(edited, thread) == chat.prompt_ids(edited)
+    other = Conversation([*first.messages, reply, user("and?")], TOOLS)
+    assert chat.prompt_ids(other, thread) == chat.prompt_ids(other)
+    assert thread.branch_breaks == 3
+
+
+def test_a_part_that_is_not_text_is_refused_at_its_place(chat: ChatFormat) -> None:
+    message = Message(role="user", content=[Part(type="text", text="a"), Part(type="image_url")])
+    with pytest.raises(UserError) as caught:
+        chat.prompt_ids(Conversation([user("x"), message]))
+    assert caught.value.problems[0].where == "messages[1].content[1].type"
+
+
+def test_tool_calls_are_read_from_the_text(chat: ChatFormat) -> None:
+    reply = read_reply(delta(said(chat, f"I move.\n{CALL}\n{CALL}"), finish_reason="stop"), chat.tokenizer, tools=True)
+    assert reply.finish_reason == "tool_calls"
+    assert reply.message.content == "I move."
+    assert reply.message.tool_calls is not None
+    assert [(c.function.name, c.function.arguments) for c in reply.message.tool_calls] == [("move", '{"x": 1}')] * 2
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{bad}</tool_call>", "<tool_call>\n{}\n</tool_call>", "plain", CALL[:-5]])
+def test_what_is_no_tool_call_stays_text(chat: ChatFormat, text: str) -> None:
+    reply = read_reply(delta(said(chat, text), finish_reason="stop"), chat.tokenizer, tools=True)
+    assert (reply.message.content, reply.message.tool_calls, reply.finish_reason) == (text, None, "stop")
+
+
+def test_a_stop_string_is_cut_from_the_text(chat: ChatFormat) -> None:
+    ids = said(chat, "one two", ended=False)
+    reply = read_reply(delta(ids, finish_reason="stop", stop_text=" t"), chat.tokenizer, tools=False)
+    assert reply.message.content == "one"
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "stop"),
+    [
+        ("plain words", False, ()),
+        ("naïve 日本 🙂 text", False, ()),
+        (f"Moving. \n{CALL}", True, ()),
+        ("a < b <tool is no call", True, ()),
+        ("up to the STOP", False, ("STOP",)),
+        ("an ST is not it", False, ("STOP",)),
+        ("<tool_call>{bad}</tool_call>", True, ()),
+    ],
+)
+def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: bool, stop: tuple[str, ...]) -> None:
+    ids = said(chat, text, ended=not stop)
+    hit = next((s for s in stop if s in text), None)
+    writer = ChunkWriter(Shape("id", "m", tools, logprobs=False, token_ids=False), chat.tokenizer, stop)
+    chunks: list[dict[str, Any]] = [writer.opening()]
+    for i in ids[:-1]:
+        chunks += writer.more(delta([i]))
+    last = delta([ids[-1]], finish_reason="stop", stop_text=hit)
+    chunks += writer.more(last)
+    whole = read_reply(delta(ids, finish_reason="stop", stop_text=hit), chat.tokenizer, tools=tools)
+    chunks += writer.closing(whole, 3)
+
+    changes = [c["choices"][0]["delta"] for c in chunks]
+    assert "".join(c.get("content", "") for c in changes) == (whole.message.content or "")
+    assert "\ufffd" not in "".join(c.get("content", "") for c in changes)
+    calls = [call["function"] for c in changes for call in c.get("tool_calls", [])]
+    assert calls == [{"name": "move", "arguments": '{"x": 1}'}] * bool(whole.message.tool_calls)
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == [
+        "tool_calls" if calls else "stop"
+    ]

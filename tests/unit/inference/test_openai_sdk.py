@@ -1,0 +1,80 @@
+"""The published openai SDK against a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+from synth.inference.chat import ChatFormat
+from synth.inference.engines.transformers import TransformersEngine
+from synth.inference.tokenizers import load_tokenizer
+from synth.trajectories import records_from_bytes
+from tests.unit.inference.serving import KEY, credential, serve
+
+ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
+
+
+@pytest.fixture
+async def server(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[tuple[str, Any]]:
+    app, recorder, _ = serve(engine, ChatFormat(load_tokenizer(model_dir)))
+    ready = asyncio.Event()
+
+    class Announcing(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            ready.set()
+
+    host = Announcing(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    task = asyncio.create_task(host.serve())
+    await asyncio.wait_for(ready.wait(), 10)
+    port = host.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}", recorder
+    host.should_exit = True
+    await asyncio.wait_for(task, 10)
+
+
+async def test_the_sdk_chats_streams_and_lists(server: tuple[str, Any]) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY) as client:
+        whole = await client.chat.completions.create(model="tiny", messages=ASK, max_tokens=9, seed=1, logprobs=True)
+        assert whole.choices[0].finish_reason in ("stop", "length")
+        assert whole.usage is not None
+        assert whole.choices[0].logprobs is not None
+        text = ""
+        stream = await client.chat.completions.create(model="tiny", messages=ASK, max_tokens=9, seed=1, stream=True)
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+        assert text == whole.choices[0].message.content
+        assert [m.id async for m in client.models.list()] == ["tiny"]
+
+
+async def test_the_sdk_reads_our_errors(server: tuple[str, Any]) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY) as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.chat.completions.create(model="gpt", messages=ASK)
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.BadRequestError, match="temperature is 9"):
+            await client.chat.completions.create(model="tiny", messages=ASK, temperature=9)
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(model="tiny", messages=ASK)
+
+
+async def test_the_sdk_plays_a_rollout_and_hangs_up(server: tuple[str, Any]) -> None:
+    url, recorder = server
+    cid = credential(calls=2)
+    query: Any = {"cid": cid}
+    async with openai.AsyncOpenAI(base_url=f"{url}/api/inference/v1", api_key="none", default_query=query) as client:
+        await client.chat.completions.create(model="any", messages=ASK)
+        stream = await client.chat.completions.create(model="any", messages=ASK, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+        with pytest.raises(openai.RateLimitError):
+            await client.chat.completions.create(model="any", messages=ASK)
+    assert 1 <= len(records_from_bytes(recorder.close(cid))) <= 2

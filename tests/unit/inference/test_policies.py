@@ -1,0 +1,135 @@
+"""Which models stay loaded, which give way, and that each is loaded once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from synth.errors import Problem, Transient, UserError
+from synth.inference.chat import ChatFormat
+from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+from synth.inference.policies import Loaded, ModelFiles, Policies
+from synth.inference.tokenizers import load_tokenizer
+
+
+class Shelf:
+    """Real engines of the tiny model under any name but "none"; counts loads, and can hold them back."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.files = ModelFiles(model_dir)
+        self.found: list[str] = []
+        self.loads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def find(self, name: str) -> ModelFiles:
+        self.found.append(name)
+        if name == "none":
+            raise UserError(Problem(what="no model 'none'", where="model"))
+        return self.files
+
+    async def open(self, files: ModelFiles) -> Loaded:
+        await self.gate.wait()
+        self.loads += 1
+        settings = EngineSettings(device="cpu", kv_budget_bytes=1 << 20)
+        engine = await TransformersEngine.load(files.model_dir, version=files.version, settings=settings)
+        return Loaded(engine, ChatFormat(load_tokenizer(files.model_dir)))
+
+
+@pytest.fixture
+def shelf(model_dir: Path) -> Shelf:
+    return Shelf(model_dir)
+
+
+@pytest.fixture
+async def policies(shelf: Shelf) -> AsyncIterator[Policies]:
+    made = Policies(shelf.find, shelf.open, max_models=2, load_timeout=20)
+    yield made
+    await made.close()
+
+
+async def use(policies: Policies, name: str) -> Loaded:
+    async with policies.lease(name) as loaded:
+        return loaded
+
+
+async def test_a_model_that_many_ask_for_is_loaded_once(policies: Policies, shelf: Shelf) -> None:
+    first, *others = await asyncio.gather(*(use(policies, "a") for _ in range(5)))
+    assert all(o is first for o in others)
+    assert shelf.loads == 1
+
+
+async def test_the_least_recently_used_idle_model_gives_way(policies: Policies) -> None:
+    a, b = await use(policies, "a"), await use(policies, "b")
+    await use(policies, "a")
+    await use(policies, "c")
+    assert sorted(policies.names()) == ["a", "c"]
+    assert a.engine.healthy
+    assert not b.engine.healthy
+
+
+async def test_a_model_in_use_is_not_evicted(policies: Policies) -> None:
+    async with policies.lease("a") as a, policies.lease("b"):
+        with pytest.raises(Transient, match="all 2 places for a model are in use; 'c' has to wait"):
+            await use(policies, "c")
+        assert a.engine.healthy
+    await use(policies, "c")
+
+
+async def test_training_policies_evict_served_models_and_never_the_other_way(policies: Policies, shelf: Shelf) -> None:
+    await use(policies, "a")
+    await use(policies, "b")
+    one = await policies.hold("job_1", shelf.files)
+    two = await policies.hold("job_2", replace(shelf.files, version=7))
+    assert (one.engine.version, two.engine.version) == (0, 7)
+    assert policies.free == 0
+    with pytest.raises(Transient):
+        await use(policies, "a")
+    with pytest.raises(Transient, match="'job_3' has to wait"):
+        await policies.hold("job_3", shelf.files)
+
+    await policies.release("job_1")
+    await policies.release("job_1")
+
+    assert policies.training("job_1") is None
+    assert policies.training("job_2") is two
+    await use(policies, "a")
+
+
+async def test_an_unknown_model_is_refused_and_takes_no_place(policies: Policies, shelf: Shelf) -> None:
+    for _ in range(3):
+        with pytest.raises(UserError, match="no model 'none'"):
+            await use(policies, "none")
+    assert shelf.found == ["none"] * 3
+    assert policies.free == 2
+
+
+async def test_who_hangs_up_does_not_cancel_the_load_that_others_wait_for(policies: Policies, shelf: Shelf) -> None:
+    shelf.gate.clear()
+    impatient = asyncio.create_task(use(policies, "a"))
+    patient = asyncio.create_task(use(policies, "a"))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.wait([impatient])
+    shelf.gate.set()
+    assert (await patient).engine.healthy
+    assert shelf.loads == 1
+
+
+async def test_a_load_that_takes_too_long_is_given_up(shelf: Shelf) -> None:
+    policies = Policies(shelf.find, shelf.open, load_timeout=0.01)
+    shelf.gate.clear()
+    with pytest.raises(Transient, match=r"'a' did not load in 0\.01 s"):
+        await use(policies, "a")
+    assert policies.free == 3
+
+
+async def test_a_dead_engine_is_loaded_anew(policies: Policies, shelf: Shelf) -> None:
+    dead = await use(policies, "a")
+    await dead.engine.close()
+    assert (await use(policies, "a")).engine.healthy
+    assert shelf.loads == 2

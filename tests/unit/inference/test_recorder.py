@@ -1,0 +1,116 @@
+"""Records of open rollouts: their order, their end, their budget, their memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from synth.errors import Transient
+from synth.inference.recorder import BudgetSpent, CidVoid, Recorder
+from synth.keys import Cid, InvalidKey, mint_cid, read_cid
+from synth.trajectories import CompletionRecord, records_from_bytes
+
+SECRET = "s"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def credential(rollout: str = "job_1_t0_0", *, calls: int = 5, expires: int = 2000) -> str:
+    return mint_cid(Cid(rollout_id=rollout, attempt=1, replica="r", version=None, calls=calls, expires=expires), SECRET)
+
+
+def record(n: int) -> CompletionRecord:
+    ids = np.arange(n, dtype=np.int32)
+    return CompletionRecord(ids, ids, ids.astype(np.float32), ids, np.ones(n, np.bool_), "stop")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def recorder(clock: Clock) -> Recorder:
+    return Recorder(lambda text: read_cid(text, SECRET, now=0), now=clock, max_bytes=4000)
+
+
+def sizes(body: bytes) -> list[int]:
+    return [len(r.prompt_ids) for r in records_from_bytes(body)]
+
+
+def test_records_come_in_the_order_of_the_calls_not_of_their_ends(recorder: Recorder) -> None:
+    cid = credential()
+    first, second, third = (recorder.begin(cid) for _ in range(3))
+    third.finish(record(3))
+    second.fail()
+    first.finish(record(1))
+    recorder.begin(cid).finish(record(4))
+    assert sizes(recorder.close(cid)) == [1, 3, 4]
+
+
+def test_a_repeated_close_gets_the_same_bytes_for_a_minute_then_is_refused(recorder: Recorder, clock: Clock) -> None:
+    cid = credential()
+    recorder.begin(cid).finish(record(2))
+    body = recorder.close(cid)
+    clock.now += 59
+    assert recorder.close(cid) == body
+    clock.now += 2
+    with pytest.raises(CidVoid, match="no longer held"):
+        recorder.close(cid)
+
+
+def test_a_closed_credential_takes_no_calls_and_late_records_are_dropped(recorder: Recorder) -> None:
+    cid, aborted = credential(), []
+    late = recorder.begin(cid)
+    late.ends_with(lambda: aborted.append(1))
+    assert sizes(recorder.close(cid)) == []
+    late.finish(record(5))
+    with pytest.raises(CidVoid, match="has been closed"):
+        recorder.begin(cid)
+    assert (aborted, recorder.late_records, recorder.nbytes) == ([1], 1, 0)
+    assert sizes(recorder.close(cid)) == []
+
+
+def test_an_expired_credential_is_void_and_its_memory_is_freed(recorder: Recorder, clock: Clock) -> None:
+    cid = credential(expires=1100)
+    recorder.begin(cid).finish(record(5))
+    clock.now = 1101
+    with pytest.raises(CidVoid, match="expired"):
+        recorder.begin(cid)
+    recorder.sweep()
+    assert (recorder.open, recorder.nbytes) == (0, 0)
+    with pytest.raises(CidVoid):
+        recorder.close(cid)
+
+
+def test_the_call_budget_is_kept_and_a_failed_call_is_given_back(recorder: Recorder) -> None:
+    cid = credential(calls=2)
+    recorder.begin(cid).fail()
+    recorder.begin(cid).finish(record(1))
+    recorder.begin(cid)
+    with pytest.raises(BudgetSpent, match="all of its 2 calls"):
+        recorder.begin(cid)
+
+
+def test_a_forged_credential_is_refused_everywhere(recorder: Recorder) -> None:
+    forged = credential()[:-1] + "x"
+    for act in (recorder.begin, recorder.close):
+        with pytest.raises(InvalidKey):
+            act(forged)
+
+
+def test_memory_is_bounded(recorder: Recorder) -> None:
+    recorder.begin(credential("job_1_t0_0")).finish(record(300))
+    with pytest.raises(Transient, match="fill the recorder's 4000 bytes"):
+        recorder.begin(credential("job_1_t0_1"))
+    recorder.close(credential("job_1_t0_0"))
+    recorder.begin(credential("job_1_t0_1"))
+
+
+def test_a_rollout_that_never_called_closes_empty(recorder: Recorder) -> None:
+    assert sizes(recorder.close(credential())) == []
