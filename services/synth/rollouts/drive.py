@@ -1,0 +1,91 @@
+"""One try of one rollout: a credential for a replica, the task app's play, and what was recorded under it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import structlog
+
+from synth import logs
+from synth.bus.replicas import Replica, ReplicaTable
+from synth.errors import Problem, Transient
+from synth.jobs.resolved import RolloutSettings
+from synth.keys import Cid, mint_cid
+from synth.rollouts.collector import Request, Spot, Tried
+from synth.rollouts.outcome import EnvironmentFailed, Reply, judge
+from synth.rollouts.task_client import RecorderClient, TaskClient
+
+log = logs.get("drive")
+
+#: Tries that an infrastructure of ours may cost a rollout before it counts as the environment's.
+_LOST_RECORDINGS = 20
+
+
+class Driver:
+    """Plays rollouts of one job against its task app and the replicas that serve its policy."""
+
+    def __init__(
+        self,
+        job_id: str,
+        rollout: RolloutSettings,
+        *,
+        app: TaskClient,
+        recorder: RecorderClient,
+        replicas: ReplicaTable,
+        secret: str,
+        public_url: str | None,
+        replica_wait_s: float,
+    ) -> None:
+        self._job_id = job_id
+        self._rollout = rollout
+        self._app = app
+        self._recorder = recorder
+        self._replicas = replicas
+        self._secret = secret
+        self._public_url = public_url
+        self._replica_wait_s = replica_wait_s
+        # Attempts never repeat over collectors: a successor's cid must not read what its predecessor's left open.
+        self._attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
+
+    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+        """One try. A recording that is lost (the replica died) is not the environment's fault, and is tried again."""
+        with structlog.contextvars.bound_contextvars(rollout=spot.rollout_id):
+            for lost in range(_LOST_RECORDINGS):
+                try:
+                    return await self._play(request, spot)
+                except Transient as error:
+                    log.warning("recording lost, rollout played again", reason=str(error), lost=lost + 1)
+        problem = Problem(what=f"the recording of {spot.rollout_id} was lost {_LOST_RECORDINGS} times")
+        return Tried(EnvironmentFailed(problem), [])
+
+    async def _play(self, request: Request, spot: Spot) -> Tried:
+        replica = await self._replica(spot)
+        cid = mint_cid(
+            Cid(
+                rollout_id=spot.rollout_id,
+                attempt=next(self._attempts),
+                replica=replica.recorder,
+                version=request.pinned_version,
+                calls=max(8, 4 * self._rollout.max_turns),
+                expires=int(time.time() + self._rollout.rollout_timeout_s + 60),
+            ),
+            self._secret,
+        )
+        base = self._public_url or replica.url
+        url = f"{base}/v1/chat/completions?cid={cid}"
+        reply: Reply = await self._app.play(request, spot, inference_url=url, cid=cid)
+        records = await self._recorder.take(replica.url, cid)
+        if any(r.finish_reason == "abort" for r in records) and reply.status != 200:
+            raise Transient("a call was cut off")
+        verdict = judge(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
+        return Tried(verdict, records)
+
+    async def _replica(self, spot: Spot) -> Replica:
+        try:
+            able = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
+        except TimeoutError as error:
+            raise Transient(f"no replica serves {self._job_id} after {self._replica_wait_s:.0f} s") from error
+        # By index, so that the samples of one prompt, which share its prefill, meet at one replica.
+        return able[spot.group % len(able)]

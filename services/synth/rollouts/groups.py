@@ -1,0 +1,107 @@
+"""From rewards to a batch: group advantages, which groups are trained, and the sequences of those that are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
+
+_SAME = 1e-6
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One finished rollout of an iteration. seconds: from the first try to the last reply; tries: 1 and up."""
+
+    rollout_id: str
+    group: int
+    seed: int
+    reward: float
+    branches: list[Branch]
+    seconds: float
+    tries: int
+
+
+def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
+    """(r − mean)/(std + 1e-6) over a group; without `by_std`, r − mean (Dr.GRPO). None: there is nothing to learn.
+
+    A group whose rewards differ by less than 1e-6 has no signal: `std != 0` would be true of rounding noise.
+    """
+    r = np.asarray(rewards, dtype=np.float64)
+    if len(r) < 2 or float(r.max() - r.min()) < _SAME:
+        return None
+    centred = r - r.mean()
+    return list(centred / (r.std() + _EPSILON) if by_std else centred)
+
+
+def build_batch(
+    rollouts: list[Collected],
+    *,
+    job_id: str,
+    iteration: int,
+    temperature: float,
+    groups: int,
+    group_size: int,
+    by_std: bool,
+    values: dict[str, float],
+) -> RolloutBatch:
+    """The batch of an iteration. A group that lacks a rollout is dropped whole, as is one without a signal.
+
+    Every rollout is in the metadata, so that its reward is counted; only kept groups have sequences. Each branch of a
+    rollout is a sequence with the rollout's advantage. The order is by group and index: the same rollouts, collected
+    in any order, are the same bytes.
+    """
+    ordered = sorted(rollouts, key=lambda r: (r.group, _index(r)))
+    place = {id(r): i for i, r in enumerate(ordered)}
+    branches: list[Branch] = []
+    advantage: list[float] = []
+    rollout: list[int] = []
+    kept = 0
+    for group in range(groups):
+        members = [r for r in ordered if r.group == group]
+        signal = advantages([m.reward for m in members], by_std=by_std) if len(members) == group_size else None
+        if signal is None:
+            continue
+        kept += 1
+        for member, a in zip(members, signal, strict=True):
+            for branch in member.branches:
+                branches.append(branch)
+                advantage.append(a)
+                rollout.append(place[id(member)])
+    meta = BatchMeta(
+        job_id=job_id,
+        iteration=iteration,
+        temperature=temperature,
+        rollouts=[RolloutMeta(rollout_id=r.rollout_id, seed=r.seed, group=r.group, reward=r.reward) for r in ordered],
+        groups_kept=kept,
+        groups_dropped=groups - kept,
+        values=values,
+    )
+    return RolloutBatch.build(branches, advantage, rollout, meta)
+
+
+def collection_values(rollouts: list[Collected], *, failed: int) -> dict[str, float]:
+    """Figures of a collection that are repeated in `train.step` and `eval.completed`. Seconds are wall seconds."""
+    if not rollouts:
+        return {"rollouts": 0.0, "rollouts_failed": float(failed)}
+    seconds = np.asarray([r.seconds for r in rollouts])
+    sampled = np.asarray([sum(int(b.loss_mask.sum()) for b in r.branches) for r in rollouts])
+    rewards = np.asarray([r.reward for r in rollouts])
+    return {
+        "rollouts": float(len(rollouts)),
+        "rollouts_failed": float(failed),
+        "rollout_retries": float(sum(r.tries - 1 for r in rollouts)),
+        "rollout_seconds_p50": float(np.quantile(seconds, 0.5)),
+        "rollout_seconds_p99": float(np.quantile(seconds, 0.99)),
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "completion_tokens_mean": float(sampled.mean()),
+        "branch_breaks": float(sum(len(r.branches) - 1 for r in rollouts)),
+    }
+
+
+def _index(rollout: Collected) -> int:
+    return int(rollout.rollout_id.rsplit("_", 1)[1])

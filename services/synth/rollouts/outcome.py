@@ -1,0 +1,112 @@
+"""What a task app's answer means: a reward, the policy's own failure, or an error of the environment.
+
+Whose fault it is decides what happens (decision 24). The policy's failure is a reward and is never tried again, since
+trying until it succeeds is biased sampling. An environment's error is not a reward: it is retried, then dropped.
+Nothing that an app says of tokens is read; what was sampled comes from the recorder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from synth.errors import Problem
+from synth.trajectories import CompletionRecord
+
+_POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure", "length")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (None: it was not JSON)."""
+
+    status: int
+    body: Any
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """The rollout counts. outcome: "ok", or "policy_failure" for a reward that stands for the policy's failure."""
+
+    reward: float
+    outcome: str
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class EnvironmentFailed:
+    """The rollout does not count, and why."""
+
+    problem: Problem
+
+
+def judge(
+    reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
+) -> Rewarded | EnvironmentFailed:
+    """Decide what one try of a rollout was worth. records: what the policy sampled in it."""
+    if reply.status != 200:
+        return _refused(reply, records, url=url, failure_reward=failure_reward)
+    if not isinstance(reply.body, dict) or not isinstance(reply.body.get("metrics"), dict):
+        return _environment(url, "the answer is not a rollout response", 'a JSON object with "metrics"')
+    metrics: dict[str, Any] = reply.body["metrics"]
+    if not records:
+        return _environment(
+            url,
+            "the task app answered without one call of the model",
+            "calls at the inference_url of policy.config, query included",
+        )
+    reward = _reward(metrics)
+    details = metrics.get("details")
+    info: dict[str, Any] = {"details": details} if isinstance(details, dict) else {}
+    if reward is None:
+        if reply.body.get("aborted") is not None or _names_policy_failure(reply.body):
+            return Rewarded(failure_reward, "policy_failure", info)
+        return _environment(url, "the answer has no reward", "metrics.outcome_score or metrics.mean_return")
+    if not math.isfinite(reward):
+        return _environment(url, f"the reward is {reward}", "a finite number in metrics.outcome_score")
+    return Rewarded(reward, "ok", info)
+
+
+def _refused(
+    reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
+) -> Rewarded | EnvironmentFailed:
+    if records and reply.status not in (401, 403) and _names_policy_failure(reply.body):
+        return Rewarded(failure_reward, "policy_failure", {"status": reply.status})
+    if reply.status in (400, 401, 403) and "unauthori" in str(reply.body).lower():
+        return EnvironmentFailed(
+            Problem(
+                where=url,
+                what=f"the task app refuses the environment key (HTTP {reply.status})",
+                expected="the key in X-API-Key to be one that it knows",
+                fix="start the task app with the cluster's ENVIRONMENT_API_KEY, or add its key with "
+                "POST /api/environment-keys",
+            )
+        )
+    return _environment(url, f"HTTP {reply.status}: {str(reply.body)[:300]}", "HTTP 200 with a rollout response")
+
+
+def _reward(metrics: dict[str, Any]) -> float | None:
+    for name in ("outcome_score", "mean_return"):
+        if (value := _number(metrics.get(name))) is not None:
+            return value
+    returns = metrics.get("episode_returns")
+    return _number(returns[0]) if isinstance(returns, list) and returns else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        # JSON has no NaN: an app that means one often sends the word.
+        return math.nan if isinstance(value, str) and value.lower() == "nan" else None
+    return float(value)
+
+
+def _names_policy_failure(body: Any) -> bool:
+    text = str(body).lower()
+    return any(word in text for word in _POLICY_FAILURES)
+
+
+def _environment(url: str, what: str, expected: str) -> EnvironmentFailed:
+    return EnvironmentFailed(
+        Problem(where=url, what=what, expected=expected, fix="look at the task app's own log for this run_id")
+    )

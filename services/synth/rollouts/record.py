@@ -1,0 +1,158 @@
+"""What a collector has in the log, and how it adds to it: durable rollouts first, then the batch that they make."""
+
+from __future__ import annotations
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.publish import Publisher
+from synth.bus.recorded import Recorded
+from synth.bus.replay import replay
+from synth.errors import Conflict, Problem
+from synth.events import (
+    EvalCompleted,
+    RolloutBatched,
+    RolloutBlocked,
+    RolloutCompleted,
+    RolloutFailed,
+    RolloutRequested,
+)
+from synth.rollouts.collector import Kept, Request, Spot
+from synth.rollouts.groups import Collected
+from synth.trajectories import RolloutBatch, Trajectory
+
+
+class RolloutLog:
+    """The rollout events of one job, read once and appended to by its one collector."""
+
+    def __init__(self, bus: Connection, blobs: BlobStore, org: str, job_id: str) -> None:
+        self._bus = bus
+        self._blobs = blobs
+        self._publisher = Publisher(bus)
+        self._org = org
+        self._job_id = job_id
+        self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
+        self._finished: set[tuple[str, int]] = set()
+        self._last_batch = 0
+
+    async def read(self) -> list[Request]:
+        """Read the job's past; returns the requests that are still open, in their order."""
+        facts = ("rollout.requested", "rollout.completed", "rollout.batch", "eval.completed")
+        requests: list[Request] = []
+        for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts]):
+            self._apply(event, requests)
+        return [r for r in requests if (r.mode, r.iteration) not in self._finished]
+
+    def _apply(self, recorded: Recorded, requests: list[Request]) -> None:
+        match recorded.event:
+            case RolloutRequested() as event:
+                requests.append(as_request(event))
+            case RolloutCompleted() as event:
+                self._completed.setdefault((event.mode, event.iteration), {})[event.index] = event
+            case RolloutBatched(iteration=iteration):
+                self._finished.add(("train", iteration))
+                self._last_batch = recorded.seq
+            case EvalCompleted(iteration=iteration):
+                self._finished.add(("eval", iteration))
+
+    def finished(self, request: Request) -> bool:
+        """Whether this request's batch or evaluation is in the log."""
+        return (request.mode, request.iteration) in self._finished
+
+    async def durable(self, request: Request) -> dict[int, Collected]:
+        """The rollouts of a request that a collector before us completed, with their trajectories."""
+        found: dict[int, Collected] = {}
+        for index, event in self._completed.get((request.mode, request.iteration), {}).items():
+            trajectory = Trajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
+            found[index] = Collected(
+                rollout_id=event.rollout_id,
+                group=event.group,
+                seed=event.seed,
+                reward=event.reward,
+                branches=trajectory.branches,
+                seconds=event.seconds,
+                tries=event.tries,
+            )
+        return found
+
+    async def keep(self, request: Request, kept: Kept) -> None:
+        """Make one rollout durable: its trajectory, then the event that names it."""
+        c = kept.collected
+        trajectory = Trajectory(branches=c.branches, reward=c.reward, info=kept.verdict.info)
+        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{kept.spot.index}.safetensors"
+        blob = await self._blobs.put_bytes(key, trajectory.to_bytes())
+        versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]
+        event = RolloutCompleted(
+            rollout_id=c.rollout_id,
+            iteration=request.iteration,
+            mode=request.mode,
+            index=kept.spot.index,
+            group=c.group,
+            seed=c.seed,
+            reward=c.reward,
+            trajectory=blob,
+            completion_tokens=sum(int(b.loss_mask.sum()) for b in c.branches),
+            calls=kept.calls,
+            versions=(min(versions, default=-1), max(versions, default=-1)),
+            seconds=round(c.seconds, 4),
+            tries=c.tries,
+            outcome=kept.verdict.outcome,
+        )
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
+
+    async def give_up(self, request: Request, spot: Spot, problem: Problem, tries: int) -> None:
+        """Say that a rollout failed through its whole budget."""
+        event = RolloutFailed(
+            rollout_id=spot.rollout_id,
+            iteration=request.iteration,
+            mode=request.mode,
+            index=spot.index,
+            group=spot.group,
+            seed=spot.seed,
+            problem=problem,
+            tries=tries,
+        )
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=spot.rollout_id)
+
+    async def batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
+        """Publish an iteration's batch, the next one of the chain. Another collector's batch is as good as ours."""
+        k = batch.meta.iteration
+        blob = await self._blobs.put_bytes(f"jobs/{self._job_id}/batches/{k}.safetensors", batch.to_bytes())
+        event = RolloutBatched(
+            iteration=k,
+            batch=blob,
+            sequences=batch.sequences,
+            groups_kept=batch.meta.groups_kept,
+            groups_dropped=batch.meta.groups_dropped,
+            values=values,
+        )
+        try:
+            self._last_batch = await self._publisher.chained(
+                event, org=self._org, key=self._job_id, id=str(k), after=self._last_batch
+            )
+        except Conflict:
+            await self.read()
+            if ("train", k) not in self._finished:
+                raise
+        self._finished.add(("train", k))
+
+    async def evaluated(self, event: EvalCompleted) -> None:
+        """Publish an evaluation."""
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"eval:{event.iteration}")
+        self._finished.add(("eval", event.iteration))
+
+    async def blocked(self, iteration: int, problem: Problem) -> None:
+        """Say that the job's environment is broken; its owner ends the job."""
+        event = RolloutBlocked(iteration=iteration, problem=problem)
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{iteration}")
+
+
+def as_request(event: RolloutRequested) -> Request:
+    """The request that an event carries."""
+    return Request(
+        iteration=event.iteration,
+        mode=event.mode,
+        seeds=event.seeds,
+        group_size=event.group_size,
+        oldest_version=event.oldest_version,
+        pinned_version=event.pinned_version,
+    )

@@ -1,0 +1,19 @@
+"""Settings of the rollouts service."""
+
+from __future__ import annotations
+
+from synth.http_guard import GuardSettings
+from synth.settings import ServiceSettings
+
+
+class RolloutsSettings(ServiceSettings, GuardSettings):
+    """What a collector needs beside the shared settings."""
+
+    jobs: int = 16
+    """Jobs that one process collects for at the same time."""
+
+    inference_public_url: str | None = None
+    """Where task apps reach the inference service; None: each replica's own address."""
+
+    policy_wait_s: float = 600.0
+    """How long a collector waits for a policy version before it hands its task back."""

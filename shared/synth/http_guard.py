@@ -1,0 +1,188 @@
+"""HTTP to addresses that users name: task apps, judges, images. It cannot reach inside the cluster's network.
+
+Invariants. A host is resolved once, and the connection goes to the very address that was looked at, so that a name
+cannot answer with another one later. An address that is not public is refused unless the cluster's settings allow it.
+No redirect is followed, no proxy of the environment is used, and an answer is cut off at a size and at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import httpcore
+import httpx
+from pydantic import field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from synth.errors import SynthError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_UNICAST_V6 = ipaddress.ip_network("2000::/3")
+#: Public by the registry, but they lead to an IPv4 address that nobody looked at.
+_RELAYS = (ipaddress.ip_network("2002::/16"), ipaddress.ip_network("192.88.99.0/24"))
+
+
+class AddressRefused(httpx.ConnectError, SynthError):
+    """The host's address is not public, and the settings do not allow it. address: the one that was refused."""
+
+    def __init__(self, host: str, address: str) -> None:
+        super().__init__(f"{host} is at {address}, which is not a public address")
+        self.host = host
+        self.address = address
+
+
+class ReplyTooLarge(httpx.TransportError, SynthError):
+    """The answer is larger than the caller takes."""
+
+
+@dataclass(frozen=True)
+class GuardPolicy:
+    """Which addresses may be reached beside the public ones."""
+
+    allowed: tuple[Network, ...] = ()
+    allow_loopback: bool = False
+
+    def admits(self, address: str) -> bool:
+        """Whether a connection to this IP address may be opened."""
+        ip = _unmapped(ipaddress.ip_address(address))
+        if any(ip in network for network in self.allowed):
+            return True
+        if ip.is_loopback:
+            return self.allow_loopback
+        if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST_V6:
+            return False
+        return ip.is_global and not ip.is_multicast and not any(ip in relay for relay in _RELAYS)
+
+
+class GuardSettings(BaseSettings):
+    """Settings of every service that calls what users name."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    allowed_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
+    """Networks that task apps may be in beside the public internet, separated by commas: `10.1.0.0/16,fd00::/8`."""
+
+    allow_loopback: bool = False
+    """Whether task apps may run on this machine; the embedded cluster sets it."""
+
+    @field_validator("allowed_cidrs", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @property
+    def guard(self) -> GuardPolicy:
+        """The policy that these settings make."""
+        return GuardPolicy(allowed=self.allowed_cidrs, allow_loopback=self.allow_loopback)
+
+
+def guarded_client(
+    policy: GuardPolicy, *, headers: Mapping[str, str] | None = None, timeout: float = 10.0
+) -> httpx.AsyncClient:
+    """A client that reaches only what the policy admits; a refusal is `AddressRefused`. timeout: seconds a phase."""
+    return httpx.AsyncClient(
+        transport=_GuardedTransport(policy),
+        headers=headers,
+        timeout=timeout,
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A small answer, read whole."""
+
+    status: int
+    body: bytes
+
+
+async def fetch(
+    client: httpx.AsyncClient, url: httpx.URL, *, headers: Mapping[str, str], limit: int, deadline: float
+) -> Fetched:
+    """GET at most `limit` bytes within `deadline` seconds in all.
+
+    Raises httpx.HTTPError (with `AddressRefused` and `ReplyTooLarge`) and `TimeoutError`.
+    """
+    # An answer that inflates on arrival would pass the limit before we could count it.
+    asked = {**headers, "Accept-Encoding": "identity"}
+    async with asyncio.timeout(deadline), client.stream("GET", url, headers=asked) as reply:
+        body = bytearray()
+        async for chunk in reply.aiter_raw():
+            body += chunk
+            if len(body) > limit:
+                raise ReplyTooLarge(f"the answer is larger than {limit} bytes")
+        return Fetched(reply.status_code, bytes(body))
+
+
+class _GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Resolves, looks, and connects to the address that it looked at."""
+
+    def __init__(self, policy: GuardPolicy) -> None:
+        self._policy = policy
+        self._inner = cast(httpcore.AsyncNetworkBackend, httpcore.AnyIOBackend())
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        addresses = await _resolve(host, port, timeout)
+        admitted = [a for a in addresses if self._policy.admits(a)]
+        if not admitted:
+            raise AddressRefused(host, addresses[0])
+        *others, last = admitted
+        for address in others:
+            # A name such as localhost stands for an IPv6 and an IPv4 address, and often only one of them listens.
+            with contextlib.suppress(httpcore.ConnectError):
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+        return await self._inner.connect_tcp(last, port, timeout, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _GuardedTransport(httpx.AsyncHTTPTransport):
+    def __init__(self, policy: GuardPolicy) -> None:
+        super().__init__(verify=_tls(), trust_env=False)
+        # httpx has no argument for the network backend of its pool.
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=_tls(),
+            max_connections=100,
+            max_keepalive_connections=20,
+            keepalive_expiry=5.0,
+            network_backend=_GuardedBackend(policy),
+        )
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)
+
+
+async def _resolve(host: str, port: int, timeout: float | None) -> list[str]:
+    try:
+        async with asyncio.timeout(timeout):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except TimeoutError as error:
+        raise httpcore.ConnectTimeout(f"{host} was not resolved in time") from error
+    except (OSError, UnicodeError) as error:
+        raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _unmapped(ip: Address) -> Address:
+    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
