@@ -27,12 +27,19 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(2)
 
 
+class BusSettings(ServiceSettings):
+    """What `synthd bus` needs beside the shared settings."""
+
+    pools: str = "default"
+    """Every worker pool of the cluster, separated by commas; each has a task queue of each kind."""
+
+
 async def _bus(action: str) -> int:
-    settings = ServiceSettings()
+    settings = BusSettings()
     logs.configure("bus", level=settings.log_level)
     bus = await connect(settings, "bus")
     try:
-        wanted = topology(pools=(settings.pool,))
+        wanted = topology(pools=tuple(p.strip() for p in settings.pools.split(",")))
         if action == "init":
             await provision(bus.js, wanted)
             return 0

@@ -32,21 +32,42 @@ class ServerConfig:
 
     def text(self) -> str:
         """The server's configuration: JetStream on disk, fsync before every acknowledgement, every user limited."""
-        users: list[dict[str, object]] = []
-        for name, password in self.users.items():
-            user: dict[str, object] = {"user": name, "password": password}
-            if name in SERVICES:
-                user["permissions"] = {"publish": may_publish(name), "subscribe": [">"]}
-            users.append(user)
         config: dict[str, object] = {
             "listen": f"127.0.0.1:{self.port}",
             "http": f"127.0.0.1:{self.http_port}",
             "server_name": "synth-embedded",
             "max_payload": 8 << 20,
             "jetstream": {"store_dir": str(self.store), "sync_interval": "always"},
-            "authorization": {"users": users},
+            "authorization": {"users": _users(self.users)},
         }
         return json.dumps(config, indent=1)
+
+
+def deployed_config() -> str:
+    """The configuration of the server that `docker-compose.yml` runs; every user's password is an environment variable.
+
+    Committed as `deploy/nats.conf`, so that a change of the catalogue's permissions is seen in review.
+    """
+    variable = "$SYNTH_NATS_PASSWORD"
+    config: dict[str, object] = {
+        "listen": "0.0.0.0:4222",
+        "http": "0.0.0.0:8222",
+        "max_payload": 8 << 20,
+        "jetstream": {"store_dir": "/data", "sync_interval": "always"},
+        "authorization": {"users": _users(dict.fromkeys(("bus", *SERVICES), variable))},
+    }
+    # A variable is not looked up inside quotes.
+    return json.dumps(config, indent=2).replace(f'"{variable}"', variable) + "\n"
+
+
+def _users(passwords: dict[str, str]) -> list[dict[str, object]]:
+    users: list[dict[str, object]] = []
+    for name, password in passwords.items():
+        user: dict[str, object] = {"user": name, "password": password}
+        if name in SERVICES:
+            user["permissions"] = {"publish": may_publish(name), "subscribe": [">"]}
+        users.append(user)
+    return users
 
 
 def new_users() -> dict[str, str]:

@@ -1,0 +1,44 @@
+# Every command a person needs; each works on a fresh clone.
+PYTHON ?= python3.11
+SEED ?= 0
+PORT ?= 8000
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help install demo test unit lint chaos tax clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+# torch is a CPU build here: pip takes the one that is pinned, and nothing may pull in torchvision.
+.venv/installed: pyproject.toml constraints.txt
+	@start=$$(date +%s); \
+	$(PYTHON) -m venv .venv && \
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cluster,demo,dev]' && \
+	echo $$(( $$(date +%s) - start )) > .venv/installed && \
+	echo "installed in $$(cat .venv/installed) s"
+
+install: .venv/installed ## make .venv with everything in it
+
+demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n)
+	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --install-seconds $$(cat .venv/installed)
+
+test: .venv/installed lint ## static checks and every fast test
+	@$(BIN)/pytest tests/unit tests/service tests/e2e
+
+unit: .venv/installed ## the tests that start no process
+	@$(BIN)/pytest tests/unit
+
+lint: .venv/installed ## ruff, pyright, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@PYTHONPATH=shared:services $(BIN)/lint-imports
+
+chaos: .venv/installed ## kill every service in turn during a long RL job
+	@$(BIN)/pytest tests/chaos
+
+tax: .venv/installed ## what the platform costs against one plain process
+	@$(BIN)/python -m benchmarks.tax
+
+clean: ## remove what the commands above made
+	rm -rf .venv .synth .pytest_cache .ruff_cache

@@ -1,0 +1,117 @@
+"""The collector: its bound, its retries, what it never runs again, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from synth.errors import Problem, Transient
+from synth.rollouts.collector import Broken, Collector, Kept, PolicyVersions, Request, Spot, Tried
+from synth.rollouts.groups import Collected
+from synth.rollouts.outcome import EnvironmentFailed, Rewarded
+from synth.trajectories import CompletionRecord
+
+RECORD = CompletionRecord(
+    prompt_ids=np.array([1], np.int32),
+    sampled_ids=np.array([2], np.int32),
+    logprobs=np.array([-1.0], np.float32),
+    versions=np.array([0], np.int32),
+    sampled=np.array([True]),
+    finish_reason="stop",
+)
+REQUEST = Request(iteration=3, mode="train", seeds=[10, 11, 12], group_size=2, oldest_version=0)
+
+
+class App:
+    """A task app whose answers are scripted by rollout index and try."""
+
+    def __init__(self, *, fails: dict[int, int] | None = None) -> None:
+        self.fails = fails or {}
+        self.running = self.most = 0
+        self.tries: list[int] = []
+        self.kept: list[Kept] = []
+        self.given_up: list[int] = []
+
+    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.tries.append(spot.index)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.running -= 1
+        if tries <= self.fails.get(spot.index, 0):
+            return Tried(EnvironmentFailed(Problem(what=f"try {tries} failed")), [])
+        return Tried(Rewarded(float(spot.index), "ok"), [RECORD])
+
+    async def keep(self, request: Request, kept: Kept) -> None:
+        self.kept.append(kept)
+
+    async def give_up(self, request: Request, spot: Spot, problem: Problem, tries: int) -> None:
+        self.given_up.append(spot.index)
+
+    def collector(self, *, limit: int = 4, max_tries: int = 2) -> Collector:
+        return Collector(
+            "job_x",
+            limit=limit,
+            max_tries=max_tries,
+            attempt=self.attempt,
+            keep=self.keep,
+            give_up=self.give_up,
+            progress=lambda done, of: None,
+        )
+
+
+async def test_every_rollout_of_a_request_is_played_on_its_groups_seed():
+    app = App()
+    result = await app.collector().collect(REQUEST, {})
+    assert not isinstance(result, Broken)
+    found, failed = result
+    assert failed == 0
+    assert sorted((c.rollout_id, c.seed) for c in found) == [(f"job_x_t3_{i}", 10 + i // 2) for i in range(6)]
+    assert len(app.kept) == 6
+
+
+async def test_iterations_that_overlap_share_one_bound():
+    app = App()
+    collector = app.collector(limit=3)
+    later = Request(iteration=4, mode="train", seeds=[1, 2], group_size=4, oldest_version=1)
+    await asyncio.gather(collector.collect(REQUEST, {}), collector.collect(later, {}))
+    assert app.most == 3
+
+
+async def test_what_is_in_the_log_is_not_played_again():
+    app = App()
+    done = {i: Collected(f"job_x_t3_{i}", i // 2, 10, 1.0, [], 0.0, 1) for i in (0, 1, 5)}
+    result = await app.collector().collect(REQUEST, done)
+    assert not isinstance(result, Broken)
+    assert sorted(app.tries) == [2, 3, 4]
+    assert len(result[0]) == 6
+
+
+async def test_an_environments_error_is_tried_again_within_its_budget():
+    app = App(fails={1: 1, 4: 2})
+    result = await app.collector(max_tries=2).collect(REQUEST, {})
+    assert not isinstance(result, Broken)
+    found, failed = result
+    assert (len(found), failed, app.given_up) == (5, 1, [4])
+    assert next(c.tries for c in found if c.rollout_id.endswith("_1")) == 2
+
+
+async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_cause():
+    app = App(fails=dict.fromkeys(range(6), 9))
+    result = await app.collector(max_tries=1).collect(REQUEST, {})
+    assert isinstance(result, Broken)
+    assert "try 1 failed" in result.problem.text()
+
+
+async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before():
+    versions = PolicyVersions()
+    waiting = asyncio.create_task(versions.at_least(2, timeout=5))
+    await versions.loaded(1)
+    assert not waiting.done()
+    await versions.loaded(3)
+    await waiting
+    with pytest.raises(Transient, match="version 9"):
+        await versions.at_least(9, timeout=0.01)

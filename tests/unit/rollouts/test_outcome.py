@@ -1,0 +1,80 @@
+"""Whose fault it is: a reward, the policy's failure, or the environment's error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from synth.rollouts.outcome import EnvironmentFailed, Reply, Rewarded, judge
+from synth.trajectories import CompletionRecord
+
+URL = "http://127.0.0.1:8001/rollout"
+SAMPLED = CompletionRecord(
+    prompt_ids=np.array([1, 2], np.int32),
+    sampled_ids=np.array([3], np.int32),
+    logprobs=np.array([-0.1], np.float32),
+    versions=np.array([0], np.int32),
+    sampled=np.array([True]),
+    finish_reason="stop",
+)
+
+
+def verdict(status: int, body: Any, *, sampled: bool = True) -> Rewarded | EnvironmentFailed:
+    return judge(Reply(status, body), [SAMPLED] if sampled else [], url=URL, failure_reward=-0.25)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"outcome_score": 0.5, "mean_return": 9},
+        {"outcome_score": None, "mean_return": 0.5},
+        {"episode_returns": [0.5, 1]},
+    ],
+)
+def test_the_reward_is_the_outcome_score_or_else_the_return(metrics: dict[str, Any]):
+    assert verdict(200, {"metrics": metrics}) == Rewarded(0.5, "ok")
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, {"detail": "policy_step_failed: no tool calls"}),
+        (502, {"detail": {"error": "no_tool_calls_executed"}}),
+        (200, {"metrics": {"outcome_score": None}, "aborted": {"reason": "policy_failure"}}),
+    ],
+)
+def test_the_policys_own_failure_is_a_reward_and_is_not_tried_again(status: int, body: Any):
+    found = verdict(status, body)
+    assert isinstance(found, Rewarded)
+    assert (found.reward, found.outcome) == (-0.25, "policy_failure")
+
+
+def test_the_same_error_without_a_completion_is_the_environments():
+    assert isinstance(verdict(500, {"detail": "no tool calls"}, sampled=False), EnvironmentFailed)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (500, {"detail": "KeyError: 'world'"}, "HTTP 500"),
+        (0, "no answer within 30 s", "no answer within 30 s"),
+        (200, "<html>hello</html>", "not a rollout response"),
+        (200, {"metrics": {}}, "no reward"),
+        (200, {"metrics": {"outcome_score": "NaN"}}, "reward is nan"),
+        (200, {"metrics": {"mean_return": float("inf")}}, "reward is inf"),
+        (400, {"detail": {"error": {"code": "unauthorised"}}}, "refuses the environment key"),
+    ],
+)
+def test_an_environments_error_is_no_reward_and_says_what_happened(status: int, body: Any, said: str):
+    found = verdict(status, body)
+    assert isinstance(found, EnvironmentFailed)
+    assert said in found.problem.text()
+    assert URL in found.problem.text()
+
+
+def test_an_app_that_never_calls_the_model_is_told_so():
+    found = verdict(200, {"metrics": {"outcome_score": 1.0}}, sampled=False)
+    assert isinstance(found, EnvironmentFailed)
+    assert "inference_url" in found.problem.text()

@@ -1,0 +1,49 @@
+"""From recorded calls to what is trained: every sampled token once, nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synth.trajectories import CompletionRecord, branches_of, records_from_bytes, records_to_bytes
+
+
+def call(prompt: list[int], sampled: list[int], *, version: int = 0, forced: tuple[int, ...] = ()) -> CompletionRecord:
+    n = len(sampled)
+    return CompletionRecord(
+        prompt_ids=np.array(prompt, np.int32),
+        sampled_ids=np.array(sampled, np.int32),
+        logprobs=-np.arange(1, n + 1, dtype=np.float32),
+        versions=np.full(n, version, np.int32),
+        sampled=np.array([i not in forced for i in range(n)]),
+        finish_reason="stop",
+    )
+
+
+def test_a_call_that_extends_the_one_before_joins_its_branch():
+    (branch,) = branches_of([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5, 6], [7], version=1)])
+    assert list(branch.tokens) == [1, 2, 3, 4, 5, 6, 7]
+    assert list(branch.loss_mask) == [False, False, True, True, False, False, True]
+    assert list(branch.versions) == [-1, -1, 0, 0, -1, -1, 1]
+    assert list(branch.logprobs) == [0, 0, -1, -2, 0, 0, -1]
+
+
+def test_a_call_whose_history_was_rewritten_opens_a_branch_of_its_own():
+    calls = [call([1, 2], [9, 3]), call([1, 2, 3, 5], [6]), call([1, 2, 3, 5, 6, 7], [8])]
+    first, second = branches_of(calls)
+    assert list(first.tokens) == [1, 2, 9, 3]
+    assert list(second.tokens) == [1, 2, 3, 5, 6, 7, 8]
+    assert first.loss_mask.sum() + second.loss_mask.sum() == 4
+
+
+def test_a_forced_token_is_context_and_not_trained():
+    (branch,) = branches_of([call([1], [2, 3, 4], forced=(1,))])
+    assert list(branch.loss_mask) == [False, True, False, True]
+    assert branch.logprobs[2] == 0
+
+
+def test_records_come_back_as_they_were_taken():
+    records = [call([1, 2], [3]), call([], []), call([4], [5, 6], forced=(0,))]
+    for before, after in zip(records, records_from_bytes(records_to_bytes(records)), strict=True):
+        assert np.array_equal(before.sampled_ids, after.sampled_ids)
+        assert np.array_equal(before.sampled, after.sampled)
+        assert before.finish_reason == after.finish_reason
