@@ -42,6 +42,7 @@ class Service:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     checks: dict[str, Check] = field(default_factory=dict[str, Check])
     _tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    _helpers: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -52,6 +53,10 @@ class Service:
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run something for the service's whole life: its end before the stop, or its error, ends the process."""
         self._tasks.append(asyncio.create_task(work, name=name))
+
+    def stop_with(self, task: asyncio.Task[None]) -> None:
+        """Keep something running beside the service's parts, which a drain cancels at once."""
+        self._helpers.append(task)
 
     def health(self) -> dict[str, str]:
         """Every check that is not well, by name; empty when all is."""
@@ -75,14 +80,17 @@ class Service:
         """Wait for the stop, or for the first of the service's tasks to end before it."""
         self._ready.set()
         stopped = asyncio.create_task(self.stop.wait())
-        done, _ = await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([stopped, *self._tasks, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
         self.stop.set()
         for task in done - {stopped}:
             task.result()
-            log.error("a part of the service ended by itself", part=task.get_name())
+            if stopped not in done:
+                log.error("a part of the service ended by itself", part=task.get_name())
 
     async def drain(self) -> None:
         """Let the service's tasks end by themselves, within the grace period; then cancel them."""
+        for task in self._helpers:
+            task.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=self.settings.grace_s)
             for task in late:

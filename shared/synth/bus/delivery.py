@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 from faststream import AckPolicy
 from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
+from faststream.nats.security import NatsUserPassword
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
@@ -26,80 +28,121 @@ from synth.bus.connection import Connection, connect_options
 from synth.bus.dead import bury
 from synth.bus.recorded import Recorded, from_delivery
 from synth.bus.topology import EVENTS, HEARTBEAT_S, MAX_DELIVERIES, queue_name
-from synth.catalogue import Event, Reading, Role, spec_of
+from synth.catalogue import CATALOGUE, Event, Reading, Role, spec_of
 from synth.errors import Permanent, Transient
 from synth.settings import ServiceSettings
 from synth.telemetry import traced
 
 log = logs.get("delivery")
 
-Handler = Callable[[Recorded], Awaitable[None]]
+_E = TypeVar("_E", bound=Event)
+Handler = Callable[[Recorded, _E], Awaitable[None]]
 
 
 def make_broker(settings: ServiceSettings, service: str) -> NatsBroker:
     """The only place where a FastStream broker is made."""
+    options = connect_options(settings, service)
+    user, password = options.pop("user", None), options.pop("password", None)
     return NatsBroker(
         settings.nats_url.split(","),
         graceful_timeout=settings.grace_s,
         ack_policy=AckPolicy.MANUAL,
+        security=NatsUserPassword(str(user), str(password)) if user else None,
         logger=None,
-        **connect_options(settings, service),  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]
     )
 
 
-def on_event(broker: NatsBroker, bus: Connection, reader: Role, event: type[Event], handler: Handler) -> None:
-    """Let `handler` have each event of this kind that is delivered to this replica, one at a time."""
+def on_event(
+    broker: NatsBroker,
+    bus: Connection,
+    reader: Role,
+    event: type[_E],
+    handler: Handler[_E],
+    *,
+    concurrency: int = 1,
+) -> None:
+    """Let `handler` have each event of this kind that is delivered to this replica.
+
+    concurrency: how many at a time; more than one for a handler that waits for others.
+    """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
         raise Permanent(f"the catalogue does not let {reader} take {spec.type} from a queue")
 
     async def deliver(message: NatsMessage) -> None:
-        await _deliver(bus, message.raw_message, handler)
+        await _deliver(bus, message.raw_message, event, handler)
 
-    broker.subscriber(
-        f"{spec.type}.>",
-        durable=queue_name(reader, spec.type),
-        stream=JStream(EVENTS, declare=False),
-        # One at a time and a short pull: a pull that is open when the server restarts waits for its own end.
-        pull_sub=PullSub(batch_size=1, timeout=1.0),
-        title=f"{reader.value}:{spec.type}",
-    )(deliver)
+    for n in range(concurrency):
+        # Each is a pull loop of its own: FastStream's `max_workers` would fetch events that nobody keeps alive.
+        broker.subscriber(
+            f"{spec.type}.>",
+            durable=queue_name(reader, spec.type),
+            stream=JStream(EVENTS, declare=False),
+            # One at a time and a short pull: a pull that is open when the server restarts waits for its own end.
+            pull_sub=PullSub(batch_size=1, timeout=1.0),
+            title=f"{reader.value}:{spec.type}" + (f":{n}" if n else ""),
+        )(deliver)
 
 
-async def watch_consumers(bus: Connection, reader: Role, events: list[type[Event]], stop: asyncio.Event) -> None:
-    """Raise when a durable of this service is gone: FastStream's pull loop would spin on it and say nothing."""
+async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event) -> None:
+    """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing."""
+    queues = [queue_name(reader, spec.type) for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
+    # Before the start: FastStream would make a durable that is missing, with settings that are not the topology's.
+    await _look_at(bus, queues)
+    await broker.start()
+    try:
+        await watch_consumers(bus, queues, stop)
+    finally:
+        await broker.stop()
+
+
+async def watch_consumers(bus: Connection, queues: list[str], stop: asyncio.Event, *, every_s: float = 5.0) -> None:
+    """Raise when one of these durables is gone: FastStream's pull loop would spin on it and say nothing."""
     while not stop.is_set():
-        for event in events:
-            try:
-                await bus.js.consumer_info(EVENTS, queue_name(reader, spec_of(event).type))
-            except NotFoundError as error:
-                raise Permanent(f"the consumer of {spec_of(event).type} is gone; run `synthd bus init`") from error
-            except (NatsError, TimeoutError) as error:
-                log.warning("cannot look at a consumer", error=repr(error))
         try:
-            await asyncio.wait_for(stop.wait(), 5)
+            await _look_at(bus, queues)
+        except (NatsError, TimeoutError) as error:
+            log.warning("cannot look at the consumers", error=repr(error))
+        try:
+            await asyncio.wait_for(stop.wait(), every_s)
         except TimeoutError:
             continue
 
 
-async def _deliver(bus: Connection, msg: Msg, handler: Handler) -> None:
-    event = from_delivery(msg)
+async def _look_at(bus: Connection, queues: list[str]) -> None:
+    for queue in queues:
+        try:
+            await bus.js.consumer_info(EVENTS, queue)
+        except NotFoundError as error:
+            raise Permanent(f"the consumer {queue} is gone; run `synthd bus init`") from error
+
+
+async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_E]) -> None:
+    try:
+        event = from_delivery(msg)
+    except ValueError as error:
+        await _end(bus, msg, None, f"not a subject of ours: {error}")
+        return
     deliveries = msg.metadata.num_delivered
     ids = {"job": event.key, "event": event.type, "seq": event.seq}
     with structlog.contextvars.bound_contextvars(**ids), traced(event.traceparent):
+        if not isinstance(event.event, kind):
+            await _end(bus, msg, event.seq, f"its body is not a {event.type} that this version can read")
+            return
         if deliveries > MAX_DELIVERIES:
-            await _end(bus, msg, event, f"delivered {deliveries} times without an end")
+            await _end(bus, msg, event.seq, f"delivered {deliveries} times without an end")
             return
         beat = asyncio.create_task(_beat(msg))
         try:
-            await handler(event)
+            await handler(event, event.event)
             await msg.ack()
         except Permanent as error:
-            await _end(bus, msg, event, str(error))
+            await _end(bus, msg, event.seq, str(error))
         except Exception as error:
             # Whatever it is, the event must not be lost: it comes back, and is a dead letter in the end.
             if deliveries == MAX_DELIVERIES:
-                await _end(bus, msg, event, f"after {deliveries} deliveries: {error!r}")
+                await _end(bus, msg, event.seq, f"after {deliveries} deliveries: {error!r}")
                 return
             delay = min(30.0, 0.2 * 2**deliveries)
             if isinstance(error, Transient):
@@ -112,12 +155,16 @@ async def _deliver(bus: Connection, msg: Msg, handler: Handler) -> None:
             beat.cancel()
 
 
-async def _end(bus: Connection, msg: Msg, event: Recorded, reason: str) -> None:
-    await bury(bus, msg.subject, msg.data, reason=reason, seq=event.seq)
+async def _end(bus: Connection, msg: Msg, seq: int | None, reason: str) -> None:
+    await bury(bus, msg.subject, msg.data, reason=reason, seq=seq)
     await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())
 
 
 async def _beat(msg: Msg) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_S)
-        await msg.in_progress()
+        try:
+            await msg.in_progress()
+        except NatsError as error:
+            # The next beat may get through: a missed one must not end them all.
+            log.warning("cannot say that an event is in progress", error=repr(error))

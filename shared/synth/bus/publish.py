@@ -25,7 +25,7 @@ from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, encode
 from synth.bus.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
 from synth.catalogue import Event, Write, spec_of, subject_of
 from synth.errors import Conflict, Fenced, Permanent, Transient
-from synth.events import JobStarted, Task
+from synth.events import TASKS, JobStarted, Task
 from synth.telemetry import current_traceparent
 
 log = logs.get("publish")
@@ -156,6 +156,9 @@ class Publisher:
 
 async def enqueue(bus: Connection, task: Task) -> bool:
     """Queue a task, once: False when it is queued already (or owned), which is as good (decision 3)."""
+    _, queuers = TASKS[task.kind]
+    if not roles_of(bus.service).intersection(queuers):
+        raise Permanent(f"a {task.kind} task is queued by {' or '.join(queuers)}, not by {bus.service}")
     deadline = time.monotonic() + PUBLISH_BUDGET_S
     while True:
         try:

@@ -78,7 +78,9 @@ def from_parts(
 def from_delivery(msg: Msg) -> Recorded:
     """An event as a consumer delivered it."""
     seq, _, nanoseconds, pending = delivery_numbers(msg.reply)
-    time = datetime.fromtimestamp(nanoseconds / 1e9, UTC)
+    # Cut, not rounded: a direct get's timestamp is cut too, and one event has one time.
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    time = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
     return from_parts(msg.subject, msg.data, msg.headers, seq=seq, time=time, pending=pending)
 
 

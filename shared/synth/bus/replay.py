@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from nats.js.errors import NoStreamResponseError
 
 from synth import logs
@@ -30,6 +29,7 @@ log = logs.get("replay")
 _HEARTBEAT_S = 1.0
 _SILENCE_S = 5.0
 _ORPHAN_S = 30.0
+_REQUEST_S = 3.0
 _BUFFER = 4096
 
 
@@ -73,7 +73,7 @@ class Follower:
         reply = await self._nc.request(
             f"$JS.API.CONSUMER.CREATE.{self._stream}",
             json.dumps({"stream_name": self._stream, "config": config}).encode(),
-            timeout=5,
+            timeout=_REQUEST_S,
         )
         info = cast(dict[str, Any], json.loads(reply.data))
         if "error" in info:
@@ -94,7 +94,9 @@ class Follower:
         while True:
             signs = self._signs
             try:
-                msg = await asyncio.wait_for(self._queue.get(), _SILENCE_S)
+                # Not wait_for: it swallows a cancellation that meets a message (Python 3.11), and costs a task each.
+                async with asyncio.timeout(_SILENCE_S):
+                    msg = await self._queue.get()
             except TimeoutError:
                 if self._signs == signs:
                     await self._reopen("silence")
@@ -115,19 +117,28 @@ class Follower:
             # Flow control: answered only now, when everything before it is in the queue.
             await msg.respond(b"")
 
+    async def open_patiently(self) -> int:
+        """Like `open`, tried again for as long as the bus is away."""
+        while True:
+            try:
+                return await self.open()
+            except (NatsError, NoStreamResponseError, OSError) as error:
+                log.warning("follow cannot open", error=repr(error), filters=self._filters)
+                await asyncio.sleep(0.2)
+
     async def _reopen(self, why: str) -> None:
         if why != "start":
             log.info("follow reopened", why=why, filters=self._filters, cursor=self.cursor)
         while True:
             try:
-                await self.open()
+                await self.open_patiently()
                 return
-            except (NatsError, NoStreamResponseError, Transient, OSError) as error:
+            except Transient as error:
                 log.warning("follow cannot reopen", error=str(error), filters=self._filters)
                 await asyncio.sleep(0.5)
 
 
-async def follow(nc: Client, filters: list[str], *, after: int = 0) -> AsyncIterator[Recorded]:
+async def follow(nc: Client, filters: list[str], *, after: int = 0) -> AsyncGenerator[Recorded]:
     """Each event on these subjects once, in stream order, from `after` on, for ever."""
     follower = Follower(nc, filters, after=after)
     try:
@@ -162,14 +173,13 @@ async def replay_messages(
     found: list[Msg] = []
     try:
         async with asyncio.timeout(timeout):
-            pending = await follower.open()
-            if pending == 0:
+            if await follower.open_patiently() == 0:
                 return found
             async for msg in follower.messages():
                 found.append(msg)
                 if delivery_numbers(msg.reply)[3] == 0:
                     break
-    except (TimeoutError, NoRespondersError, NatsError, NoStreamResponseError) as error:
+    except TimeoutError as error:
         raise Transient(f"the bus did not answer a replay of {filters}: {error!r}") from error
     finally:
         await follower.close()

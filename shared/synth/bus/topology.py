@@ -108,6 +108,7 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Top
             storage=StorageType.FILE,
             num_replicas=replicas,
             max_age=30 * 86_400,
+            duplicate_window=DEDUPE_WINDOW_S,
             allow_direct=True,
         ),
     ]
@@ -160,6 +161,6 @@ def may_publish(service: str) -> list[str]:
     """
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
-    tasks = [f"work.{kind}.>" for kind, (_, queued_by) in TASKS.items() if queued_by in roles]
+    tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
     buckets = [f"$KV.{REPLICAS}.>", f"$KV.{SECRETS}.>"] if service in ("gateway", "inference") else []
     return [*facts, *tasks, *buckets, "dead.>", "_INBOX.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>"]

@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.errors import Error as JetStreamError
-from nats.js.errors import NotFoundError, ServiceUnavailableError
+from nats.js.errors import NotFoundError
 
 from synth import logs
 from synth.bus.connection import Connection
@@ -100,6 +100,11 @@ class TaskWorker:
         """How many tasks this process owns now."""
         return len(self._held)
 
+    def ill(self) -> str | None:
+        """What is wrong with this worker, for `/healthz`: it has not turned for too long."""
+        silent = time.monotonic() - self.last_turn
+        return f"has not asked for work for {silent:.0f} s" if silent > 10 * _PULL_S else None
+
     async def serve(self, stop: asyncio.Event) -> None:
         """Take and run tasks until `stop`; then hand back what is still held. Raises when its consumer is gone."""
         beat = asyncio.create_task(self._beat())
@@ -111,7 +116,7 @@ class TaskWorker:
                     subscription = await self._subscribe()
                 msg = await self._next(subscription)
                 if msg is not None:
-                    self._take(msg)
+                    await self._take(msg)
         finally:
             beat.cancel()
             await self._hand_back()
@@ -128,20 +133,35 @@ class TaskWorker:
             return (await subscription.fetch(1, timeout=_PULL_S))[0]
         except (NatsTimeout, TimeoutError):
             return None
-        except NotFoundError as error:
-            raise Permanent(f"the queue {self._kind}-{self._pool} is gone; run `synthd bus init`") from error
-        except (ServiceUnavailableError, NatsError, JetStreamError) as error:
+        except (NatsError, JetStreamError) as error:
             log.warning("cannot pull", kind=self._kind, error=repr(error))
+            await self._require_queue()
             await asyncio.sleep(0.5)
             return None
 
-    def _take(self, msg: Msg) -> None:
+    async def _require_queue(self) -> None:
+        # A pull from a consumer that is gone and one from a bus that is away fail alike.
+        name = task_queue_name(self._kind, self._pool)
+        try:
+            await self._bus.js.consumer_info(WORK, name)
+        except NotFoundError as error:
+            raise Permanent(f"the queue {name} is gone; run `synthd bus init`") from error
+        except (NatsError, JetStreamError) as error:
+            log.warning("cannot look at the queue", kind=self._kind, error=repr(error))
+
+    async def _take(self, msg: Msg) -> None:
         held = self._held.get(msg.subject)
         if held is not None:
             held[0].adopt(msg)
             log.info("task adopted again", task=msg.subject)
             return
-        lease = Lease(msgspec.json.decode(msg.data, type=Task), msg)
+        try:
+            task = msgspec.json.decode(msg.data, type=Task)
+        except msgspec.DecodeError as error:
+            await bury(self._bus, msg.subject, msg.data, reason=f"not a task: {error}")
+            await msg.term()
+            return
+        lease = Lease(task, msg)
         running = asyncio.create_task(self._own(lease))
         self._held[msg.subject] = (lease, running)
 

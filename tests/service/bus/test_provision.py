@@ -1,0 +1,90 @@
+"""The topology is applied by one owner, twice is once, and a difference is found. Users may do what they do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+import pytest
+from nats.errors import TimeoutError as NatsTimeout
+
+from synth.bus.connection import connect_options
+from synth.bus.provision import drift, provision
+from synth.bus.publish import enqueue
+from synth.bus.topology import SERVICES, topology
+from synth.catalogue import CATALOGUE, Role
+from synth.errors import Permanent
+from synth.events import TASKS, Task
+
+
+async def state_of(js):
+    streams = [await js.stream_info(s.name) for s in topology().streams]
+    consumers = [await js.consumer_info(c.stream, c.name) for c in topology().consumers]
+    return [(s.config, s.created, s.state.messages) for s in streams] + [(c.config, c.created) for c in consumers]
+
+
+async def test_provisioning_twice_changes_nothing(own):
+    bus = await own.connect("bus")
+    await provision(bus.js, topology())
+    before = await state_of(bus.js)
+    await provision(bus.js, topology())
+    assert await state_of(bus.js) == before
+    assert await drift(bus.js, topology()) == []
+
+
+async def test_an_empty_bus_lacks_everything(own):
+    bus = await own.connect("bus")
+    wanted = topology()
+    missing = len(wanted.streams) + len(wanted.consumers) + len(wanted.buckets)
+    assert len(await drift(bus.js, wanted)) == missing
+
+
+async def test_drift_names_what_was_changed_and_provisioning_mends_it(own):
+    bus = await own.connect("bus")
+    await provision(bus.js, topology())
+    events = topology().streams[0]
+    events.max_msg_size = 4096
+    await bus.js.update_stream(events)
+    consumer = next(c for c in topology().consumers if c.name == "validator-job-created")
+    consumer.config.ack_wait = 77
+    await bus.js.add_consumer(consumer.stream, consumer.config)
+    await bus.js.delete_consumer("WORK", "train-default")
+    found = await drift(bus.js, topology())
+    assert len(found) == 3
+    assert "stream EVENTS: max_msg_size is 4096" in found[0]
+    assert any("validator-job-created: ack_wait is 77" in line for line in found)
+    assert any("WORK/train-default is missing" in line for line in found)
+    await provision(bus.js, topology())
+    assert await drift(bus.js, topology()) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_the_server_refuses_a_service_what_another_publishes(nats_server, settings_of, bus_admin, service):
+    refused: list[str] = []
+    news = asyncio.Event()
+
+    async def on_error(error: Exception) -> None:
+        refused.append(str(error))
+        news.set()
+
+    options = connect_options(settings_of(service), service) | {"error_cb": on_error}
+    nc = await nats.connect(nats_server.url, **options)
+    roles = {Role(service)} | ({Role.OWNER} if service in ("trainer", "rollouts") else set())
+    others = [s.type for s in CATALOGUE.values() if s.by not in roles]
+    foreign = [f"{other}.org_x.job_x" for other in others]
+    foreign += [f"work.{kind}.default.org_x.job_x" for kind, (_, by) in TASKS.items() if not roles & set(by)]
+    for subject in foreign:
+        news.clear()
+        await nc.publish(subject, b"{}")
+        await asyncio.wait_for(news.wait(), 5)
+    assert len(refused) == len(foreign)
+    assert all("permissions violation" in text.lower() for text in refused)
+    with pytest.raises(NatsTimeout):
+        await nc.jetstream().publish(f"{others[0]}.org_x.job_x", b"{}", timeout=0.3)
+    await nc.close()
+
+
+async def test_only_its_queuers_may_queue_a_task(bus_as):
+    task = Task(kind="train", pool="nobody", org="org_x", job_id="job_x")
+    with pytest.raises(Permanent, match="queued by inference or verifier, not by rollouts"):
+        await enqueue(await bus_as("rollouts"), task)
