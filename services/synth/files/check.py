@@ -1,0 +1,67 @@
+"""Checks a file of conversations as its bytes arrive: constant memory, every bad line counted, the first ones kept."""
+
+from __future__ import annotations
+
+from synth.events import FileReady, FileRejected, LineProblem
+from synth.files.conversations import line_problem, read_line
+
+PROBLEMS_KEPT = 20
+LONGEST_LINE = 16 << 20
+_TOO_LONG = ("$", f"the line is longer than {LONGEST_LINE >> 20} MiB")
+
+
+class FileCheck:
+    """Takes a file in pieces of any size and says in the end what it is."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._skipping = False
+        self._line = 0
+        self._rows = 0
+        self._messages = 0
+        self._characters = 0
+        self._bad_lines = 0
+        self._problems: list[LineProblem] = []
+
+    def feed(self, piece: bytes) -> None:
+        """Check the lines that this piece completes."""
+        lines = piece.split(b"\n")
+        lines[0] = self._rest + lines[0]
+        self._rest = lines.pop()
+        for line in lines:
+            self._check(line)
+        if len(self._rest) > LONGEST_LINE:
+            if not self._skipping:
+                self._bad(self._line + 1, _TOO_LONG)
+            self._rest, self._skipping = b"", True
+
+    def finish(self) -> FileReady | FileRejected:
+        """The verdict, after the last piece."""
+        if self._rest or self._skipping:
+            self._check(self._rest)
+        if self._rows == 0 and self._bad_lines == 0:
+            self._bad(1, ("$", "the file has no rows; expected one conversation a line"))
+        if self._bad_lines:
+            return FileRejected(bad_lines=self._bad_lines, problems=self._problems)
+        return FileReady(rows=self._rows, messages=self._messages, characters=self._characters)
+
+    def _check(self, line: bytes) -> None:
+        self._line += 1
+        if self._skipping:
+            self._skipping = False
+            return
+        if not line or line.isspace():
+            return
+        found = read_line(line) if len(line) <= LONGEST_LINE else _TOO_LONG
+        if isinstance(found, tuple):
+            self._bad(self._line, found)
+            return
+        self._rows += 1
+        self._messages += len(found.messages)
+        for message in found.messages:
+            self._characters += message.characters
+
+    def _bad(self, number: int, problem: tuple[str, str]) -> None:
+        self._bad_lines += 1
+        if len(self._problems) < PROBLEMS_KEPT:
+            self._problems.append(line_problem(number, problem))

@@ -1,0 +1,23 @@
+"""The validator: is the job's TOML right, and what exactly does it ask for?"""
+
+from __future__ import annotations
+
+from synth.bus.delivery import make_broker, on_event, serve_events
+from synth.catalogue import Role
+from synth.events import JobCreated
+from synth.models import Registry
+from synth.service import Service, run
+from synth.settings import ServiceSettings
+from synth.validator.handlers import Handlers
+
+
+async def setup(service: Service) -> None:
+    handlers = Handlers(service.bus, Registry(service.settings.models_dir))
+    broker = make_broker(service.settings, service.name)
+    on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created)
+    service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop))
+
+
+def main() -> int:
+    """Run the service; returns its exit code."""
+    return run("validator", ServiceSettings(), setup)

@@ -1,0 +1,36 @@
+"""`job.created` in, `job.validated` or `job.rejected` out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from synth import logs
+from synth.bus.connection import Connection
+from synth.bus.job_log import JobHistory, append_decided
+from synth.bus.recorded import Recorded
+from synth.catalogue import Event
+from synth.events import JobCreated
+from synth.jobs.lifecycle import State
+from synth.models import Registry
+from synth.validator.validate import validate
+
+log = logs.get("validator")
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Decides about each new job, once: a job that is past `created` is left as it is."""
+
+    bus: Connection
+    registry: Registry
+
+    async def job_created(self, event: Recorded, created: JobCreated) -> None:
+        # A thread, because a megabyte of TOML must not stop the heartbeats.
+        verdict = await asyncio.to_thread(validate, created, self.registry)
+
+        def decide(history: JobHistory) -> Event | None:
+            return verdict if history.state is State.CREATED else None
+
+        _, seq = await append_decided(self.bus, event.org, event.key, decide)
+        log.info("job decided", verdict=type(verdict).__name__, appended=seq is not None)

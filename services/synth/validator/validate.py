@@ -1,0 +1,59 @@
+"""A submitted job, read and resolved: the one decision that the validator makes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from synth.errors import Problem, UserError
+from synth.events import JobCreated, JobRejected, JobValidated
+from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.resolved import job_to_data
+from synth.models import Registry
+
+_PROBLEMS_SHOWN = 100
+#: An event may be 1 MiB, headers included.
+_LARGEST_JOB = 1_000_000
+
+
+def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejected:
+    """The resolved job, or every problem with it."""
+    overrides = Overrides(
+        model=created.model,
+        training_file=created.training_file,
+        validation_file=created.validation_file,
+        task_url=created.task_url,
+        examples=created.examples,
+        seed=created.seed,
+    )
+    try:
+        resolved = check_job(created.config, name=created.config_name, overrides=overrides, registry=registry)
+    except UserError as error:
+        return JobRejected(problems=_first(error.problems))
+    except RecursionError:
+        problem = Problem(
+            what="tables or lists are nested too deeply to be read",
+            expected="a job file as the examples show it",
+            where=created.config_name,
+        )
+        return JobRejected(problems=[problem])
+    validated = JobValidated(
+        job=job_to_data(resolved.job), origins=resolved.origins, warnings=resolved.warnings[:_PROBLEMS_SHOWN]
+    )
+    size = len(msgspec.json.encode(validated))
+    if size > _LARGEST_JOB:
+        problem = Problem(
+            what=f"the job, with everything resolved, is {size} bytes",
+            expected=f"at most {_LARGEST_JOB}",
+            fix="give long lists of seeds as ranges, and data as files",
+            where=created.config_name,
+        )
+        return JobRejected(problems=[problem])
+    return validated
+
+
+def _first(problems: list[Problem]) -> list[Problem]:
+    """As many problems as an event can carry and a person can read."""
+    more = len(problems) - _PROBLEMS_SHOWN
+    if more <= 0:
+        return problems
+    return [*problems[:_PROBLEMS_SHOWN], Problem(what=f"and {more} more problems", where=problems[-1].where)]

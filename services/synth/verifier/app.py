@@ -1,0 +1,40 @@
+"""The verifier: is everything there that a validated job needs?"""
+
+from __future__ import annotations
+
+from synth.bus.delivery import make_broker, on_event, serve_events
+from synth.bus.secrets import SecretStore
+from synth.catalogue import Role
+from synth.events import JobValidated
+from synth.http_guard import guarded_client
+from synth.models import Registry
+from synth.service import Service, run
+from synth.verifier.handlers import Handlers
+from synth.verifier.settings import VerifierSettings
+
+
+def main() -> int:
+    """Run the service; returns its exit code."""
+    settings = VerifierSettings()
+
+    async def setup(service: Service) -> None:
+        handlers = Handlers(
+            bus=service.bus,
+            secrets=SecretStore(service.bus, settings.cluster_secret.get_secret_value()),
+            registry=Registry(settings.models_dir),
+            client=guarded_client(settings.guard, timeout=settings.call_deadline_s),
+            settings=settings,
+            stop=service.stop,
+        )
+        broker = make_broker(settings, service.name)
+        on_event(
+            broker,
+            service.bus,
+            Role.VERIFIER,
+            JobValidated,
+            handlers.job_validated,
+            concurrency=settings.jobs_at_once,
+        )
+        service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))
+
+    return run("verifier", settings, setup)

@@ -1,0 +1,25 @@
+"""Settings of the verifier."""
+
+from __future__ import annotations
+
+from synth.http_guard import GuardSettings
+from synth.settings import ServiceSettings
+
+
+class VerifierSettings(ServiceSettings, GuardSettings):
+    """What verifying needs beside the shared settings."""
+
+    jobs_at_once: int = 8
+    """Jobs that one process verifies at the same time; most of them wait, for a task app or for a file."""
+
+    call_deadline_s: float = 10.0
+    """Seconds within which a task app answers one call."""
+
+    retry_for_s: float = 10.0
+    """For how long a task app that is away, or answers 5xx, is asked again."""
+
+    file_wait_s: float = 600.0
+    """How long a job waits for its files to be checked."""
+
+    serve_replicas: int = 1
+    """How many inference processes serve a job's policy."""

@@ -1,0 +1,163 @@
+"""Is the user's task app there, does it speak the contract, and which environment key opens it?
+
+The contract: design/wire-contract.md §3.1. Each stored key is tried by itself, in all three headers, because a task
+app may look at any of them; 400, 401 and 403 all mean that it was refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httpx
+import msgspec
+
+from synth.bus.secrets import EnvironmentKey
+from synth.errors import Problem, UserError
+from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
+
+_KEY_REFUSED = (400, 401, 403)
+_LARGEST_ANSWER = 4 << 20
+_FIRST_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True)
+class TaskApp:
+    """A task app that works. key_id: of the environment key that opens it, None when it needs none."""
+
+    name: str | None
+    key_id: str | None
+
+
+class KeyRefused(Exception):
+    """This key does not open the task app."""
+
+
+@dataclass(frozen=True)
+class TaskAppCheck:
+    """Asks one task app. call_deadline_s: a call; retry_for_s: all calls to an app that is away."""
+
+    client: httpx.AsyncClient
+    url: str
+    call_deadline_s: float
+    retry_for_s: float
+
+    async def run(self, keys: list[EnvironmentKey]) -> TaskApp:
+        """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used."""
+        give_up = time.monotonic() + self.retry_for_s
+        refused: list[str] = []
+        for key in [*reversed(keys)] or [None]:
+            try:
+                health = await self._ask("/health", key, give_up)
+                if health.get("healthy") is False:
+                    raise self._unusable("/health", "says that it is not healthy")
+                info = await self._ask("/task_info", key, give_up)
+            except KeyRefused as refusal:
+                refused.append(f"{key.id if key else 'no key'}: {refusal}")
+                continue
+            if "taskset" not in info and "task" not in info:
+                raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}")
+            return TaskApp(name=task_name(info), key_id=key.id if key else None)
+        raise UserError(self._locked(refused, stored=bool(keys)))
+
+    async def _ask(self, path: str, key: EnvironmentKey | None, give_up: float) -> dict[str, Any]:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                reply = await self._call(path, key)
+                if reply.status < 500:
+                    return self._read(path, reply)
+                trouble = f"answers HTTP {reply.status}: {_text(reply.body)}"
+            except AddressRefused as error:
+                raise UserError(self._inside(error)) from error
+            except (TimeoutError, httpx.TimeoutException) as error:
+                # It has had the whole deadline: asking again would only make the user wait longer.
+                raise self._unusable(path, f"does not answer within {self.call_deadline_s:g} s") from error
+            except ReplyTooLarge as error:
+                raise self._unusable(path, f"does not end: {error}") from error
+            except httpx.TransportError as error:
+                trouble = f"cannot be reached ({error or type(error).__name__})"
+            except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
+                raise self._unusable(path, f"cannot be asked ({error})") from error
+            if time.monotonic() + pause > give_up:
+                raise self._unusable(path, trouble)
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _call(self, path: str, key: EnvironmentKey | None) -> Fetched:
+        base = httpx.URL(self.url)
+        url = base.copy_with(path=base.path.rstrip("/") + path)
+        headers: dict[str, str] = {}
+        if key is not None:
+            if not (key.key.isascii() and key.key.isprintable()):
+                raise KeyRefused("it has characters that no HTTP header can carry")
+            headers = {"X-API-Key": key.key, "X-API-Keys": key.key, "Authorization": f"Bearer {key.key}"}
+        return await fetch(self.client, url, headers=headers, limit=_LARGEST_ANSWER, deadline=self.call_deadline_s)
+
+    def _read(self, path: str, reply: Fetched) -> dict[str, Any]:
+        if reply.status in _KEY_REFUSED:
+            raise KeyRefused(f"HTTP {reply.status}")
+        if reply.status != 200:
+            raise self._unusable(path, f"answers HTTP {reply.status}: {_text(reply.body)}")
+        try:
+            body = msgspec.json.decode(reply.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._unusable(path, f"answers something that is not JSON: {_text(reply.body)}") from error
+        if not isinstance(body, dict):
+            raise self._unusable(path, f"answers something that is not a JSON object: {_text(reply.body)}")
+        return cast(dict[str, Any], body)
+
+    def _unusable(self, path: str, what: str) -> UserError:
+        return UserError(
+            Problem(
+                what=f"the task app's {path} {what}",
+                expected="HTTP 200 with a JSON object, as the task-app contract says",
+                fix=f"check that it runs: curl {self.url.rstrip('/')}{path}; then submit the job again",
+                where=self.url,
+            )
+        )
+
+    def _inside(self, error: AddressRefused) -> Problem:
+        return Problem(
+            what=f"the task app's host {error.host} is at {error.address}, which is not a public address",
+            expected="a public address, or one that the cluster's operator allows",
+            fix="allow its network with SYNTH_ALLOWED_CIDRS, or this machine with SYNTH_ALLOW_LOOPBACK=1",
+            where=self.url,
+        )
+
+    def _locked(self, refused: list[str], *, stored: bool) -> Problem:
+        if not stored:
+            return Problem(
+                what=f"the task app asks for a key ({refused[0]}), and your organisation has none",
+                expected="the key that the task app was started with (its ENVIRONMENT_API_KEY)",
+                fix="store it with POST /api/environment-keys, then submit the job again",
+                where=self.url,
+            )
+        return Problem(
+            what=f"the task app refuses every environment key of your organisation ({', '.join(refused)})",
+            expected="one of them to be the task app's ENVIRONMENT_API_KEY, or among its aliases",
+            fix="start the task app with the same key, or store its key with POST /api/environment-keys",
+            where=self.url,
+        )
+
+
+def task_name(info: dict[str, Any]) -> str | None:
+    """The task's own name, wherever this app says it; the published apps do not agree on a place."""
+    for holder in (info.get("task"), info.get("taskset"), info):
+        if isinstance(holder, dict):
+            names = cast(dict[str, Any], holder)
+            for field in ("name", "id", "title"):
+                if isinstance(name := names.get(field), str) and name:
+                    return name[:200]
+    return None
+
+
+def _text(body: bytes) -> str:
+    text = " ".join(body[:400].decode(errors="replace").split())
+    return repr(text if len(text) <= 120 else text[:117] + "...") if text else "nothing"
+
+
+def _excerpt(value: Any) -> str:
+    return _text(msgspec.json.encode(value))

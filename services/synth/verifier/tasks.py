@@ -1,0 +1,23 @@
+"""The first tasks of a verified job, by its kind (decision 16)."""
+
+from __future__ import annotations
+
+from synth.events import Task
+from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob
+
+
+def first_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int) -> list[Task]:
+    """What to queue, in this order. replicas: of the process that serves the policy.
+
+    The task whose owner starts the job comes last: a verifier that dies between two tasks leaves a job that has not
+    started, and queues them all again.
+    """
+    serve = [Task(kind="serve", pool=pool, org=org, job_id=job_id, index=i) for i in range(replicas)]
+    collect = Task(kind="collect", pool=pool, org=org, job_id=job_id)
+    match job:
+        case SftJob():
+            return [Task(kind="train", pool=pool, org=org, job_id=job_id)]
+        case RlJob():
+            return [collect, *serve]
+        case EvalJob():
+            return [*serve, collect]

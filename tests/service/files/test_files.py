@@ -1,0 +1,161 @@
+"""The files service: an upload becomes ready, or is rejected with its first bad lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from synth.bus.replay import replay
+from synth.events import FileReady, FileRejected
+from synth.files.check import LONGEST_LINE, FileCheck
+from synth.ids import new_org_id
+from tests.service.jobs import upload, wait_for
+from tests.service.process import running
+
+ROW = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+GOOD = json.dumps(ROW).encode()
+
+
+def reply(**message: object) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", **message}]}).encode()
+
+
+def check(body: bytes, *, piece: int = 1 << 20) -> FileReady | FileRejected:
+    file = FileCheck()
+    for start in range(0, len(body), piece):
+        file.feed(body[start : start + piece])
+    return file.finish()
+
+
+@pytest.fixture(scope="module")
+def files_service(settings_of, bus_admin, tmp_path_factory):
+    with running("files", settings_of("files"), tmp_path_factory.mktemp("files") / "log") as process:
+        yield process
+
+
+async def test_a_good_file_is_ready_and_counted(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, (GOOD + b"\n") * 1000)
+    found = await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")
+    assert found.event == FileReady(rows=1000, messages=2000, characters=5000)
+
+
+async def test_a_broken_line_37_is_named(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    lines = [GOOD] * 50
+    lines[36] = b'{"messages": [{"role": "user", "content": "2+2?"'
+    file = await upload(gateway, blobs, org, b"\n".join(lines))
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileRejected)
+    assert (found.bad_lines, found.problems[0].line) == (1, 37)
+    assert "ends too early" in found.problems[0].reason
+
+
+async def test_a_file_of_several_store_pieces_is_read_as_one(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    rows = (9 << 20) // len(GOOD)
+    file = await upload(gateway, blobs, org, b"\n".join([GOOD] * rows))
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileReady)
+    assert found.rows == rows
+
+
+async def test_the_same_bytes_uploaded_again_have_one_verdict(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    from synth.bus.publish import Publisher
+    from synth.events import FileUploaded
+
+    file = await upload(gateway, blobs, org, GOOD)
+    await wait_for(gateway, f"file.*.{org}.{file}", "file.ready")
+    known = (await replay(gateway.nc, [f"file.uploaded.{org}.{file}"]))[0].event
+    assert isinstance(known, FileUploaded)
+    await Publisher(gateway).once(known, org=org, key=file, id="again")
+    # The uploads of one service process are handled in order by the time that a later one is ready.
+    for i in range(4):
+        later = await upload(gateway, blobs, org, GOOD + b"\n" * (i + 1))
+        await wait_for(gateway, f"file.*.{org}.{later}", "file.ready")
+    assert len(await replay(gateway.nc, [f"file.ready.{org}.{file}"])) == 1
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
+def test_the_pieces_in_which_a_file_arrives_do_not_matter(piece):
+    body = b"\n".join([GOOD, b"", b"nope", GOOD, GOOD + b" x", b"  ", GOOD])
+    found = check(body, piece=piece)
+    assert isinstance(found, FileRejected)
+    assert [p.line for p in found.problems] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "reason"),
+    [
+        (b"nope", "$", "not JSON"),
+        (GOOD + b" {}", "$", "trailing characters"),
+        (b"[1]", "$", "Expected `object`, got `array`"),
+        (b'{"prompt": "x"}', "$", "missing required field `messages`"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "$.messages", "length >= 2"),
+        (GOOD.replace(b"assistant", b"bot"), "$.messages[1].role", "expected one of system"),
+        (GOOD.replace(b'"2+2?"', b"5"), "$.messages[0].content", "got `int`"),
+        (GOOD.replace(b"assistant", b"user"), "$.messages", "no assistant message"),
+        (GOOD.replace(b"2+2", b"\xff"), "$", "not UTF-8: byte 0xff at column"),
+        (b'{"messages": [], "note": "\xff"}', "$", "not UTF-8"),
+        (b"\xef\xbb\xbf" + GOOD, "$", "byte order mark"),
+        (GOOD.decode().encode("utf-16"), "$", "UTF-16"),
+        (GOOD.replace(b"2+2", b"\\ud800"), "$", "surrogate pair"),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "$", "nested too deeply"),
+        (b'{"messages": NaN}', "$", "not JSON"),
+        (reply(content="x", weight=2), "$.messages[1].weight", "<= 1"),
+        (reply(content="x", weight=-0.1), "$.messages[1].weight", ">= 0"),
+        (reply(), "$.messages[1].content", "neither content nor tool_calls"),
+        (reply(content=None, tool_calls=[{"id": 1}]), "$.messages[1].tool_calls[0]", "`function`"),
+        (GOOD.replace(b'"content": "2+2?"', b'"content": "q", "weight": 1'), "$.messages[0].weight", "only assistants"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said_with_its_place(line, path, reason):
+    found = check(GOOD + b"\n" + line + b"\n" + GOOD)
+    assert isinstance(found, FileRejected)
+    assert found.bad_lines == 1
+    assert (found.problems[0].line, found.problems[0].path) == (2, path)
+    assert reason in found.problems[0].reason
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        reply(content="x", weight=0.5),
+        reply(content=None, tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]),
+        reply(content=[{"type": "text", "text": "x"}]),
+        GOOD + b"\r",
+        json.dumps({**ROW, "tools": [], "id": 7}).encode(),
+        GOOD.replace(b"2+2", "日本 \\ud83d\\ude00".encode()),
+    ],
+)
+def test_what_the_published_clients_write_is_accepted(line):
+    assert isinstance(check(line), FileReady)
+
+
+@pytest.mark.parametrize("body", [b"", b"\n\n", b"   \n\t"])
+def test_a_blank_file_is_rejected(body):
+    found = check(body)
+    assert isinstance(found, FileRejected)
+    assert "no rows" in found.problems[0].reason
+
+
+def test_all_bad_lines_are_counted_and_the_first_20_kept():
+    found = check(b"x\n" * 5000)
+    assert isinstance(found, FileRejected)
+    assert (found.bad_lines, [p.line for p in found.problems]) == (5000, list(range(1, 21)))
+
+
+@pytest.mark.parametrize("extra", [1, LONGEST_LINE])
+def test_a_line_without_end_costs_no_memory_and_is_one_problem(extra):
+    file = FileCheck()
+    left = LONGEST_LINE + extra
+    while left > 0:
+        file.feed(b"x" * min(left, 4 << 20))
+        left -= 4 << 20
+    file.feed(b"\n" + GOOD)
+    found = file.finish()
+    assert isinstance(found, FileRejected)
+    assert (found.bad_lines, found.problems[0].line) == (1, 1)
+    assert "longer than 16 MiB" in found.problems[0].reason

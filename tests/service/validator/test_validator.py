@@ -1,0 +1,107 @@
+"""The validator service: a TOML becomes a resolved job, or every problem with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from synth.bus.job_log import append_decided, read_job
+from synth.bus.replay import replay
+from synth.events import JobCreated, JobRejected, JobValidated, JobWithdrawn
+from synth.ids import new_job_id, new_org_id
+from synth.jobs.lifecycle import State
+from synth.jobs.resolved import RlJob, SftJob, job_from_data
+from synth.models import Registry
+from synth.validator.validate import validate
+from tests.service.jobs import RL, SFT, create, make_model_dir, wait_for
+from tests.service.process import running
+
+
+@pytest.fixture(scope="module")
+def validator(settings_of, bus_admin, cluster_dir, tmp_path_factory):
+    make_model_dir(cluster_dir)
+    with running("validator", settings_of("validator"), tmp_path_factory.mktemp("validator") / "log") as process:
+        yield process
+
+
+async def outcome(bus_as, config: str, **overrides) -> JobValidated | JobRejected:
+    org, job = new_org_id(), new_job_id()
+    gateway = await bus_as("gateway")
+    await create(gateway, org, job, config, **overrides)
+    found = await wait_for(gateway, f"job.*.{org}.{job}", "job.validated", "job.rejected")
+    assert isinstance(found.event, JobValidated | JobRejected)
+    return found.event
+
+
+async def test_a_right_sft_file_becomes_a_resolved_job(validator, bus_as):
+    found = await outcome(bus_as, SFT)
+    assert isinstance(found, JobValidated), found
+    job = job_from_data(found.job)
+    assert isinstance(job, SftJob)
+    assert (job.model, job.training_file, job.steps) == ("tiny-qwen3", "file_1", 5)
+
+
+async def test_a_job_may_start_from_a_fine_tuned_model_of_a_known_base(validator, bus_as):
+    found = await outcome(bus_as, RL, model="fft:tiny-qwen3:job_abc", task_url="http://127.0.0.1:8001")
+    assert isinstance(found, JobValidated), found
+    job = job_from_data(found.job)
+    assert isinstance(job, RlJob)
+    assert (job.model, job.base_model) == ("fft:tiny-qwen3:job_abc", "tiny-qwen3")
+    assert job.rollout.task_url == "http://127.0.0.1:8001"
+
+
+async def test_every_problem_is_named_at_once_with_its_place(validator, bus_as):
+    wrong = SFT.replace("total_steps", "total_stepz").replace('"tiny-qwen3"', '"tiny-qwen4"')
+    found = await outcome(bus_as, wrong, name="mine.toml")
+    assert isinstance(found, JobRejected)
+    texts = [p.text() for p in found.problems]
+    assert any("total_stepz" in t and "mine.toml:10" in t and "total_steps" in t for t in texts), texts
+    assert any("tiny-qwen4" in t and "did you mean 'tiny-qwen3'" in t for t in texts), texts
+
+
+@pytest.mark.parametrize(
+    "config", ["[job", "", "x = " + "[" * 5000, 'a = "\udcff"'.encode(errors="surrogateescape").decode("latin-1")]
+)
+async def test_text_that_is_no_job_is_rejected_and_not_retried(validator, bus_as, config):
+    found = await outcome(bus_as, config)
+    assert isinstance(found, JobRejected)
+    assert found.problems
+    assert all(p.where for p in found.problems)
+
+
+async def test_a_redelivered_event_of_a_job_that_went_on_changes_nothing(validator, bus_as):
+    org, job = new_org_id(), new_job_id()
+    gateway = await bus_as("gateway")
+    await create(gateway, org, job, SFT)
+    await wait_for(gateway, f"job.*.{org}.{job}", "job.validated")
+    await append_decided(gateway, org, job, lambda _: JobWithdrawn())
+    before = (await read_job(gateway, org, job)).facts
+    from synth.bus.recorded import Recorded
+    from synth.validator.handlers import Handlers
+
+    created = before[0]
+    assert isinstance(created, Recorded)
+    assert isinstance(created.event, JobCreated)
+    handlers = Handlers(await bus_as("validator"), Registry(None))
+    await handlers.job_created(created, created.event)
+    after = await read_job(gateway, org, job)
+    assert [f.seq for f in after.facts] == [f.seq for f in before]
+    assert after.state is State.CANCELLED
+
+
+async def test_a_hundred_jobs_are_each_decided_once(validator, bus_as):
+    org = new_org_id()
+    gateway = await bus_as("gateway")
+    jobs = [new_job_id() for _ in range(100)]
+    for job in jobs:
+        await create(gateway, org, job, SFT)
+    for job in jobs:
+        await wait_for(gateway, f"job.*.{org}.{job}", "job.validated")
+    assert len(await replay(gateway.nc, [f"job.validated.{org}.>"])) == 100
+
+
+def test_more_problems_than_an_event_can_carry_are_cut_off():
+    config = SFT + "\n".join(f"key_{i} = 1" for i in range(2_000))
+    found = validate(JobCreated(config=config, config_name="j.toml", body_sha256=""), Registry(None))
+    assert isinstance(found, JobRejected)
+    assert len(found.problems) == 101
+    assert "more problems" in found.problems[-1].what

@@ -1,0 +1,278 @@
+"""The verifier service: a validated job's world is looked at, and its first tasks become due."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from synth.bus.connection import Connection
+from synth.bus.job_log import append_decided, read_job, start_attempt
+from synth.bus.model_refs import find_model
+from synth.bus.publish import Publisher
+from synth.bus.replay import replay
+from synth.bus.secrets import SecretStore
+from synth.errors import Transient, UserError
+from synth.events import (
+    BlobRef,
+    FileReady,
+    FileUploaded,
+    JobCreated,
+    JobRefused,
+    JobValidated,
+    JobVerified,
+    JobWithdrawn,
+    ModelPublished,
+    ModelRef,
+    Task,
+)
+from synth.ids import new_job_id, new_org_id
+from synth.jobs.lifecycle import State
+from synth.models import Registry
+from synth.validator.validate import validate
+from synth.verifier.files import wait_for_file
+from tests.service.jobs import RL, SFT, create, make_model_dir, upload, wait_for
+from tests.service.process import running
+from tests.service.verifier.task_apps import good, opened_by, scripted
+
+EVAL = """
+[eval]
+model = "tiny-qwen3"
+seeds = "0-9"
+task_app_url = "http://127.0.0.1:9"
+"""
+BLOB = BlobRef(uri="blob://x", size=1, sha256="0")
+
+
+@pytest.fixture(scope="module")
+def models_dir(cluster_dir):
+    return make_model_dir(cluster_dir)
+
+
+@pytest.fixture(scope="module")
+def verifier(settings_of, bus_admin, models_dir, tmp_path_factory):
+    log = tmp_path_factory.mktemp("verifier") / "log"
+    settings = settings_of("verifier")
+    with running(
+        "verifier", settings, log, SYNTH_ALLOW_LOOPBACK="1", SYNTH_RETRY_FOR_S="0.3", SYNTH_CALL_DEADLINE_S="2"
+    ) as process:
+        yield process
+
+
+async def validated(bus_as, models_dir, config: str, *, org: str = "", **overrides) -> tuple[str, str]:
+    """A job that the validator has let pass."""
+    org, job = org or new_org_id(), new_job_id()
+    created = JobCreated(config=config, config_name="job.toml", body_sha256="0", **overrides)
+    verdict = validate(created, Registry(models_dir))
+    assert isinstance(verdict, JobValidated), verdict
+    await create(await bus_as("gateway"), org, job, config, **overrides)
+    await append_decided(await bus_as("validator"), org, job, lambda _: verdict)
+    return org, job
+
+
+async def outcome(bus: Connection, org: str, job: str) -> JobVerified | JobRefused:
+    found = await wait_for(bus, f"job.*.{org}.{job}", "job.verified", "job.refused")
+    assert isinstance(found.event, JobVerified | JobRefused)
+    return found.event
+
+
+async def tasks_of(bus: Connection, org: str) -> list[tuple[str, int | None]]:
+    """The organisation's tasks in the queue, in order."""
+    info = await bus.js.stream_info("WORK", subjects_filter=f"work.*.*.{org}.>")
+    found = [await bus.js.get_last_msg("WORK", subject) for subject in info.state.subjects or {}]
+    tasks = [msgspec.json.decode(m.data or b"", type=Task) for m in sorted(found, key=lambda m: m.seq or 0)]
+    return [(t.kind, t.index) for t in tasks]
+
+
+async def queued(bus: Connection, org: str, count: int) -> list[tuple[str, int | None]]:
+    """The organisation's tasks, once there are `count`: they follow the fact within moments."""
+    async with asyncio.timeout(10):
+        while len(found := await tasks_of(bus, org)) < count:
+            continue
+    return found
+
+
+async def test_an_rl_job_gets_its_collector_and_its_engine(verifier, bus_as, models_dir):
+    gateway = await bus_as("gateway")
+    org = new_org_id()
+    secrets = SecretStore(gateway, "test-cluster-secret")
+    key_id = await secrets.add_environment_key(org, "env_right")
+    await secrets.add_environment_key(org, "env_wrong")
+    async with scripted(opened_by("env_right")) as app:
+        org, job = await validated(bus_as, models_dir, RL, org=org, task_url=app.url)
+        found = await outcome(gateway, org, job)
+    assert found == JobVerified(
+        source=ModelRef(id="tiny-qwen3", path=str(models_dir / "tiny-qwen3")),
+        task_url=app.url,
+        task_key_id=key_id,
+        task_name="math",
+    )
+    assert await queued(await bus_as("bus"), org, 2) == [("collect", None), ("serve", 0)]
+
+
+async def test_an_evaluation_gets_the_collector_that_starts_it_last(verifier, bus_as, models_dir):
+    async with scripted(good) as app:
+        org, job = await validated(bus_as, models_dir, EVAL, task_url=app.url)
+        assert isinstance(await outcome(await bus_as("gateway"), org, job), JobVerified)
+    assert await queued(await bus_as("bus"), org, 2) == [("serve", 0), ("collect", None)]
+
+
+async def test_every_problem_of_the_jobs_world_is_told_at_once(verifier, bus_as, models_dir):
+    config = RL.replace('base = "tiny-qwen3"', 'source = "rl:tiny-qwen3:job_nothere"')
+    async with scripted(lambda call: (200, b"garbage")) as app:
+        org, job = await validated(bus_as, models_dir, config, task_url=app.url)
+        found = await outcome(await bus_as("gateway"), org, job)
+    assert isinstance(found, JobRefused)
+    assert [p.where for p in found.problems] == ["model", app.url]
+    assert await tasks_of(await bus_as("bus"), org) == []
+
+
+async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, bus_as, blobs, models_dir):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, b"rows")
+    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
+    # Another job shows that the first one waits without holding up the rest.
+    async with scripted(good) as app:
+        other = await validated(bus_as, models_dir, EVAL, task_url=app.url)
+        await outcome(gateway, *other)
+    assert (await read_job(gateway, org, job)).state is State.VALIDATED
+    ready = FileReady(rows=1, messages=2, characters=3)
+    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobVerified)
+    assert found.training_data is not None
+    assert await blobs.get_bytes(found.training_data) == b"rows"
+    assert await queued(await bus_as("bus"), org, 1) == [("train", None)]
+
+
+async def test_a_job_on_a_rejected_file_is_refused_with_the_files_lines(verifier, bus_as, models_dir):
+    from synth.events import FileRejected, LineProblem
+
+    org, gateway = new_org_id(), await bus_as("gateway")
+    await Publisher(gateway).once(
+        FileUploaded(name="my.jsonl", purpose="fine-tune", blob=BLOB), org=org, key="file_9", id="1"
+    )
+    lines = [LineProblem(line=37, path="$.messages[0].role", reason="Invalid enum value 'bot'")]
+    await Publisher(await bus_as("files")).once(
+        FileRejected(bad_lines=3, problems=lines), org=org, key="file_9", id="verdict"
+    )
+    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file="file_9")
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobRefused)
+    assert "'my.jsonl' has 3 bad lines" in found.problems[0].what
+    assert found.problems[1].text() == "my.jsonl:37 $.messages[0].role: Invalid enum value 'bot'"
+
+
+async def test_a_job_on_a_file_that_does_not_exist_is_refused_with_the_nearest(verifier, bus_as, blobs, models_dir):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, b"rows")
+    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file[:-1])
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobRefused)
+    assert file[:-1] in found.problems[0].what
+    assert found.problems[0].fix == f"did you mean {file!r}?"
+
+
+async def test_a_job_that_was_withdrawn_meanwhile_gets_no_tasks(verifier, bus_as, blobs, models_dir):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, b"rows")
+    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
+    await append_decided(gateway, org, job, lambda _: JobWithdrawn())
+    ready = FileReady(rows=1, messages=2, characters=3)
+    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
+    async with scripted(good) as app:
+        later = await validated(bus_as, models_dir, EVAL, task_url=app.url)
+        await outcome(gateway, *later)
+    history = await read_job(gateway, org, job)
+    assert history.state is State.CANCELLED
+    assert await tasks_of(await bus_as("bus"), org) == []
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings_of, models_dir, started):
+    """The verifier before us appended its fact and died; no service runs here, the handler is called as it is."""
+    from synth.http_guard import guarded_client
+    from synth.verifier.handlers import Handlers
+    from synth.verifier.settings import VerifierSettings
+
+    org, job = await validated(bus_as, models_dir, EVAL, task_url="http://127.0.0.1:9")
+    bus = await bus_as("verifier")
+    await append_decided(bus, org, job, lambda _: JobVerified(source=ModelRef(id="tiny-qwen3")))
+    if started:
+        await start_attempt(await bus_as("rollouts"), org, job, worker="w")
+    before = await read_job(bus, org, job)
+    async with guarded_client(VerifierSettings().guard) as client:
+        secrets = SecretStore(bus, "test-cluster-secret")
+        handlers = Handlers(bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event())
+        event = before.facts[1]
+        assert isinstance(event.event, JobValidated)
+        for _ in range(2):
+            await handlers.job_validated(event, event.event)
+    assert await queued(await bus_as("bus"), org, 2) == [("serve", 0), ("collect", None)]
+    assert (await read_job(bus, org, job)).last_seq == before.last_seq
+
+
+async def published(bus_as, org: str, model: ModelRef) -> None:
+    trainer = await bus_as("trainer")
+    job = model.id.split(":")[2]
+    verified = [
+        ("gateway", JobCreated(config="", config_name="", body_sha256="")),
+        ("validator", JobValidated(job={}, origins={}, warnings=[])),
+        ("verifier", JobVerified(source=model)),
+    ]
+    for service, fact in verified:
+        await append_decided(await bus_as(service), org, job, lambda _, f=fact: f)
+    _, fence = await start_attempt(trainer, org, job, worker="w")
+    assert fence is not None
+    await Publisher(trainer).fenced(ModelPublished(model=model, kind="full", step=3), fence=fence, id="1")
+
+
+async def test_a_fine_tuned_source_is_the_model_that_its_job_published(bus_as, models_dir):
+    org, bus = new_org_id(), await bus_as("verifier")
+    model = ModelRef(id="fft:tiny-qwen3:job_a1", tree=BLOB)
+    await published(bus_as, org, model)
+    registry = Registry(models_dir)
+    assert await find_model(bus, org, "fft:tiny-qwen3:job_a1", registry) == model
+    assert await find_model(bus, org, "ft:tiny-qwen3:job_a1", registry) == model
+    for wrong in ("rl:tiny-qwen3:job_a1", "fft:tiny-qwen3:job_a2", "fft:tiny-qwen3:job_a1:step_9"):
+        with pytest.raises(UserError, match="did you mean 'fft:tiny-qwen3:job_a1'"):
+            await find_model(bus, org, wrong, registry)
+    with pytest.raises(UserError, match="has not been published"):
+        await find_model(bus, new_org_id(), "fft:tiny-qwen3:job_a1", registry)
+
+
+async def test_a_base_without_local_weights_is_named_by_its_hub_id(bus_as, models_dir):
+    bus = await bus_as("verifier")
+    found = await find_model(bus, "org_x", "qwen/qwen3-0.6b", Registry(models_dir))
+    assert found == ModelRef(id="Qwen/Qwen3-0.6B", path="Qwen/Qwen3-0.6B")
+
+
+async def test_a_file_that_is_never_checked_is_refused_at_the_deadline(bus_as, blobs):
+    org, bus = new_org_id(), await bus_as("verifier")
+    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
+    with pytest.raises(UserError, match="has not been checked within 0 s"):
+        await wait_for_file(bus, org, file, role="training_file", timeout=0.2, stop=asyncio.Event())
+
+
+async def test_a_verifier_that_stops_gives_the_wait_to_the_next_one(bus_as, blobs):
+    org, bus = new_org_id(), await bus_as("verifier")
+    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(wait_for_file(bus, org, file, role="training_file", timeout=60, stop=stop))
+    stop.set()
+    with pytest.raises(Transient):
+        await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("file", ["*", ">", "a.b", "", "file 1"])
+async def test_a_file_id_that_is_a_subject_pattern_names_no_file(bus_as, blobs, file):
+    org, bus = new_org_id(), await bus_as("verifier")
+    await upload(await bus_as("gateway"), blobs, org, b"rows")
+    with pytest.raises(UserError, match="there is no file"):
+        await wait_for_file(bus, org, file, role="training_file", timeout=0.2, stop=asyncio.Event())
+
+
+async def test_no_secret_is_in_the_log(verifier, bus_as):
+    events = await replay((await bus_as("gateway")).nc, [">"])
+    assert not [e for e in events if "env_right" in str(e.event)]
