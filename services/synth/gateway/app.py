@@ -1,0 +1,140 @@
+"""The gateway: the API, and the read model behind it. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from fastapi import FastAPI
+from nats.errors import Error as NatsError
+from nats.js.errors import Error as JetStreamError
+from starlette.types import ASGIApp
+
+from synth import logs
+from synth.bus.publish import Publisher
+from synth.bus.replicas import ReplicaTable
+from synth.bus.secrets import SecretStore
+from synth.bus.topology import EVENTS
+from synth.errors import Permanent, SynthError
+from synth.gateway import failures, openapi
+from synth.gateway.auth import KeyRing
+from synth.gateway.hub import Hub
+from synth.gateway.inference_proxy import InferenceProxy
+from synth.gateway.meters import Measured
+from synth.gateway.read_model import ReadModel
+from synth.gateway.routes import account, events, files, inference, jobs, models
+from synth.gateway.settings import GatewaySettings
+from synth.gateway.state import Gateway
+from synth.gateway.sweeper import sweep
+from synth.gateway.upload import UPLOADS
+from synth.models import Registry
+from synth.service import Service, run
+
+log = logs.get("gateway")
+
+_BUS_READY_WITHIN_S = 60.0
+
+
+def main() -> int:
+    """`synthd gateway`."""
+    return run("gateway", GatewaySettings(), setup)
+
+
+async def setup(service: Service) -> ASGIApp:
+    """Prepare the read model, start the parts, and return the API."""
+    settings = service.settings
+    assert isinstance(settings, GatewaySettings)
+    # What a killed predecessor left half received.
+    shutil.rmtree(settings.work_dir / UPLOADS, ignore_errors=True)
+    cluster_secret = settings.cluster_secret.get_secret_value()
+    secrets = SecretStore(service.bus, cluster_secret)
+    model = ReadModel(settings.read_model_path)
+    stream_end = await _ready_bus(service, settings, secrets, model)
+    hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer)
+    replicas = ReplicaTable(service.bus)
+    publisher = Publisher(service.bus)
+    proxy = InferenceProxy(replicas, cluster_secret=cluster_secret, timeout_s=settings.inference_timeout_s)
+    service.checks["read model"] = hub.check
+    service.run("log reader", _until(service.stop, hub.read()))
+    service.run("projector", _until(service.stop, hub.project()))
+    service.run("replica table", _until(service.stop, replicas.follow()))
+    service.run("sweeper", _until(service.stop, sweep(hub, publisher, settings)))
+    service.run("streams", _closing(service, hub, proxy))
+    return build_api(
+        Gateway(
+            settings=settings,
+            service=service,
+            bus=service.bus,
+            blobs=service.blobs,
+            hub=hub,
+            model=model,
+            publisher=publisher,
+            secrets=secrets,
+            keys=KeyRing(secrets),
+            replicas=replicas,
+            registry=Registry(settings.models_dir),
+            proxy=proxy,
+        )
+    )
+
+
+def build_api(gateway: Gateway) -> ASGIApp:
+    """The API over these parts."""
+    app = FastAPI(
+        title="Synth",
+        version="1",
+        description="Post-train language models: a TOML in, a served model out.",
+        routes=gateway.service.observability(),
+    )
+    app.state.gateway = gateway
+    for part in (jobs, events, files, models, inference, account):
+        app.include_router(part.router)
+    failures.install(app)
+    openapi.describe(app)
+    return Measured(app)
+
+
+async def _ready_bus(service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel) -> int:
+    """Wait for a provisioned bus, make the keys that must exist, take up the read model; returns the log's end."""
+    deadline = time.monotonic() + _BUS_READY_WITHIN_S
+    while True:
+        try:
+            info = await service.bus.js.stream_info(EVENTS)
+            if settings.bootstrap_api_key:
+                owner = await secrets.ensure_api_key(settings.bootstrap_api_key.get_secret_value())
+                if settings.bootstrap_environment_key:
+                    key = settings.bootstrap_environment_key.get_secret_value()
+                    await secrets.add_environment_key(owner.org, key)
+            model.prepare(stream=str(info.created), last_seq=info.state.last_seq)
+            return info.state.last_seq
+        except (NatsError, JetStreamError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise Permanent(f"the bus is not provisioned ({error!r}); run `synthd bus init`") from error
+            log.warning("bus not ready", error=repr(error))
+            await asyncio.sleep(0.5)
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do something that never ends by itself, until the service stops."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            raise SynthError("a part of the gateway that never ends has ended")
+    finally:
+        stopped.cancel()
+        while not working.done():
+            # Again and again: some awaits of Python 3.11 swallow a cancellation.
+            working.cancel()
+            await asyncio.wait([working], timeout=0.2)
+
+
+async def _closing(service: Service, hub: Hub, proxy: InferenceProxy) -> None:
+    """End the open streams at the stop, so that the process need not wait for their clients."""
+    await service.stop.wait()
+    hub.close()
+    await proxy.close()

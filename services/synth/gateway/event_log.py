@@ -1,0 +1,113 @@
+"""Reading the log for the API: pages of a job's or an organisation's events, by direct get, without a consumer."""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from synth.bus.connection import Connection
+from synth.bus.recorded import Recorded, Unknown, from_parts
+from synth.bus.topology import EVENTS
+from synth.catalogue import Event, subject_of
+from synth.errors import Transient
+
+_TIMEOUT_S = 5.0
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event as the API shows it, in a page and on a stream. job_id, or file_id for `file.*`."""
+
+    seq: int
+    type: str
+    time: datetime
+    job_id: str | None = None
+    file_id: str | None = None
+    data: Any = None
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Events as the API pages them. last_seq: the cursor to go on from; more: whether that is worth it now."""
+
+    events: list[EventView]
+    last_seq: int
+    more: bool
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some events in order, and whether the log holds more of them."""
+
+    events: list[Recorded]
+    more: bool
+
+
+def view_of(recorded: Recorded) -> EventView:
+    """What the API shows of an event; one that this version cannot read is shown as it was written."""
+    event: object = recorded.event
+    data = event.body if isinstance(event, Unknown) else event
+    is_file = recorded.type.startswith("file.")
+    return EventView(
+        seq=recorded.seq,
+        type=recorded.type,
+        time=recorded.time,
+        job_id=None if is_file else recorded.key,
+        file_id=recorded.key if is_file else None,
+        data=data,
+    )
+
+
+async def read_page(bus: Connection, subject: str, *, after: int, limit: int) -> Page:
+    """Up to `limit` events on `subject` after a sequence. Raises `Transient` when the bus does not answer."""
+    found: list[Recorded] = []
+    ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+
+    async def arrived(msg: Msg) -> None:
+        headers = msg.headers or {}
+        if "Nats-Sequence" in headers:
+            time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
+            found.append(
+                from_parts(headers["Nats-Subject"], msg.data, headers, seq=int(headers["Nats-Sequence"]), time=time)
+            )
+        elif not ended.done():
+            ended.set_result(headers)
+
+    try:
+        inbox = bus.nc.new_inbox()
+        subscription = await bus.nc.subscribe(inbox, cb=arrived)
+        try:
+            request = {"seq": after + 1, "next_by_subj": subject, "batch": limit}
+            await bus.nc.publish(f"$JS.API.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
+            async with asyncio.timeout(_TIMEOUT_S):
+                end = await ended
+        finally:
+            await subscription.unsubscribe()
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
+    status = end.get("Status", "")
+    if status not in ("204", "404"):
+        raise Transient(f"the bus refused a read of {subject}: {status} {end.get('Description', '')}")
+    return Page(found, more=int(end.get("Nats-Num-Pending", 0)) > 0)
+
+
+async def last_of(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
+    """The last event of this kind of one job or file, from the stream's leader."""
+    subject = subject_of(kind, org, key)
+    try:
+        found = await bus.js.get_last_msg(EVENTS, subject)
+    except NotFoundError:
+        return None
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
+    assert found.seq is not None
+    assert found.time is not None
+    return from_parts(subject, found.data or b"", found.headers, seq=found.seq, time=found.time)

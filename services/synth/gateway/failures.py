@@ -1,0 +1,123 @@
+"""Errors at the edge: one JSON shape for all of them, whoever raised it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from nats.errors import Error as NatsError
+from nats.js.errors import Error as JetStreamError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from synth import logs
+from synth.blobs import BlobMissing
+from synth.errors import Conflict, Problem, Transient, UserError
+
+log = logs.get("api")
+
+_TYPES = {400: "invalid_request", 401: "authentication", 404: "not_found", 405: "method_not_allowed", 409: "conflict"}
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong. type: a stable word; problems: each with what, expected, fix and where."""
+
+    message: str
+    type: str
+    problems: list[Problem] = []
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every error. detail: the message again, where other clients look for it."""
+
+    error: ErrorBody
+    detail: str
+
+
+class ApiError(Exception):
+    """An answer that is an error, as the API gives it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        problems: list[Problem] | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type or _TYPES.get(status, "error")
+        self.problems = problems or []
+        self.retry_after = retry_after
+
+
+def not_found(kind: str, id: str) -> ApiError:
+    """A 404 for something that is not there, or is another organisation's: the caller cannot tell which."""
+    problem = Problem(what=f"there is no {kind} {id[:120]!r}", fix=f"`synthctl {kind}s ls` shows yours")
+    return ApiError(404, problem.text(), problems=[problem])
+
+
+def unavailable(message: str, *, retry_after: int = 2) -> ApiError:
+    """A 503 that says when to try again."""
+    return ApiError(503, message, type="unavailable", retry_after=retry_after)
+
+
+def answer(error: ApiError) -> Response:
+    """The response of an error."""
+    body = ErrorBody(message=error.message, type=error.type, problems=error.problems)
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    content = msgspec.json.encode(Failure(error=body, detail=error.message))
+    return Response(content, error.status, headers=headers, media_type="application/json")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every kind of error in that shape."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        failure = _as_api_error(error)
+        if failure.status >= 500:
+            log.error("request failed", method=request.method, path=request.url.path, error=repr(error))
+        return answer(failure)
+
+    kinds = (ApiError, UserError, Transient, Conflict, BlobMissing, RequestValidationError, HTTPException)
+    for kind in (*kinds, NatsError, JetStreamError, TimeoutError, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case UserError():
+            return ApiError(400, str(error), problems=error.problems)
+        case RequestValidationError():
+            problems = [_problem(e) for e in error.errors()]
+            return ApiError(422, "; ".join(p.text() for p in problems), type="invalid_request", problems=problems)
+        case Conflict():
+            return ApiError(409, str(error))
+        case BlobMissing():
+            return ApiError(410, str(error), type="gone")
+        case Transient():
+            return unavailable(str(error), retry_after=max(1, round(error.delay or 2)))
+        case NatsError() | JetStreamError() | TimeoutError():
+            return unavailable(f"the event log does not answer ({error!r}); try again")
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail))
+        case _:
+            return ApiError(500, "this is our fault: the gateway's log has the details", type="internal")
+
+
+def _problem(error: dict[str, Any]) -> Problem:
+    where = ".".join(str(part) for part in error.get("loc", ()))
+    given = error.get("input")
+    # The input of a missing field is the whole body, which may be long and hold what should not be echoed.
+    shown = f" (got {str(given)[:80]!r})" if isinstance(given, str | int | float | bool) else ""
+    return Problem(what=f"{error.get('msg', 'not valid')}{shown}", where=where)

@@ -1,0 +1,284 @@
+"""What the API shows of jobs, files and models: pure functions from one more event to the next view.
+
+A view is disposable: replaying the log from the start gives the same one. An event that cannot follow (a newer
+writer's, or a damaged log's) leaves the view as it is.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from synth.bus.recorded import Recorded
+from synth.errors import Problem
+from synth.events import (
+    BlobRef,
+    EvalCompleted,
+    FileReady,
+    FileRejected,
+    FileUploaded,
+    Heartbeat,
+    JobCreated,
+    JobFailed,
+    JobRefused,
+    JobRejected,
+    JobStarted,
+    JobSucceeded,
+    JobValidated,
+    LineProblem,
+    ModelPublished,
+    PolicyLoaded,
+    QueueWaiting,
+    RolloutCompleted,
+    RolloutFailed,
+    TrainStep,
+)
+from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
+
+
+class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rollouts of a job are done, and how many its environment failed for good."""
+
+    completed: int = 0
+    failed: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the API shows it.
+
+    kind: "sft", "rl" or "eval", null until it is validated. name: of its configuration file. model: the id that the
+    result serves under. values: of the last training step; eval: of the last evaluation. waiting: what it lacks.
+    code: a stable word for why it failed. last_seq: the last event of the job.
+    """
+
+    id: str
+    object: str = "job"
+    kind: str | None = None
+    state: State
+    name: str
+    source_model: str | None = None
+    model: str | None = None
+    step: int = 0
+    steps: int | None = None
+    attempt: int = 0
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    code: str | None = None
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    waiting: QueueWaiting | None = None
+    values: dict[str, float] = {}
+    rollouts: Rollouts = Rollouts()
+    eval: dict[str, float] | None = None
+    tags: dict[str, Any] = {}
+    last_seq: int
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and what only the gateway needs: since: its last lifecycle fact; heard: its last event of any kind."""
+
+    job: Job
+    org: str
+    created_seq: int
+    since: datetime
+    heard: datetime
+    ended_seq: int | None = None
+    policy_loaded: bool = False
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line."""
+
+    id: str
+    object: str = "file"
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: str
+    status: str = "processing"
+    rows: int | None = None
+    messages: int | None = None
+    characters: int | None = None
+    bad_lines: int = 0
+    problems: list[LineProblem] = []
+    created_at: datetime
+
+
+class FileRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A file and where its bytes are."""
+
+    file: File
+    blob: BlobRef
+    org: str
+    created_seq: int
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as the API shows it. kind: full, lora or base; job_id: the job that made it, null for a base."""
+
+    id: str
+    object: str = "model"
+    kind: str
+    base: str | None = None
+    job_id: str | None = None
+    step: int | None = None
+    created_at: datetime | None = None
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that a job made, and the manifest of its files."""
+
+    model: Model
+    tree: BlobRef | None
+    org: str
+    created_seq: int
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of one metric."""
+
+    name: str
+    step: int
+    value: float
+    time: datetime
+
+
+class Points(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics, ascending by step. more: whether later steps were left out."""
+
+    points: list[Point]
+    more: bool
+
+
+def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
+    """The job after one more of its events; None for an event of a job that was never created."""
+    event, time = recorded.event, recorded.time
+    if isinstance(event, JobCreated):
+        return row or _created(event, recorded)
+    if row is None:
+        return None
+    row = msgspec.structs.replace(row, heard=time)
+    if isinstance(event, Heartbeat):
+        return _with(row, recorded)
+    if isinstance(event, QueueWaiting):
+        return _with(row, recorded, waiting=event)
+    if recorded.type.startswith("job."):
+        row = _transition(row, recorded)
+    row = _with(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
+    return msgspec.structs.replace(row, policy_loaded=True) if isinstance(event, PolicyLoaded) else row
+
+
+def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
+    """The file after one more of its events."""
+    event = recorded.event
+    if isinstance(event, FileUploaded):
+        file = File(
+            id=recorded.key,
+            filename=event.name,
+            purpose=event.purpose,
+            bytes=event.blob.size,
+            sha256=event.blob.sha256,
+            created_at=recorded.time,
+        )
+        return row or FileRow(file=file, blob=event.blob, org=recorded.org, created_seq=recorded.seq)
+    if row is None:
+        return None
+    if isinstance(event, FileReady):
+        changes = {"rows": event.rows, "messages": event.messages, "characters": event.characters}
+        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **changes))
+    if isinstance(event, FileRejected):
+        changes = {"bad_lines": event.bad_lines, "problems": event.problems}
+        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="failed", **changes))
+    return row
+
+
+def model_of(recorded: Recorded) -> ModelRow | None:
+    """The model that an event publishes, if it does."""
+    event = recorded.event
+    if not isinstance(event, ModelPublished):
+        return None
+    model = Model(
+        id=event.model.id,
+        kind=event.kind,
+        base=event.model.base.id if event.model.base else None,
+        job_id=recorded.key,
+        step=event.step,
+        created_at=recorded.time,
+    )
+    return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
+
+
+def points_of(recorded: Recorded) -> list[Point]:
+    """The metrics that an event measures. Steps count from 1; an evaluation job's only evaluation is step 1."""
+    event = recorded.event
+    if isinstance(event, TrainStep):
+        return [Point(name=n, step=event.step, value=v, time=recorded.time) for n, v in event.values.items()]
+    if isinstance(event, EvalCompleted):
+        step = max(event.iteration, 1) if event.step is None else event.step
+        return [Point(name=f"eval.{n}", step=step, value=v, time=recorded.time) for n, v in event.values.items()]
+    return []
+
+
+def _created(event: JobCreated, recorded: Recorded) -> JobRow:
+    job = Job(
+        id=recorded.key,
+        state=State.CREATED,
+        name=event.config_name,
+        source_model=event.model,
+        created_at=recorded.time,
+        updated_at=recorded.time,
+        last_seq=recorded.seq,
+    )
+    time = recorded.time
+    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, since=time, heard=time)
+
+
+def _with(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
+    return msgspec.structs.replace(row, job=msgspec.structs.replace(row.job, last_seq=recorded.seq, **changes))
+
+
+def _transition(row: JobRow, recorded: Recorded) -> JobRow:
+    state = TRANSITIONS.get((row.job.state, recorded.type))
+    if state is None:
+        return row
+    job = msgspec.structs.replace(row.job, state=state)
+    row = msgspec.structs.replace(row, job=job, since=recorded.time)
+    if state not in TERMINAL:
+        return row
+    ended = msgspec.structs.replace(job, ended_at=recorded.time)
+    return msgspec.structs.replace(row, job=ended, ended_seq=recorded.seq)
+
+
+def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
+    """What an event says of the job, beside its state."""
+    match recorded.event:
+        case JobValidated() as e:
+            source = e.job.get("model", job.source_model)
+            kind, tags = e.job.get("kind"), e.job.get("tags") or {}
+            return {"kind": kind, "source_model": source, "tags": tags, "warnings": e.warnings}
+        case JobRejected() as e:
+            return {"problems": e.problems, "code": "rejected"}
+        case JobRefused() as e:
+            return {"problems": e.problems, "code": "refused"}
+        case JobStarted() as e:
+            return {"attempt": e.attempt, "started_at": job.started_at or recorded.time}
+        case JobSucceeded() as e:
+            return {"model": e.model or job.model}
+        case JobFailed() as e:
+            return {"problems": [e.problem], "code": e.code}
+        case TrainStep() as e:
+            return {"step": e.step, "steps": e.of, "values": e.values}
+        case EvalCompleted() as e:
+            return {"eval": e.values}
+        case ModelPublished() as e:
+            return {"model": e.model.id}
+        case RolloutCompleted():
+            return {"rollouts": msgspec.structs.replace(job.rollouts, completed=job.rollouts.completed + 1)}
+        case RolloutFailed():
+            return {"rollouts": msgspec.structs.replace(job.rollouts, failed=job.rollouts.failed + 1)}
+        case _:
+            return {}

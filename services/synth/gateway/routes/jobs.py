@@ -1,0 +1,153 @@
+"""Jobs: submit, look at, cancel."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from synth.bus.job_log import JobHistory, append_decided
+from synth.bus.secrets import ApiKey
+from synth.catalogue import Event
+from synth.errors import Conflict, Problem
+from synth.events import JobCancelRequested, JobCreated, JobWithdrawn
+from synth.gateway.auth import Caller
+from synth.gateway.event_log import last_of
+from synth.gateway.failures import ApiError
+from synth.gateway.openapi import json_response, listing, many, one
+from synth.gateway.projection import Job, JobRow, Points
+from synth.gateway.state import Gateway, Parts
+from synth.ids import job_id_for, new_job_id
+from synth.jobs.lifecycle import State
+
+router = APIRouter(prefix="/api/jobs", tags=["jobs"])
+
+_ROUTE = "/api/jobs"
+_NOT_TO_CANCEL = (State.SUCCEEDED, State.FAILED, State.REJECTED)
+
+
+class Submission(BaseModel):
+    """A job to run. The configuration travels whole; the rest overrides it, as the command line's flags do."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    config: str = Field(max_length=512 << 10, description="The TOML, as it stands in the file")
+    config_name: str = Field(default="job.toml", max_length=255, description="The file's name, for messages")
+    model: str | None = Field(default=None, max_length=512)
+    training_file: str | None = Field(default=None, max_length=128, description="Id of an uploaded file")
+    validation_file: str | None = Field(default=None, max_length=128)
+    task_url: str | None = Field(default=None, max_length=2048)
+    examples: int | None = Field(default=None, ge=1, description="Only the first rows of the training file")
+    seed: int | None = None
+
+    def digest(self) -> str:
+        """Tells one submission from another under the same idempotency key."""
+        return hashlib.sha256(msgspec.json.encode(self.model_dump(), order="sorted")).hexdigest()
+
+
+@router.post("", status_code=201, summary="Submit a job", responses=one(Job, status=201) | one(Job, "The same job"))
+async def submit(
+    submission: Submission,
+    caller: Caller,
+    parts: Parts,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Response:
+    """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
+    digest = submission.digest()
+    id = job_id_for(caller.org, _ROUTE, idempotency_key) if idempotency_key else new_job_id()
+    event = JobCreated(**submission.model_dump(), body_sha256=digest, created_by=caller.key_id)
+    known = parts.model.texts(id)
+    if known is not None:
+        return await _repeated(parts, caller, id, known.body_sha256 == digest)
+    try:
+        # The id is this request's own, so that its retries are known as ours and another request's are not.
+        seq = await parts.publisher.lifecycle(event, org=caller.org, key=id, id=uuid.uuid4().hex, after=0)
+    except Conflict:
+        created = await last_of(parts.bus, JobCreated, caller.org, id)
+        if created is None or not isinstance(created.event, JobCreated):
+            raise
+        await parts.hub.reached(created.seq, timeout=10)
+        return await _repeated(parts, caller, id, created.event.body_sha256 == digest)
+    return _shown(parts, await parts.job_at(caller.org, id, seq), 201)
+
+
+@router.get("", summary="List jobs, newest first", responses=many(Job))
+async def list_jobs(
+    caller: Caller,
+    parts: Parts,
+    state: State | None = None,
+    kind: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    after: Annotated[str | None, Query(description="Go on after this job id")] = None,
+) -> Response:
+    """Jobs without their texts; `GET /api/jobs/{id}` has those."""
+    before = (await parts.job(caller.org, after)).created_seq if after else None
+    rows = parts.model.jobs(caller.org, limit=limit + 1, state=state, kind=kind, before=before)
+    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+
+
+@router.get("/{job_id}", summary="One job, with its configuration", responses=one(Job))
+async def get_job(job_id: str, caller: Caller, parts: Parts) -> Response:
+    """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
+    return _shown(parts, await parts.job(caller.org, job_id))
+
+
+@router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=one(Job, status=202))
+async def cancel(job_id: str, caller: Caller, parts: Parts) -> Response:
+    """Withdraw a job that nobody owns yet, or ask its owner to stop. Repeating it changes nothing."""
+    await parts.job(caller.org, job_id)
+
+    def decide(history: JobHistory) -> Event | None:
+        if history.ended or history.state is State.CANCELLING:
+            return None
+        started = history.state is State.STARTED
+        return (JobCancelRequested if started else JobWithdrawn)(requested_by=caller.key_id)
+
+    history, seq = await append_decided(parts.bus, caller.org, job_id, decide)
+    if history.state in _NOT_TO_CANCEL:
+        problem = Problem(
+            what=f"{job_id} has already ended: {history.state}", expected="a job that has not ended", where=job_id
+        )
+        raise ApiError(409, problem.text(), problems=[problem])
+    return _shown(parts, await parts.job_at(caller.org, job_id, seq or history.last_seq), 202)
+
+
+@router.get("/{job_id}/metrics", summary="A job's metrics by step", responses=one(Points))
+async def metrics(
+    job_id: str,
+    caller: Caller,
+    parts: Parts,
+    after_step: int = -1,
+    name: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Steps, each with all its values")] = 2000,
+) -> Response:
+    """Every value of `train.step`, and of evaluations as `eval.…`."""
+    await parts.job(caller.org, job_id)
+    points, more = parts.model.points(job_id, after_step=after_step, name=name, steps=limit)
+    return json_response(Points(points=points, more=more))
+
+
+async def _repeated(parts: Gateway, caller: ApiKey, id: str, same: bool) -> Response:
+    if not same:
+        problem = Problem(
+            what="this Idempotency-Key was used for another submission",
+            expected=f"the body that {id} was submitted with",
+            fix="use a new key for a new job",
+            where="header Idempotency-Key",
+        )
+        raise ApiError(422, problem.text(), type="idempotency", problems=[problem])
+    return _shown(parts, await parts.job(caller.org, id))
+
+
+def _shown(parts: Gateway, row: JobRow, status: int = 200) -> Response:
+    texts = parts.model.texts(row.job.id)
+    shown: dict[str, Any] = msgspec.structs.asdict(row.job)
+    if texts is not None:
+        validated = texts.validated or {}
+        shown |= {"config": texts.config, "resolved": validated.get("job"), "origins": validated.get("origins")}
+    return json_response(shown, status)

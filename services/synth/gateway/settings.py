@@ -1,0 +1,43 @@
+"""What the gateway is configured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from synth.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """The gateway's own settings, beside the ones that every service has."""
+
+    read_model_path: Path = Path(".synth/gateway.db")
+    """The read model, SQLite. Each gateway process has its own; deleting it costs a replay of the log."""
+
+    bootstrap_api_key: SecretStr | None = None
+    """An API key that must exist: it is given an organisation at the first start."""
+
+    bootstrap_environment_key: SecretStr | None = None
+    """A task-app key that the organisation of `bootstrap_api_key` has from the start."""
+
+    max_upload_bytes: int = 8 << 30
+    """The largest file that may be uploaded."""
+
+    max_request_bytes: int = 32 << 20
+    """The largest inference request (images travel inside it)."""
+
+    inference_timeout_s: float = 600.0
+    """How long an inference replica may be silent before a request to it is given up."""
+
+    heartbeat_after_s: float = 4.0
+    """A live job that is silent for so long gets a `watch.heartbeat` (decision 10)."""
+
+    waiting_after_s: float = 60.0
+    """A job that nobody took for so long gets a `queue.waiting` that says what is lacking, and again each time."""
+
+    stream_buffer: int = 2000
+    """Events queued for one watcher; a slower one is sent back to the log."""
+
+    ping_s: float = 15.0
+    """Silence on an event stream after which a comment is sent, so that proxies keep it open."""

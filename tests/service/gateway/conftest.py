@@ -1,0 +1,125 @@
+"""Gateways that run inside the test, on the real bus, behind real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection, connect
+from synth.bus.secrets import SecretStore
+from synth.gateway.app import setup
+from synth.gateway.settings import GatewaySettings
+from synth.keys import new_api_key
+from synth.service import Service
+
+
+class Server(uvicorn.Server):
+    """One that leaves the test's signals alone."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def listen() -> socket.socket:
+    """A listening socket; asyncio turns Nagle's delay of 40 ms off only where the protocol is said."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(1024)
+    return listening
+
+
+@dataclass
+class Running:
+    """A gateway in this process."""
+
+    service: Service
+    server: uvicorn.Server
+    parts: list[asyncio.Task[None]]
+
+    async def stop(self) -> None:
+        self.service.stop.set()
+        await self.service.drain()
+        self.server.should_exit = True
+        await asyncio.wait_for(asyncio.gather(*self.parts), 10)
+        await self.service.bus.close()
+
+
+@pytest.fixture
+async def start_gateway(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator:
+    """Starts a gateway with these settings; ended at the end of the test."""
+    started: list[Running] = []
+
+    async def start(**changes: object) -> Running:
+        base = settings_of("gateway").model_dump()
+        path = tmp_path / f"gateway-{len(started)}.db"
+        settings = GatewaySettings(**base | {"read_model_path": path, "log_level": "error"} | changes)
+        bus: Connection = await connect(settings, "gateway")
+        listening = listen()
+        service = Service(
+            name="gateway",
+            settings=settings,
+            bus=bus,
+            blobs=BlobStore.open(settings.blob_url),
+            port=listening.getsockname()[1],
+        )
+        app = await setup(service)
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        server = Server(config)
+        parts = [
+            asyncio.create_task(server.serve(sockets=[listening])),
+            asyncio.create_task(service.supervise()),
+        ]
+        started.append(Running(service, server, parts))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if not running.service.stop.is_set():
+            await running.stop()
+
+
+@dataclass
+class Client:
+    """A user of an organisation of its own."""
+
+    http: httpx.AsyncClient
+    org: str
+    key: str
+
+    async def submit(self, **body: object) -> dict:
+        reply = await self.http.post("/api/jobs", json={"config": "[job]", "config_name": "rl.toml"} | body)
+        assert reply.status_code == 201, reply.text
+        return reply.json()
+
+
+@pytest.fixture
+async def client_of(bus_as) -> AsyncIterator:
+    """A new user of this gateway (or the one with this key)."""
+    opened: list[httpx.AsyncClient] = []
+
+    async def make(running: Running, key: str | None = None) -> Client:
+        key = key or new_api_key()
+        secret = running.service.settings.cluster_secret.get_secret_value()
+        owner = await SecretStore(await bus_as("gateway"), secret).ensure_api_key(key)
+        headers = {"Authorization": f"Bearer {key}"}
+        opened.append(httpx.AsyncClient(base_url=running.service.url, headers=headers, timeout=20))
+        return Client(opened[-1], owner.org, key)
+
+    yield make
+    for http in opened:
+        await http.aclose()
+
+
+@pytest.fixture
+async def user(start_gateway, client_of) -> Client:
+    """A user of a gateway."""
+    return await client_of(await start_gateway())

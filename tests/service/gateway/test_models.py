@@ -1,0 +1,198 @@
+"""Models and their files, and inference on its way to a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from synth.bus.publish import Publisher
+from synth.bus.replicas import Replica, ReplicaTable, announce
+from synth.events import ModelPublished, ModelRef
+from synth.gateway.failures import ApiError
+from synth.gateway.inference_proxy import InferenceProxy
+from synth.keys import Cid, internal_token, mint_cid
+
+from . import lives
+from .conftest import Server, listen
+
+SECRET = "test-cluster-secret"
+
+
+class Echo:
+    """An HTTP server in a replica's place, that says what reached it."""
+
+    def __init__(self) -> None:
+        self.hung_up = asyncio.Event()
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
+
+    async def chat(self, request: Request):
+        body = json.loads(await request.body())
+        if body.get("stream"):
+            return StreamingResponse(self.endless(), media_type="text/event-stream")
+        if body.get("wait"):
+            while (await request.receive())["type"] != "http.disconnect":
+                continue
+            self.hung_up.set()
+        return JSONResponse({"body": body, "headers": dict(request.headers), "query": str(request.query_params)})
+
+    async def endless(self) -> AsyncIterator[bytes]:
+        try:
+            k = 0
+            while True:
+                yield b"data: %d\n\n" % k
+                k += 1
+                await asyncio.sleep(0.01)
+        finally:
+            self.hung_up.set()
+
+
+@pytest.fixture
+async def replica(bus_as) -> AsyncIterator:
+    """Starts such a server and announces it; ended at the end of the test."""
+    running: list[tuple[uvicorn.Server, list[asyncio.Task[None]]]] = []
+
+    async def start(id: str, *models: str, running_now: int = 0, url: str | None = None) -> Echo:
+        echo, listening = Echo(), listen()
+        server = Server(uvicorn.Config(echo.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+        url = url or f"http://127.0.0.1:{listening.getsockname()[1]}"
+        said = Replica(id=id, boot="1", url=url, pool="default", models=list(models), running=running_now)
+        bus = await bus_as("inference")
+        parts = [
+            asyncio.create_task(server.serve(sockets=[listening])),
+            asyncio.create_task(announce(bus, lambda: said, asyncio.Event())),
+        ]
+        running.append((server, parts))
+        return echo
+
+    yield start
+    for server, (serving, announcing) in running:
+        server.should_exit = True
+        announcing.cancel()
+        await asyncio.wait([serving, announcing], timeout=5)
+
+
+async def chat_until_ok(user, path: str = "/v1/chat/completions", **body: object):
+    """Ask until a replica is in the routing table."""
+    async with asyncio.timeout(10):
+        while (reply := await user.http.post(path, json={"messages": []} | body)).status_code == 503:
+            assert reply.headers["retry-after"]
+    return reply
+
+
+async def test_a_published_model_is_listed_and_downloaded(user, bus_as, blobs, tmp_path, settings_of):
+    id = (await user.submit())["id"]
+    trainer, fence = await lives.begin(bus_as, user.org, id)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"w" * 10_000_000)
+    tree, manifest = await blobs.put_tree(f"orgs/{user.org}/models/{id}", folder)
+    name = f"rl:Qwen/Qwen3-0.6B:{id}"
+    event = ModelPublished(model=ModelRef(id=name, tree=tree), kind="full", step=3)
+    await Publisher(trainer).fenced(event, fence=fence, id="m")
+    await lives.succeed(trainer, fence, steps=3)
+    base = settings_of("gateway").models_dir / "tiny-base"
+    base.mkdir(parents=True, exist_ok=True)
+    (base / "config.json").write_text('{"model_type": "qwen3"}')
+    await user.http.post(f"/api/jobs/{(await user.submit())['id']}/cancel")
+    listed = (await user.http.get("/api/models")).json()["data"]
+    assert [m["id"] for m in listed] == [name, "tiny-base"]
+    assert [m["id"] for m in (await user.http.get("/v1/models")).json()["data"]] == [name, "tiny-base"]
+    model = (await user.http.get(f"/api/models/{name}")).json()
+    assert (model["job_id"], model["kind"], model["step"]) == (id, "full", 3)
+    files = (await user.http.get("/api/model-files", params={"model": name})).json()["data"]
+    assert {f["name"]: f["sha256"] for f in files} == {n: r.sha256 for n, r in manifest.files.items()}
+    params = {"model": name, "name": "model.safetensors"}
+    reply = await user.http.get("/api/model-files/content", params=params)
+    assert reply.content == b"w" * 10_000_000
+    for bad in ({"model": name, "name": "../config.json"}, {"model": "rl:x:job_0", "name": "config.json"}):
+        assert (await user.http.get("/api/model-files/content", params=bad)).status_code == 404
+
+
+async def test_a_chat_that_nobody_can_answer_says_when_to_try_again(settings_of, bus_as):
+    bus = await bus_as("gateway")
+    proxy = InferenceProxy(ReplicaTable(bus), cluster_secret=SECRET, timeout_s=1)
+    with pytest.raises(ApiError, match="no inference replica") as refused:
+        await proxy.forward(Request({"type": "http", "headers": []}), b"{}", org="org_1", model="m")
+    assert refused.value.status == 503
+    assert refused.value.retry_after
+
+
+async def test_a_chat_goes_to_the_replica_that_serves_the_model(user, replica):
+    await replica("busy", "tiny-a", running_now=9)
+    await replica("idle", "tiny-b")
+    reply = await chat_until_ok(user, model="tiny-a", n=1)
+    said = reply.json()
+    assert said["body"] == {"model": "tiny-a", "messages": [], "n": 1}
+    assert said["headers"]["x-synth-org"] == user.org
+    assert said["headers"]["authorization"] == f"Bearer {internal_token(SECRET)}"
+    assert user.key not in reply.text
+
+
+async def test_a_replica_that_is_gone_is_passed_over(user, replica):
+    await replica("gone", "tiny-c", url="http://127.0.0.1:1")
+    await replica("there")
+    assert (await chat_until_ok(user, model="tiny-c")).status_code == 200
+
+
+async def test_a_stream_passes_through_and_a_hang_up_reaches_the_replica(user, replica):
+    echo = await replica("streams", "tiny-d")
+    await chat_until_ok(user, model="tiny-d")
+    body = {"model": "tiny-d", "messages": [], "stream": True}
+    async with user.http.stream("POST", "/v1/chat/completions", json=body) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        async for line in stream.aiter_lines():
+            if line == "data: 5":
+                break
+    await asyncio.wait_for(echo.hung_up.wait(), 5)
+
+
+async def test_a_client_that_leaves_before_the_answer_frees_the_replica(user, replica):
+    echo = await replica("waits", "tiny-e")
+    await chat_until_ok(user, model="tiny-e")
+    body = {"model": "tiny-e", "messages": [], "wait": True}
+    asking = asyncio.create_task(user.http.post("/v1/chat/completions", json=body))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(asking), 0.3)
+    asking.cancel()
+    await asyncio.wait_for(echo.hung_up.wait(), 5)
+
+
+async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gateway, client_of, replica):
+    running = await start_gateway()
+    user = await client_of(running)
+    await replica("records", "tiny-f", running_now=50)
+    await chat_until_ok(user, model="tiny-f")
+    cid = Cid(
+        rollout_id="job_1_t1_0", attempt=1, replica="records-1", version=None, calls=9, expires=int(time.time()) + 60
+    )
+    text = mint_cid(cid, SECRET)
+    user.http.headers.pop("Authorization")
+    for query in (text, f"{text}/v1/chat/completions"):
+        reply = await user.http.post("/v1/chat/completions", params={"cid": query}, json={"model": "any"})
+        assert reply.status_code == 200
+        assert reply.json()["query"] == f"cid={text}"
+        assert "x-synth-org" not in reply.json()["headers"]
+    forged = text[:-1] + ("0" if text[-1] != "0" else "1")
+    reply = await user.http.post("/v1/chat/completions", params={"cid": forged}, json={"model": "any"})
+    assert reply.status_code == 401
+    elsewhere = mint_cid(msgspec.structs.replace(cid, replica="records-0"), SECRET)
+    gone = await user.http.post("/v1/chat/completions", params={"cid": elsewhere}, json={"model": "any"})
+    assert gone.status_code == 503
+
+
+async def test_a_chat_that_names_no_model_is_refused(user):
+    for content in (b"{}", b"nonsense", b'{"model": 3}'):
+        reply = await user.http.post("/v1/chat/completions", content=content)
+        assert reply.status_code == 400
+        assert "model" in reply.json()["error"]["message"]
