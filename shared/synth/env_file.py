@@ -1,0 +1,23 @@
+"""`.env` files: where a user keeps keys and addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """`KEY=value` lines; `export` and quotes are taken off, comments and all else are passed over."""
+    if not path.is_file():
+        return {}
+    found: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, equals, value = line.strip().removeprefix("export ").partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not key or key.startswith("#"):
+            continue
+        if value[:1] in ("'", '"') and value[:1] in value[1:]:
+            value = value[1 : value.index(value[0], 1)]
+        else:
+            value = value.split(" #")[0].strip()
+        found[key] = value
+    return found

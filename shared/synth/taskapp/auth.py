@@ -1,0 +1,43 @@
+"""The environment key: who may call a task app."""
+
+from __future__ import annotations
+
+import hmac
+import os
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+
+def configured_keys() -> list[str]:
+    """ENVIRONMENT_API_KEY (or DEV_ENVIRONMENT_API_KEY) and the comma-separated ENVIRONMENT_API_KEY_ALIASES."""
+    primary = os.environ.get("ENVIRONMENT_API_KEY") or os.environ.get("DEV_ENVIRONMENT_API_KEY") or ""
+    return _split(primary) + _split(os.environ.get("ENVIRONMENT_API_KEY_ALIASES", ""))
+
+
+def refusal(request: Request, keys: list[str]) -> JSONResponse | None:
+    """None when the request carries one of the keys; else the answer that the contract asks for."""
+    if not keys:
+        return error(503, "key_not_configured", "ENVIRONMENT_API_KEY is not set on this task app")
+    for given in _given(request):
+        # Every key is compared, in constant time.
+        if sum(hmac.compare_digest(given.encode(), key.encode()) for key in keys):
+            return None
+    return error(400, "unauthorised", "send the environment key in X-API-Key")
+
+
+def error(status: int, code: str, message: str) -> JSONResponse:
+    """An error in the contract's shape: `{"detail": {"error": {"code", "message"}}}`."""
+    return JSONResponse({"detail": {"error": {"code": code, "message": message}}}, status_code=status)
+
+
+def _given(request: Request) -> list[str]:
+    keys = _split(request.headers.get("x-api-key", "")) + _split(request.headers.get("x-api-keys", ""))
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        keys += _split(token)
+    return keys
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

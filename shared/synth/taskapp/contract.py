@@ -1,0 +1,148 @@
+"""The task-app contract: what the platform asks an environment, and what the environment answers.
+
+Tolerant of extra fields in both directions: real task apps and real trainers send more than this.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Object = dict[str, Any]
+
+
+class Wire(BaseModel):
+    """A body of the contract: unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class EnvSpec(Wire):
+    """Which environment, on which seed."""
+
+    env_name: str | None = None
+    env_id: str | None = None
+    config: Object = Field(default_factory=dict)
+    seed: int | None = None
+
+
+class PolicySpec(Wire):
+    """Which policy, and its config: `model`, `inference_url`, `trace_correlation_id`, sampling, …"""
+
+    policy_name: str | None = None
+    policy_id: str | None = None
+    config: Object = Field(default_factory=dict)
+
+
+class RecordSpec(Wire):
+    """What of the rollout to send back."""
+
+    trajectories: bool = True
+    logprobs: bool = False
+    value: bool = False
+    return_trace: bool = False
+    trace_format: Literal["compact", "full", "structured"] = "compact"
+
+
+class Safety(Wire):
+    """Bounds on one rollout. max_time_s: seconds."""
+
+    max_ops: int = 100_000
+    max_time_s: float = 3600.0
+
+
+class RolloutRequest(Wire):
+    """`POST /rollout`. run_id is unique and becomes the trace's session id."""
+
+    run_id: str
+    mode: Literal["rl", "eval"] = "rl"
+    env: EnvSpec
+    policy: PolicySpec
+    ops: list[Any] = Field(default_factory=list[Any])
+    record: RecordSpec = RecordSpec()
+    on_done: Literal["reset", "terminate"] = "reset"
+    safety: Safety = Safety()
+    training_session_id: str | None = None
+    synth_base_url: str | None = None
+
+
+class Step(Wire):
+    """One decision. reward: None when the environment paid nothing for this step in particular."""
+
+    obs: Any = None
+    tool_calls: list[Any] = Field(default_factory=list[Any])
+    reward: float | None = None
+    done: bool = False
+    truncated: bool | None = None
+    info: Object | None = None
+
+
+class Trajectory(Wire):
+    """The steps of one episode."""
+
+    env_id: str
+    policy_id: str
+    steps: list[Step]
+    final: Object | None = None
+    length: int
+    inference_url: str | None = None
+    decision_samples: list[Object] | None = None
+
+
+class Metrics(Wire):
+    """What the rollout earned. `outcome_score`, else `mean_return`, is the reward; all None: the policy failed."""
+
+    episode_returns: list[float] = Field(default_factory=list[float])
+    mean_return: float | None = None
+    num_steps: int = 0
+    num_episodes: int = 1
+    outcome_score: float | None = None
+    events_score: float | None = None
+    details: Object = Field(default_factory=dict)
+
+
+class RolloutResponse(Wire):
+    """The answer to `POST /rollout`. aborted: the policy failed, `metrics.details.policy_failure` says how."""
+
+    run_id: str
+    trajectories: list[Trajectory]
+    branches: Object | None = None
+    metrics: Metrics
+    aborted: bool = False
+    ops_executed: int = 0
+    trace_correlation_id: str | None = None
+    trace: Object | None = None
+    pipeline_metadata: Object | None = None
+
+    def reward(self) -> float | None:
+        """The rollout's one scalar; None where the app names none (a failure of the policy)."""
+        metrics = self.metrics
+        if metrics.outcome_score is not None:
+            return metrics.outcome_score
+        if metrics.mean_return is not None:
+            return metrics.mean_return
+        return metrics.episode_returns[0] if metrics.episode_returns else None
+
+    def policy_failure(self) -> Object | None:
+        """What the policy did wrong, `{"code", "message"}`, when the rollout ended by that."""
+        failure: Any = self.metrics.details.get("policy_failure")
+        return cast(Object, failure) if isinstance(failure, dict) else None
+
+
+class TaskInfo(Wire):
+    """One instance of the task, `GET /task_info?seed=…`; values may be anything, real apps differ widely."""
+
+    task: Any = None
+    environment: Any = None
+    dataset: Any = None
+    rubric: Any = None
+    inference: Any = None
+    limits: Any = None
+    task_metadata: Any = None
+
+
+class Health(Wire):
+    """`GET /health`."""
+
+    healthy: bool = True

@@ -1,0 +1,212 @@
+"""Calls of the model, from inside a task app: OpenAI chat completions at the URL that each rollout is given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import ssl
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+# Above this, httpx spends four times the CPU on a call.
+_IN_FLIGHT = 8
+_BUSY = {429, 500, 502, 503, 504}
+_LONGEST_PAUSE = 10.0
+
+
+class PolicyFailure(Exception):
+    """The policy did what earns it nothing: no tool call, a reply cut off, arguments that are no JSON.
+
+    Raised by the environment's author or by this module; it is reported as the policy's, never retried.
+    """
+
+    def __init__(self, message: str, *, code: str = "policy_failure") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InferenceUnavailable(Exception):
+    """The model could not be reached within the budget, or refused the call for no fault of the policy."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model calls; `arguments` are parsed."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply of the model. finish_reason: "stop", "length", "tool_calls". body: the whole completion."""
+
+    content: str
+    finish_reason: str
+    body: dict[str, Any]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's message, to append to the conversation as it is."""
+        return self.body["choices"][0]["message"]
+
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls in order. Raises PolicyFailure when arguments are not a JSON object."""
+        calls: list[ToolCall] = []
+        for call in cast(list[dict[str, Any]], self.message.get("tool_calls") or []):
+            function = call["function"]
+            try:
+                arguments = json.loads(function.get("arguments") or "{}")
+            except ValueError:
+                arguments = None
+            if not isinstance(arguments, dict):
+                raise PolicyFailure(f"{function['name']}: arguments are no JSON object", code="bad_arguments")
+            calls.append(ToolCall(str(call.get("id", "")), str(function["name"]), cast(dict[str, Any], arguments)))
+        return calls
+
+    def require_tool_call(self) -> ToolCall:
+        """The first call. Raises PolicyFailure when the model made none."""
+        calls = self.tool_calls()
+        if not calls:
+            raise PolicyFailure("the model made no tool call", code="no_tool_call")
+        return calls[0]
+
+
+def completions_url(inference_url: str) -> str:
+    """The address to post to: the path is completed to `…/v1/chat/completions`, the query (the cid) is kept.
+
+    Raises ValueError when it is not an HTTP address.
+    """
+    parts = urlsplit(inference_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"inference_url {inference_url[:80]!r} is not an http address")
+    path = parts.path.rstrip("/")
+    if not path.endswith("/chat/completions"):
+        path += "/chat/completions" if path.endswith("/v1") else "/v1/chat/completions"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+class ChatClients:
+    """HTTP connections to the model, shared by all rollouts: several clients with at most 8 calls in flight each.
+
+    call_timeout: seconds for one try. budget: seconds for all tries of one call; weight syncs are held within it.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_in_flight: int = 512,
+        call_timeout: float = 120.0,
+        budget: float = 300.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._call_timeout = call_timeout
+        self._budget = budget
+        self._transport = transport
+        self._free = asyncio.Semaphore(max_in_flight)
+        self._clients: list[httpx.AsyncClient] = []
+        self._load: list[int] = []
+        self._ssl: ssl.SSLContext | None = None
+
+    async def chat(self, url: str, body: dict[str, Any], *, headers: dict[str, str] | None = None) -> Reply:
+        """One completion, tried again while the model is busy (429, 5xx, overloaded, a lost connection).
+
+        Raises InferenceUnavailable when the budget is spent or the call is refused, PolicyFailure when the
+        conversation has outgrown the model.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._budget
+        pause = 0.1
+        while True:
+            try:
+                response = await self._post(url, body, headers, deadline - loop.time())
+            except (httpx.TransportError, TimeoutError) as error:
+                reason, wait = f"{type(error).__name__} {error}".strip(), 0.0
+            else:
+                if response.status_code == 200:
+                    return _reply(response)
+                reason, wait = _busy(response)
+            delay = max(wait, pause * random.uniform(0.5, 1.5))
+            if loop.time() + delay >= deadline:
+                raise InferenceUnavailable(f"no reply within {self._budget:g} s; last: {reason}")
+            await asyncio.sleep(delay)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        clients, self._clients, self._load = self._clients, [], []
+        for client in clients:
+            await client.aclose()
+
+    async def _post(
+        self, url: str, body: dict[str, Any], headers: dict[str, str] | None, left: float
+    ) -> httpx.Response:
+        async with asyncio.timeout(left), self._free:
+            index = self._least_loaded()
+            self._load[index] += 1
+            try:
+                return await self._clients[index].post(
+                    url,
+                    content=json.dumps(body).encode(),
+                    headers={"content-type": "application/json", **(headers or {})},
+                    timeout=min(self._call_timeout, left),
+                )
+            finally:
+                self._load[index] -= 1
+
+    def _least_loaded(self) -> int:
+        # The first with room, not the least loaded of all: few busy connections stay warm.
+        for index, load in enumerate(self._load):
+            if load < _IN_FLIGHT:
+                return index
+        # One TLS context for all: building one costs 10 ms.
+        self._ssl = self._ssl or httpx.create_ssl_context(trust_env=False)
+        self._clients.append(
+            httpx.AsyncClient(
+                transport=self._transport,
+                verify=self._ssl,
+                trust_env=False,
+                limits=httpx.Limits(max_connections=_IN_FLIGHT, max_keepalive_connections=_IN_FLIGHT),
+            )
+        )
+        self._load.append(0)
+        return len(self._clients) - 1
+
+
+def _reply(response: httpx.Response) -> Reply:
+    try:
+        body = response.json()
+        choice = body["choices"][0]
+        content, reason = choice["message"].get("content") or "", str(choice.get("finish_reason") or "stop")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InferenceUnavailable(f"not a chat completion: {response.text[:200]!r}") from error
+    return Reply(content=content, finish_reason=reason, body=body)
+
+
+def _busy(response: httpx.Response) -> tuple[str, float]:
+    """Why to try again, and after how many seconds at least; raises when trying again cannot help."""
+    try:
+        body: Any = response.json()
+    except ValueError:
+        body = None
+    fields = cast(dict[str, Any], body) if isinstance(body, dict) else {}
+    reason = f"HTTP {response.status_code} {response.text[:200]}"
+    if response.status_code in _BUSY:
+        return reason, _seconds(response.headers.get("retry-after"))
+    if response.status_code == 400 and fields.get("status") == "overloaded":
+        return reason, _seconds(fields.get("retry_after"))
+    if response.status_code == 400 and any(w in response.text for w in ("token_budget_exceeded", "context_length")):
+        raise PolicyFailure("the conversation has outgrown the model", code="context_length")
+    raise InferenceUnavailable(reason)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        return min(max(float(value), 0.0), _LONGEST_PAUSE)
+    except (TypeError, ValueError):
+        return 0.0

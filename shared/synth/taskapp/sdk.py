@@ -1,0 +1,324 @@
+"""A task app in about 40 lines: say what the task is, write one episode, serve it.
+
+    math = TaskApp("math", name="Sums", description="What is a + b?")
+
+    @math.episode
+    async def answer(ep: Episode) -> None:
+        reply = await ep.chat([{"role": "user", "content": question(ep.seed)}])
+        ep.step(obs={"answer": reply.content}, reward=score(reply.content), done=True)
+
+    serve(math, port=8001)
+
+Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
+InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from synth.env_file import read_env_file
+from synth.errors import Problem, UserError
+from synth.taskapp.auth import configured_keys, error, refusal
+from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
+from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply, completions_url
+
+log = logging.getLogger(__name__)
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "thinking_mode",
+    "thinking_budget",
+)
+_MOST_SEEDS_ASKED = 1000
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass
+class Episode:
+    """One rollout, as the author of an environment sees it.
+
+    env_config, policy_config: from the job's file. max_turns: how often the model may be called.
+    """
+
+    seed: int
+    env_config: dict[str, Any]
+    policy_config: dict[str, Any]
+    max_turns: int
+    request: RolloutRequest
+    url: str
+    clients: ChatClients
+    steps: list[Step] = field(default_factory=list[Step])
+    calls: int = 0
+
+    async def chat(self, messages: list[dict[str, Any]], **extra: Any) -> Reply:
+        """Ask the policy. Model and sampling come from the request; `extra` (tools, tool_choice …) is added."""
+        if self.calls >= self.max_turns:
+            raise PolicyFailure(f"{self.max_turns} turns are used up", code="max_turns")
+        self.calls += 1
+        body = {k: self.policy_config[k] for k in _SAMPLING if self.policy_config.get(k) is not None}
+        body |= {"model": self.policy_config.get("model", "policy"), "messages": messages, **extra}
+        return await self.clients.chat(self.url, body)
+
+    def step(
+        self,
+        *,
+        obs: Any = None,
+        reward: float | None = None,
+        done: bool = False,
+        tool_calls: list[Any] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> None:
+        """Record one decision and what it earned. The rollout's reward is the sum over its steps.
+
+        Raises ValueError when the reward is not finite: JSON would turn it into "no reward".
+        """
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"the environment paid a reward of {reward}")
+        meta = {"meta": {"inference_url": self.url}}
+        self.steps.append(
+            Step(obs=obs, reward=reward, done=done, tool_calls=tool_calls or [], info={**meta, **(info or {})})
+        )
+
+
+class TaskApp:
+    """An environment behind the task-app contract.
+
+    id: what jobs call it (`env_name`). max_turns: calls of the model a rollout, at most.
+    keys: the environment keys; those of the process's environment when None.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        name: str,
+        description: str,
+        version: str = "1",
+        max_turns: int = 1,
+        dataset: dict[str, Any] | None = None,
+        keys: list[str] | None = None,
+        clients: ChatClients | None = None,
+    ) -> None:
+        self.id = id
+        self.max_turns = max_turns
+        self._task = {"id": id, "name": name, "description": description, "version": version}
+        self._dataset = dataset or {"id": id, "splits": ["train"], "default_split": "train"}
+        self._keys = keys
+        self._clients = clients or ChatClients()
+        self._describe: Callable[[int], Mapping[str, Any]] = lambda seed: {}
+        self._episode: Callable[[Episode], Awaitable[None]] | None = None
+
+    def episode(self, function: _F) -> _F:
+        """Register the coroutine that plays one rollout."""
+        self._episode = function
+        return function
+
+    def task_info(self, function: _F) -> _F:
+        """Register what is to be known of one seed's task: `seed -> dict`, without the answer."""
+        self._describe = function
+        return function
+
+    def asgi(self) -> Starlette:
+        """The web app."""
+        routes = [
+            Route("/", self._root, methods=["GET", "HEAD"]),
+            Route("/health", self._guarded(self._health)),
+            Route("/info", self._guarded(self._info)),
+            Route("/task_info", self._guarded(self._task_info)),
+            Route("/rollout", self._guarded(self._rollout), methods=["POST"]),
+        ]
+
+        @contextlib.asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+            yield
+            await self._clients.close()
+
+        return Starlette(routes=routes, lifespan=lifespan)
+
+    def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            keys = configured_keys() if self._keys is None else self._keys
+            return refusal(request, keys) or await endpoint(request)
+
+        return guarded
+
+    async def _root(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "service": self.id})
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"healthy": True, "auth": {"required": True}})
+
+    async def _info(self, request: Request) -> Response:
+        return JSONResponse(
+            {
+                "service": {"task": self._task, "version": self._task["version"]},
+                "dataset": self._dataset,
+                "rubrics": {},
+                "inference": {},
+                "limits": {"max_turns": self.max_turns},
+            }
+        )
+
+    async def _task_info(self, request: Request) -> Response:
+        asked = request.query_params.getlist("seed")
+        if not asked:
+            return JSONResponse({"taskset": {**self._dataset, "task": self._task}})
+        if len(asked) > _MOST_SEEDS_ASKED or not all(s.isascii() and s.isdigit() and len(s) < 17 for s in asked):
+            return error(422, "bad_seed", f"seed: at most {_MOST_SEEDS_ASKED} whole numbers of 0 or more")
+        infos = [self._info_of(int(s)) for s in asked]
+        return JSONResponse(infos if len(infos) > 1 else infos[0])
+
+    def _info_of(self, seed: int) -> dict[str, Any]:
+        return {
+            "task": self._task,
+            "environment": self.id,
+            "dataset": self._dataset,
+            "rubric": {},
+            "inference": {},
+            "limits": {"max_turns": self.max_turns},
+            "task_metadata": {"seed": seed, **self._describe(seed)},
+        }
+
+    async def _rollout(self, request: Request) -> Response:
+        try:
+            asked = RolloutRequest.model_validate_json(await request.body())
+            episode = self._begin(asked)
+        except ValidationError as bad:
+            first = bad.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            return error(422, "bad_request", f"{place}: {first['msg']}")
+        except ValueError as bad:
+            return error(422, "bad_request", str(bad))
+        overtime = asyncio.timeout(asked.safety.max_time_s)
+        try:
+            async with overtime:
+                failure = await self._play(episode)
+            body = _response(self, episode, failure).model_dump_json()
+        except InferenceUnavailable as unavailable:
+            return error(502, "inference_unavailable", str(unavailable))
+        except Exception as broken:
+            if overtime.expired():
+                return error(504, "rollout_timeout", f"not done within {asked.safety.max_time_s:g} s")
+            log.exception("run %s, seed %s: the environment failed", asked.run_id, episode.seed)
+            return error(500, "environment_error", f"{type(broken).__name__}: {broken}")
+        return Response(body, media_type="application/json")
+
+    async def _play(self, episode: Episode) -> PolicyFailure | None:
+        if self._episode is None:
+            raise NotImplementedError("this task app has no @episode function")
+        try:
+            await self._episode(episode)
+        except PolicyFailure as failure:
+            return failure
+        return None
+
+    def _begin(self, asked: RolloutRequest) -> Episode:
+        config = asked.policy.config
+        url = config.get("inference_url")
+        if not isinstance(url, str):
+            raise ValueError("policy.config.inference_url is missing: where is the model?")
+        if asked.env.seed is None or asked.env.seed < 0:
+            raise ValueError("env.seed is missing: a whole number of 0 or more")
+        named = asked.env.env_name or asked.env.env_id
+        if named not in (None, self.id):
+            raise ValueError(f"env.env_name is {named!r}, this task app is {self.id!r}")
+        wanted = config.get("max_llm_calls")
+        turns = wanted if isinstance(wanted, int) and 0 < wanted < self.max_turns else self.max_turns
+        return Episode(
+            seed=asked.env.seed,
+            env_config=asked.env.config,
+            policy_config=config,
+            max_turns=turns,
+            request=asked,
+            url=completions_url(url),
+            clients=self._clients,
+        )
+
+
+def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> RolloutResponse:
+    asked, steps = episode.request, episode.steps
+    correlation = asked.policy.config.get("trace_correlation_id")
+    details: dict[str, Any] = {}
+    if failure is not None:
+        details["policy_failure"] = {"code": failure.code, "message": str(failure)}
+        steps = [*steps, Step(done=True, info={"meta": {"inference_url": episode.url}, **details})]
+    earned = None if failure is not None else sum(s.reward or 0.0 for s in steps)
+    trajectory = Trajectory(
+        env_id=app.id,
+        policy_id=asked.policy.policy_name or asked.policy.policy_id or "policy",
+        steps=steps,
+        length=len(steps),
+        inference_url=episode.url,
+    )
+    metrics = Metrics(
+        episode_returns=[] if earned is None else [earned],
+        mean_return=earned,
+        outcome_score=earned,
+        num_steps=len(steps),
+        details=details,
+    )
+    return RolloutResponse(
+        run_id=asked.run_id,
+        trajectories=[trajectory],
+        metrics=metrics,
+        aborted=failure is not None,
+        ops_executed=2 * episode.calls,
+        trace_correlation_id=correlation if isinstance(correlation, str) else None,
+        pipeline_metadata={"inference_url": episode.url},
+    )
+
+
+def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1") -> None:
+    """Serve until SIGINT or SIGTERM. Raises UserError when the port is taken.
+
+    The environment key is taken from the environment, or from `.env` in the working directory.
+    """
+    if not configured_keys():
+        os.environ.update({k: v for k, v in read_env_file(Path(".env")).items() if k.startswith("ENVIRONMENT_API_KEY")})
+    # httpx logs each URL, and the URL's cid is a credential.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        app.asgi(),
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=10,
+    )
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as taken:
+        listener.close()
+        raise UserError(
+            Problem(
+                what=f"cannot listen: {taken.strerror}",
+                expected="a free port",
+                fix="choose another with --port",
+                where=f"{host}:{port}",
+            )
+        ) from taken
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,352 @@
+"""A task app, spoken to as the platform does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from synth.errors import UserError
+from synth.taskapp.contract import RolloutResponse
+from synth.taskapp.llm import ChatClients
+from synth.taskapp.sdk import Episode, TaskApp, serve
+from task_apps.math.app import math
+from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
+
+CID = "trace_r1_0_a_9_ff"
+URL = f"http://llm/api/inference?cid={CID}"
+
+
+def client(app: TaskApp, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app.asgi()),
+        base_url="http://app",
+        headers=[(name.encode(), value.encode()) for name, value in (headers or {"x-api-key": "right"}).items()],
+    )
+
+
+def app_with(llm: ScriptedLlm, *, max_turns: int = 1, budget: float = 5.0) -> TaskApp:
+    clients = ChatClients(transport=llm.transport(), budget=budget)
+    return TaskApp(
+        "echo", name="Echo", description="Says it back.", max_turns=max_turns, keys=["right", "second"], clients=clients
+    )
+
+
+def rollout(**changes: Any) -> dict[str, Any]:
+    policy = {"model": "m", "inference_url": URL, "temperature": 0.5, "max_tokens": 9, "trace_correlation_id": CID}
+    body = {
+        "run_id": "r1",
+        "mode": "rl",
+        "env": {"env_name": "echo", "config": {"size": 3}, "seed": 7},
+        "policy": {"policy_name": "p", "config": policy | changes.pop("config", {})},
+        "ops": ["agent", "env"],
+        "record": {"return_trace": True, "trace_format": "structured"},
+        "on_done": "terminate",
+        "safety": {"max_ops": 10, "max_time_s": 30},
+        "training_session_id": "job_1",
+        "something_new": 1,
+    }
+    return body | changes
+
+
+async def play(app: TaskApp, **changes: Any) -> httpx.Response:
+    async with client(app) as http:
+        return await http.post("/rollout", json=rollout(**changes))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "right"},
+        {"x-api-key": "second"},
+        {"x-api-keys": "wrong, right"},
+        {"authorization": "Bearer right"},
+        {"x-api-key": "wrong", "authorization": "bearer second"},
+    ],
+)
+async def test_every_way_to_send_the_key_is_accepted(headers: dict[str, str]) -> None:
+    async with client(app_with(ScriptedLlm()), **headers) as http:
+        assert (await http.get("/health")).json()["healthy"] is True
+
+
+@pytest.mark.parametrize("headers", [{"x-api-key": "wrong"}, {"x-nothing": ""}, {"x-api-key": "é"}])
+@pytest.mark.parametrize("path", ["/health", "/info", "/task_info", "/rollout"])
+async def test_a_wrong_or_missing_key_is_the_contract_s_400(headers: dict[str, str], path: str) -> None:
+    async with client(app_with(ScriptedLlm()), **headers) as http:
+        reply = await http.request("POST" if path == "/rollout" else "GET", path)
+    assert reply.status_code == 400
+    assert reply.json()["detail"]["error"]["code"] == "unauthorised"
+
+
+async def test_the_keys_come_from_the_environment_and_without_any_it_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENVIRONMENT_API_KEY", "DEV_ENVIRONMENT_API_KEY", "ENVIRONMENT_API_KEY_ALIASES"):
+        monkeypatch.delenv(name, raising=False)
+    app = TaskApp("x", name="x", description="x")
+    async with client(app, **{"x-api-key": "alias"}) as http:
+        assert (await http.get("/health")).status_code == 503
+        monkeypatch.setenv("ENVIRONMENT_API_KEY", "main")
+        assert (await http.get("/health")).status_code == 400
+        monkeypatch.setenv("ENVIRONMENT_API_KEY_ALIASES", "other,alias")
+        assert (await http.get("/health")).status_code == 200
+
+
+async def test_the_root_needs_no_key() -> None:
+    async with client(app_with(ScriptedLlm()), **{"x-api-key": "wrong"}) as http:
+        assert (await http.get("/")).json() == {"status": "ok", "service": "echo"}
+        assert (await http.head("/")).status_code == 200
+
+
+async def test_task_info_answers_for_no_seed_one_and_several() -> None:
+    app = app_with(ScriptedLlm())
+    app.task_info(lambda seed: {"prompt": f"echo {seed}"})
+    async with client(app) as http:
+        assert (await http.get("/task_info")).json()["taskset"]["id"] == "echo"
+        one = (await http.get("/task_info?seed=3")).json()
+        assert (one["task"]["id"], one["task_metadata"]) == ("echo", {"seed": 3, "prompt": "echo 3"})
+        several = (await http.get("/task_info?seed=1&seed=2")).json()
+        assert [i["task_metadata"]["seed"] for i in several] == [1, 2]
+        assert (await http.get("/task_info?seed=x")).status_code == 422
+        assert (await http.get("/info")).json()["service"]["task"]["name"] == "Echo"
+
+
+async def test_a_rollout_asks_the_policy_where_and_how_it_was_told() -> None:
+    llm = ScriptedLlm(completion("hello"))
+    app = app_with(llm)
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        assert (ep.seed, ep.env_config) == (7, {"size": 3})
+        reply = await ep.chat([{"role": "user", "content": "say hello"}], tool_choice="auto")
+        ep.step(obs=reply.content, reward=0.25)
+        ep.step(reward=0.5, done=True)
+
+    body = RolloutResponse.model_validate((await play(app)).json())
+    assert llm.urls == [f"http://llm/api/inference/v1/chat/completions?cid={CID}"]
+    assert llm.bodies[0] == {
+        "model": "m",
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "say hello"}],
+        "tool_choice": "auto",
+    }
+    assert (body.run_id, body.reward(), body.aborted, body.trace_correlation_id) == ("r1", 0.75, False, CID)
+    assert body.metrics.episode_returns == [0.75]
+    assert [s.obs for s in body.trajectories[0].steps] == ["hello", None]
+    assert f"?cid={CID}" in str(body.pipeline_metadata)
+
+
+@pytest.mark.parametrize(
+    ("url", "called"),
+    [
+        ("http://llm/x?cid=t", "http://llm/x/v1/chat/completions?cid=t"),
+        ("http://llm/v1?cid=t", "http://llm/v1/chat/completions?cid=t"),
+        ("http://llm/v1/chat/completions?cid=t", "http://llm/v1/chat/completions?cid=t"),
+        ("http://llm", "http://llm/v1/chat/completions"),
+    ],
+)
+async def test_the_address_of_the_model_is_completed_and_keeps_its_query(url: str, called: str) -> None:
+    llm = ScriptedLlm(completion("x"))
+    app = app_with(llm)
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        await ep.chat([])
+
+    assert (await play(app, config={"inference_url": url})).status_code == 200
+    assert llm.urls == [called]
+
+
+async def test_no_tool_call_is_the_policy_s_failure_without_a_reward() -> None:
+    app = app_with(ScriptedLlm(completion("I would rather not.")))
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        (await ep.chat([])).require_tool_call()
+
+    reply = await play(app)
+    body = RolloutResponse.model_validate(reply.json())
+    assert (reply.status_code, body.reward(), body.aborted) == (200, None, True)
+    assert body.policy_failure() == {"code": "no_tool_call", "message": "the model made no tool call"}
+
+
+async def test_arguments_that_are_no_json_are_the_policy_s_failure() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "move", "arguments": "{left"}}
+    app = app_with(ScriptedLlm(completion(None, tool_calls=[call])))
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        (await ep.chat([])).require_tool_call()
+
+    failure = RolloutResponse.model_validate((await play(app)).json()).policy_failure()
+    assert failure is not None
+    assert failure["code"] == "bad_arguments"
+
+
+async def test_a_tool_call_arrives_parsed() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "move", "arguments": '{"to": [1, 2]}'}}
+    app = app_with(ScriptedLlm(completion(None, tool_calls=[call])))
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        made = (await ep.chat([])).require_tool_call()
+        ep.step(obs=[made.name, made.arguments], reward=1.0, done=True)
+
+    body = RolloutResponse.model_validate((await play(app)).json())
+    assert body.trajectories[0].steps[0].obs == ["move", {"to": [1, 2]}]
+
+
+async def test_a_conversation_that_outgrew_the_model_is_the_policy_s_failure() -> None:
+    app = app_with(ScriptedLlm(JSONResponse({"detail": {"error": "token_budget_exceeded"}}, status_code=400)))
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        await ep.chat([])
+
+    failure = RolloutResponse.model_validate((await play(app)).json()).policy_failure()
+    assert failure is not None
+    assert failure["code"] == "context_length"
+
+
+def _crash() -> None:
+    raise RuntimeError("the maze has no exit")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
+async def test_an_environment_that_breaks_is_a_500_that_says_how(reward: float | None) -> None:
+    app = app_with(ScriptedLlm())
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        if reward is None:
+            _crash()
+        ep.step(reward=reward)
+
+    reply = await play(app)
+    assert reply.status_code == 500
+    assert reply.json()["detail"]["error"]["code"] == "environment_error"
+    assert ("the maze has no exit" if reward is None else f"reward of {reward}") in reply.text
+
+
+async def test_an_observation_that_is_no_json_is_the_environment_s_error() -> None:
+    app = app_with(ScriptedLlm())
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        ep.step(obs=object(), reward=1.0)
+
+    reply = await play(app)
+    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (500, "environment_error")
+
+
+async def test_a_rollout_that_takes_too_long_is_a_504() -> None:
+    app = app_with(ScriptedLlm())
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        await asyncio.Event().wait()
+
+    reply = await play(app, safety={"max_time_s": 0.01})
+    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (504, "rollout_timeout")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config": {"inference_url": None}}, "inference_url is missing"),
+        ({"config": {"inference_url": "file:///etc/passwd"}}, "not an http address"),
+        ({"env": {"env_name": "echo"}}, "env.seed"),
+        ({"env": {"env_name": "maze", "seed": 1}}, "'maze', this task app is 'echo'"),
+        ({"run_id": None}, "run_id"),
+        ({"mode": "train"}, "mode"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_a_422_naming_the_field(change: dict[str, Any], words: str) -> None:
+    reply = await play(app_with(ScriptedLlm()), **change)
+    assert reply.status_code == 422
+    assert words in reply.text
+
+
+async def test_a_body_that_is_no_json_is_a_422() -> None:
+    async with client(app_with(ScriptedLlm())) as http:
+        assert (await http.post("/rollout", content=b"{")).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        Response(status_code=429, headers={"retry-after": "0"}),
+        Response(status_code=500),
+        Response(status_code=503),
+        JSONResponse({"status": "overloaded", "retry_after": 0}, status_code=400),
+    ],
+)
+async def test_a_busy_model_is_asked_again(busy: Response) -> None:
+    llm = ScriptedLlm(busy, completion("at last"))
+    app = app_with(llm)
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        ep.step(obs=(await ep.chat([])).content, reward=1.0, done=True)
+
+    assert RolloutResponse.model_validate((await play(app)).json()).reward() == 1.0
+    assert len(llm.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "calls"),
+    [(Response(status_code=503), 2), (Response("gone", status_code=410), 1), (Response("not json"), 1)],
+)
+async def test_a_model_that_cannot_be_had_is_a_502_within_the_budget(answer: Response, calls: int) -> None:
+    llm = ScriptedLlm(answer)
+    app = app_with(llm, budget=0.3)
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        await ep.chat([])
+
+    reply = await play(app)
+    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (502, "inference_unavailable")
+    assert (len(llm.bodies) > 1) == (calls > 1)
+
+
+async def test_more_calls_than_turns_are_refused() -> None:
+    llm = ScriptedLlm(completion("x"))
+    app = app_with(llm, max_turns=5)
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        while True:
+            await ep.chat([])
+
+    failure = RolloutResponse.model_validate((await play(app, config={"max_llm_calls": 2})).json()).policy_failure()
+    assert failure is not None
+    assert failure["code"] == "max_turns"
+    assert len(llm.bodies) == 2
+
+
+async def test_many_calls_run_at_once_and_never_more_than_allowed() -> None:
+    llm = ScriptedLlm(lambda: completion("x"))
+    llm.gate = asyncio.Event()
+    clients = ChatClients(max_in_flight=20, transport=llm.transport())
+    calls = [asyncio.create_task(clients.chat("http://llm/v1/chat/completions", {})) for _ in range(30)]
+    async with asyncio.timeout(10):
+        for _ in range(20):
+            await llm.waiting.acquire()
+        llm.gate.set()
+        assert len(await asyncio.gather(*calls)) == 30
+    assert llm.most_in_flight == 20
+    await clients.close()
+
+
+def test_a_port_in_use_is_one_clear_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match="cannot listen") as caught:
+            serve(math, port=port)
+    assert caught.value.problems[0].where == f"127.0.0.1:{port}"
