@@ -1,0 +1,5 @@
+"""`python -m synth.cli` is `synthctl`."""
+
+from synth.cli.app import main
+
+main()

@@ -1,0 +1,108 @@
+"""`synthctl`: the command line. This module only wires commands together, so that it starts fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.cli.commands import chat, cluster, doctor, evaluate, files, jobs, models, submit
+
+# One line a paragraph: the terminal wraps them.
+_HELP = "\n\n".join(
+    (
+        "Train language models on a Synth cluster: a TOML in, a served model out.",
+        "Data goes to stdout, messages to stderr; `-o json` prints what a program can read.",
+        "Exit codes: 0 ok, 1 error, 2 wrong usage or configuration, 3 job failed or rejected, 4 API key missing or"
+        " refused, 5 job cancelled, 6 not found, 7 backend unreachable, 124 timeout, 130 interrupted (a followed job"
+        " goes on).",
+        "Settings: flags, then SYNTH_API_KEY, BACKEND_BASE_URL, ENVIRONMENT_API_KEY and TASK_APP_URL from the"
+        " environment, then ./.env.",
+    )
+)
+
+app = typer.Typer(
+    name="synthctl",
+    help=_HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that stand before the command."""
+
+    backend: str | None
+    env_file: Path
+    debug: bool
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    backend: Annotated[str | None, typer.Option(help="The backend's address; BACKEND_BASE_URL.")] = None,
+    env_file: Annotated[Path, typer.Option(help="Where keys and addresses are read from.")] = Path(".env"),
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    ctx.obj = Options(backend=backend, env_file=env_file, debug=debug)
+
+
+for name, command, panel in (
+    ("up", cluster.up, "Cluster"),
+    ("down", cluster.down, "Cluster"),
+    ("status", cluster.status, "Cluster"),
+    ("doctor", doctor.doctor, "Cluster"),
+    ("submit", submit.submit, "Work"),
+    ("eval", evaluate.evaluate, "Work"),
+    ("chat", chat.chat, "Work"),
+):
+    app.command(name, rich_help_panel=panel)(command)
+app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
+app.add_typer(files.app, name="files", rich_help_panel="Things")
+app.add_typer(models.app, name="models", rich_help_panel="Things")
+
+
+def main() -> None:
+    """Run one command; every error a user can cause is words and an exit code, never a traceback."""
+    debug = "--debug" in sys.argv or bool(os.environ.get("SYNTH_DEBUG"))
+    try:
+        app()
+    except BrokenPipeError:
+        # The reader of our output has gone; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        sys.exit(_explain(error))
+
+
+def _explain(error: Exception) -> int:
+    from synth.cli.errors import CliError, ExitCode
+    from synth.cli.output import show_problems
+    from synth.errors import Problem, UserError
+
+    if isinstance(error, CliError):
+        show_problems(error.problems)
+        return error.code
+    if isinstance(error, UserError):
+        show_problems(error.problems)
+        return ExitCode.USAGE
+    if isinstance(error, OSError):
+        where = str(error.filename) if error.filename else ""
+        show_problems([Problem(what=error.strerror or str(error), where=where)])
+        return ExitCode.ERROR
+    if type(error).__module__.startswith("httpx"):
+        fix = "is the cluster running? `synthctl status` shows it"
+        show_problems([Problem(what=f"the connection to the backend broke ({error})", fix=fix)])
+        return ExitCode.UNREACHABLE
+    what = f"unexpected {type(error).__name__}: {error}"
+    fix = "this is a fault of synthctl; `synthctl --debug …` shows where it happened"
+    show_problems([Problem(what=what, fix=fix)])
+    return ExitCode.ERROR

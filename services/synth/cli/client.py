@@ -1,0 +1,262 @@
+"""The client of the backend's HTTP API: typed answers, typed errors, and retries within a budget."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+import msgspec
+
+from synth.cli.config import Config
+from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
+from synth.cli.objects import Account, EventPage, File, Job, Model, ModelFile, Point
+from synth.errors import Problem
+
+T = TypeVar("T")
+
+RETRY_BUDGET_S = 5.0
+REQUEST_TIMEOUT_S = 30.0
+_PASSING = frozenset({429, 502, 503, 504})
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before try `attempt` + 1 (from 0): doubling from 0.2 to 5, jittered, so that many clients spread."""
+    return min(5.0, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+class Client:
+    """Talks to one backend with one key. Every call may be repeated: writes carry what makes them idempotent."""
+
+    def __init__(self, config: Config, *, retry_budget: float = RETRY_BUDGET_S) -> None:
+        self.root = config.backend.text
+        self.origin = config.backend.origin
+        self.retry_budget = retry_budget
+        host = urlsplit(self.root).hostname
+        self.http = httpx.Client(
+            headers={"Authorization": f"Bearer {config.require_api_key()}"},
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=5.0),
+            # A proxy that the environment names cannot reach this machine's own loopback.
+            trust_env=host not in _LOOPBACK,
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.http.close()
+
+    # -- jobs --
+
+    def create_job(self, body: dict[str, Any], *, key: str) -> Job:
+        """Submit a job; the same key with the same body, any number of times, is one job."""
+        return self._get("POST", "/jobs", Job, json=body, headers={"Idempotency-Key": key})
+
+    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[Job]:
+        """The newest jobs first."""
+        params = {"state": state, "kind": kind, "limit": limit}
+        return self._list("/jobs", Job, params=params)
+
+    def job(self, job_id: str) -> Job:
+        """One job."""
+        return self._get("GET", f"/jobs/{quote(job_id, safe='')}", Job)
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask a job to stop."""
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", Job)
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
+        """One page of a job's events, behind the cursor."""
+        params = {"after": after, "limit": limit}
+        return self._get("GET", f"/jobs/{quote(job_id, safe='')}/events", EventPage, params=params)
+
+    def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
+        """The values that a job reported, by step."""
+        params = {"name": name, "after_step": after_step}
+        return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
+
+    # -- files --
+
+    def upload(self, path: Path, *, purpose: str, name: str | None = None) -> File:
+        """Send a file in pieces; the same bytes again are the same file."""
+        with path.open("rb") as body:
+
+            def send() -> httpx.Response:
+                files = {"file": (name or path.name, body, "application/jsonl")}
+                timeout = httpx.Timeout(600.0, connect=5.0)
+                return self.http.post(f"{self.root}/files", data={"purpose": purpose}, files=files, timeout=timeout)
+
+            return self._decode(self._retried(send), File)
+
+    def files(self, *, limit: int = 100) -> list[File]:
+        """The newest files first."""
+        return self._list("/files", File, params={"limit": limit})
+
+    def file(self, file_id: str) -> File:
+        """One file."""
+        return self._get("GET", f"/files/{quote(file_id, safe='')}", File)
+
+    # -- models and the rest --
+
+    def models(self) -> list[Model]:
+        """Every model that can be served or trained from."""
+        return self._list("/models", Model)
+
+    def model_files(self, model: str) -> list[ModelFile]:
+        """What a model consists of."""
+        return self._list("/model-files", ModelFile, params={"model": model})
+
+    @contextmanager
+    def model_file(self, model: str, name: str) -> Iterator[httpx.Response]:
+        """The body of one of a model's files, to be read in pieces."""
+        params = {"model": model, "name": name}
+        with self.stream("GET", "/model-files/content", params=params) as reply:
+            yield reply
+
+    def account(self) -> Account:
+        """Whose key this is."""
+        return self._get("GET", "/me", Account)
+
+    def add_environment_key(self, key: str) -> None:
+        """Let the backend use this key with the user's task apps; twice is once."""
+        self._retried(lambda: self.http.post(f"{self.root}/environment-keys", json={"key": key}))
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One chat completion. Waits for the model to be loaded, two minutes at most."""
+        url = f"{self.root}/v1/chat/completions"
+        reply = self._retried(lambda: self.http.post(url, json=body, timeout=300), budget=120)
+        return self._decode(reply, dict[str, Any])
+
+    @contextmanager
+    def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        """An answer whose body is read as it comes. Raises as every other call does."""
+        reply = self._opened(method, path, options)
+        try:
+            if reply.status_code >= 400:
+                reply.read()
+                raise _error_of(reply)
+            yield reply
+        finally:
+            reply.close()
+
+    @contextmanager
+    def stream_when_ready(self, method: str, path: str, *, budget: float, **options: Any) -> Iterator[httpx.Response]:
+        """As `stream`, asking again for `budget` seconds while the backend says that it will be able to."""
+
+        def send() -> httpx.Response:
+            reply = self._opened(method, path, options)
+            if reply.status_code >= 400:
+                reply.read()
+            return reply
+
+        reply = self._retried(send, budget=budget)
+        try:
+            yield reply
+        finally:
+            reply.close()
+
+    def _opened(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+        try:
+            return self.http.send(self.http.build_request(method, self.root + path, **options), stream=True)
+        except httpx.ConnectError as error:
+            raise self._unreachable(error) from error
+
+    # -- the mechanics --
+
+    def _get(self, method: str, path: str, type: type[T], **options: Any) -> T:
+        if "params" in options:
+            options["params"] = {k: v for k, v in options["params"].items() if v is not None}
+        return self._decode(self._retried(lambda: self.http.request(method, self.root + path, **options)), type)
+
+    def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
+        body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
+        if field not in body:
+            raise self._stranger(f"an answer without {field!r}")
+        try:
+            return msgspec.json.decode(body[field], type=list[type])
+        except msgspec.ValidationError as error:
+            raise self._stranger(str(error)) from error
+
+    def _retried(self, send: Callable[[], httpx.Response], *, budget: float | None = None) -> httpx.Response:
+        """Send until it is answered for good, or the budget is spent. Raises a CliError of the answer's kind."""
+        deadline = time.monotonic() + (self.retry_budget if budget is None else budget)
+        attempt = 0
+        while True:
+            delay = backoff(attempt)
+            try:
+                reply = send()
+            except httpx.TransportError as error:
+                if time.monotonic() + delay > deadline:
+                    raise self._unreachable(error) from error
+            else:
+                if reply.status_code < 400:
+                    return reply
+                delay = _retry_after(reply) or delay
+                if reply.status_code not in _PASSING or time.monotonic() + delay > deadline:
+                    raise _error_of(reply)
+            time.sleep(delay)
+            attempt += 1
+
+    def _decode(self, reply: httpx.Response, type: type[T]) -> T:
+        try:
+            return msgspec.json.decode(reply.content, type=type)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise self._stranger(str(error)) from error
+
+    def _unreachable(self, error: httpx.TransportError) -> Unreachable:
+        reason = "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
+        fix = "is the cluster running? `synthctl status` shows it, `synthctl up` starts it"
+        return Unreachable(f"cannot reach the backend ({reason})", fix=fix, where=f"{self.root} ({self.origin})")
+
+    def _stranger(self, what: str) -> Unreachable:
+        return Unreachable(
+            f"what answers is not a Synth backend that this client understands ({what})",
+            fix="check BACKEND_BASE_URL, and that client and cluster are of one version",
+            where=f"{self.root} ({self.origin})",
+        )
+
+
+def _retry_after(reply: httpx.Response) -> float | None:
+    try:
+        return min(30.0, max(0.1, float(reply.headers["Retry-After"])))
+    except (KeyError, ValueError):
+        return None
+
+
+def _error_of(reply: httpx.Response) -> CliError:
+    """The backend's own words, as the error of this client that has the right exit code."""
+    problems = _problems(reply)
+    match reply.status_code:
+        case 401 | 403:
+            if not any(p.fix or "SYNTH_API_KEY" in p.what for p in problems):
+                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then ./.env)")
+            return NotAuthorised.of(problems)
+        case 404:
+            return NotFound.of(problems)
+        case 400 | 413 | 415 | 422:
+            return UsageProblem.of(problems)
+        case _:
+            return CliError.of(problems)
+
+
+def _problems(reply: httpx.Response) -> list[Problem]:
+    try:
+        body = msgspec.json.decode(reply.content, type=dict[str, Any])
+        error = body.get("error") or {}
+        listed = msgspec.convert(error.get("problems") or [], list[Problem])
+        text = str(error.get("message") or body.get("detail") or "")
+    except (msgspec.DecodeError, msgspec.ValidationError, AttributeError):
+        listed, text = [], ""
+    if listed:
+        return listed
+    place = f"{reply.request.method} {reply.request.url.path}"
+    return [
+        Problem(what=text or f"the backend answered {reply.status_code} and no reason", where="" if text else place)
+    ]

@@ -1,0 +1,217 @@
+"""Starting, ending and looking at the embedded cluster from another process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from synth.bus.server import binary
+from synth.cli.cluster.env_file import merge_env_file
+from synth.cli.cluster.plan import HOST, choose_ports
+from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
+from synth.cli.cluster.supervisor import ailment
+from synth.cli.errors import CliError
+from synth.env_file import read_env_file
+
+START_TIMEOUT_S = 60.0
+# Services drain, then the bus does.
+_STOP_TIMEOUT_S = 30.0
+_TAIL_LINES = 15
+_STARTING_S = 20.0
+
+
+class ProcessReport(msgspec.Struct, kw_only=True):
+    """One process as `synthctl status` shows it. health: healthy, ill, starting, failing or down."""
+
+    name: str
+    health: str
+    port: int
+    pid: int | None
+    restarts: int
+    uptime_s: float | None
+    problem: str | None = None
+
+
+class ClusterReport(msgspec.Struct, kw_only=True):
+    """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down."""
+
+    state: str
+    url: str
+    supervisor_pid: int | None
+    processes: list[ProcessReport]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cluster that may be started now, and what was done on the way, for the user to read."""
+
+    state: ClusterState
+    notes: list[str]
+    warnings: list[str]
+
+
+def prepare(file: StateFile, services: tuple[str, ...], *, port: int, env_file: Path) -> Prepared:
+    """Under the lock: end what a dead supervisor left, choose ports, keep or make secrets, write `.env`.
+
+    Raises `CliError`, having started nothing, when the port is taken or nats-server is missing.
+    """
+    binary()
+    state = file.read() or ClusterState()
+    notes: list[str] = []
+    if ended := end_leftovers(state):
+        notes.append(f"ended what an earlier cluster left behind: {', '.join(ended)}")
+    choose_ports(state, services, port=port)
+    present = read_env_file(env_file) | {k: v for k, v in os.environ.items() if v}
+    # A key that the user's clients already send must be one that the cluster knows.
+    state.api_key = present.get("SYNTH_API_KEY", state.api_key)
+    state.environment_key = present.get("ENVIRONMENT_API_KEY", state.environment_key)
+    state.supervisor_pid = state.supervisor_started = None
+    file.write(state)
+    base = f"{state.url}/api"
+    wanted = {
+        "SYNTH_API_KEY": state.api_key,
+        "ENVIRONMENT_API_KEY": state.environment_key,
+        "BACKEND_BASE_URL": base,
+    }
+    if added := merge_env_file(env_file, wanted):
+        notes.append(f"wrote {', '.join(added)} to {env_file}")
+    warnings: list[str] = []
+    backend = present.get("BACKEND_BASE_URL", base)
+    if backend.rstrip("/").removesuffix("/api") not in (state.url, state.url.replace(HOST, "localhost")):
+        where = "the environment" if os.environ.get("BACKEND_BASE_URL") else str(env_file)
+        warnings.append(f"BACKEND_BASE_URL in {where} is {backend}, not this cluster's {base}; it is left as it is")
+    return Prepared(state, notes, warnings)
+
+
+def start_detached(file: StateFile, data: Path, services: tuple[str, ...], *, show: Callable[[str], None]) -> None:
+    """Start the supervisor in the background and wait until all is healthy.
+
+    Raises `CliError` with the last lines of the log that tells why not; nothing is left running then.
+    """
+    log = data / "logs" / "supervisor.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "synth.cli.cluster.detached", str(data), *services],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        _wait_all_healthy(file, data, supervisor, show)
+    except BaseException:
+        supervisor.terminate()
+        try:
+            supervisor.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+        raise
+
+
+def _wait_all_healthy(
+    file: StateFile, data: Path, supervisor: subprocess.Popen[bytes], show: Callable[[str], None]
+) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        if supervisor.poll() is not None:
+            raise _failed("the supervisor ended", data, "supervisor")
+        report = look(file)
+        late = [p for p in report.processes if p.health != "healthy"]
+        if report.state == "healthy" and report.supervisor_pid == supervisor.pid:
+            return
+        if failing := [p for p in late if p.health == "failing"]:
+            raise _failed(f"{failing[0].name} cannot start ({failing[0].restarts} tries)", data, failing[0].name)
+        if time.monotonic() > deadline:
+            first = late[0] if late else None
+            what = f"{first.name} is not healthy" if first else "the supervisor does not answer"
+            why = f" ({first.problem})" if first and first.problem else ""
+            name = first.name if first else "supervisor"
+            raise _failed(f"{what} after {START_TIMEOUT_S:.0f} s{why}", data, name)
+        show(f"waiting for {', '.join(p.name for p in late)}")
+        time.sleep(0.1)
+
+
+def _failed(what: str, data: Path, name: str) -> CliError:
+    log = data / "logs" / f"{name}.log"
+    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if log.is_file() else []
+    tail = "\n    ".join(lines) or "(nothing)"
+    return CliError(what, fix=f"its log ends with:\n    {tail}", where=str(log))
+
+
+def bring_down(file: StateFile) -> bool:
+    """End the cluster; says whether there was one. Its data stays."""
+    state = file.read()
+    if state is None:
+        return False
+    pid, started = state.supervisor_pid, state.supervisor_started
+    ran = pid is not None and is_alive(pid, started)
+    if ran:
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        supervisor = ProcessState(name="supervisor", port=0, pid=pid, started=started)
+        if not wait_gone([supervisor], _STOP_TIMEOUT_S):
+            os.kill(pid, signal.SIGKILL)
+            wait_gone([supervisor], _STOP_TIMEOUT_S)
+        state = file.read() or state
+    left = end_leftovers(state)
+    if left or state.supervisor_pid is not None:
+        state.supervisor_pid = state.supervisor_started = None
+        for p in state.processes:
+            p.pid = p.started = None
+        file.write(state)
+    return ran or bool(left)
+
+
+def look(file: StateFile) -> ClusterReport:
+    """Ask every process how it is, now."""
+    state = file.read()
+    if state is None:
+        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[])
+    supervised = is_alive(state.supervisor_pid, state.supervisor_started)
+    processes = asyncio.run(_ask(state))
+    up = [p for p in processes if p.pid is not None]
+    if not supervised:
+        word = "orphaned" if up else "down"
+    else:
+        word = "healthy" if all(p.health == "healthy" for p in processes) else "degraded"
+    pid = state.supervisor_pid if supervised else None
+    return ClusterReport(state=word, url=state.url, supervisor_pid=pid, processes=processes)
+
+
+async def _ask(state: ClusterState) -> list[ProcessReport]:
+    async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+        return list(await asyncio.gather(*(_report(http, state, p) for p in state.processes)))
+
+
+async def _report(http: httpx.AsyncClient, state: ClusterState, p: ProcessState) -> ProcessReport:
+    alive = is_alive(p.pid, p.started)
+    health, problem = "down", None
+    if alive:
+        port = state.nats_http_port if p.name == "nats" else p.port
+        problem = await ailment(http, f"http://{HOST}:{port}/healthz")
+        health = "healthy" if problem is None else "ill"
+    uptime = time.time() - p.started if alive and p.started is not None else None
+    if health == "ill" and uptime is not None and uptime < _STARTING_S:
+        health = "starting"
+    if health != "healthy" and p.failing:
+        health = "failing"
+    return ProcessReport(
+        name=p.name,
+        health=health,
+        port=p.port,
+        pid=p.pid if alive else None,
+        restarts=p.restarts,
+        uptime_s=uptime,
+        problem=problem,
+    )

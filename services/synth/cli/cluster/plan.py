@@ -1,0 +1,149 @@
+"""What the embedded cluster consists of: each process with its command, its port and its settings."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from synth.bus.server import ServerConfig, binary, free_port
+from synth.bus.topology import SERVICES
+from synth.cli.cluster.state import ClusterState, ProcessState
+from synth.cli.errors import CliError
+
+HOST = "127.0.0.1"
+GRACE_S = 8.0
+# What the client uses is no business of a service's.
+_NOT_PASSED_ON = frozenset({"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL"})
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One process of the cluster. health: the URL that answers 200 when it is well."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    port: int
+    health: str
+    log: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The bus, what provisions it, and the services, in the order of their start."""
+
+    nats: Spec
+    nats_config: Path
+    nats_text: str
+    provision: Spec
+    services: list[Spec]
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [self.nats, *self.services]
+
+
+def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -> None:
+    """Give each process a port, its earlier one where it is free. Raises `CliError` when `port` is taken."""
+    if not is_free(port):
+        raise CliError(
+            f"port {port} is in use by another program",
+            expected="a free port for the gateway",
+            fix=f"choose another one: synthctl up --port {port + 1}",
+            where=f"{HOST}:{port}",
+        )
+    before = {p.name: p.port for p in state.processes}
+    taken = {port}
+
+    def pick(old: int) -> int:
+        while not old or old in taken or not is_free(old):
+            old = free_port()
+        taken.add(old)
+        return old
+
+    state.nats_http_port = pick(state.nats_http_port)
+    names = ("nats", *services)
+    state.processes = [
+        ProcessState(name=name, port=port if name == "gateway" else pick(before.get(name, 0))) for name in names
+    ]
+    state.url = f"http://{HOST}:{port}"
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as s:
+        # As servers do it: connections that linger after a restart are no obstacle.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVICES) -> Plan:
+    """Everything that is to run, from the state. data: an absolute path."""
+    ports = {p.name: p.port for p in state.processes}
+    server = ServerConfig(
+        port=ports["nats"], http_port=state.nats_http_port, store=data / "nats" / "store", users=state.users
+    )
+    config, logs = data / "nats" / "nats.conf", data / "logs"
+    nats = Spec(
+        name="nats",
+        command=[str(binary()), "-c", str(config)],
+        env=dict(os.environ),
+        port=server.port,
+        health=f"http://{HOST}:{server.http_port}/healthz",
+        log=logs / "nats.log",
+    )
+
+    def spec(name: str, *arguments: str, port: int) -> Spec:
+        return Spec(
+            name=name,
+            command=[sys.executable, "-m", "synth.synthd", *arguments],
+            env=_environment(name, port, state, data, server.url),
+            port=port,
+            health=f"http://{HOST}:{port}/healthz",
+            log=logs / f"{name}.log",
+        )
+
+    return Plan(
+        nats=nats,
+        nats_config=config,
+        nats_text=server.text(),
+        provision=spec("bus", "bus", "init", port=0),
+        services=[spec(name, name, port=ports[name]) for name in services],
+    )
+
+
+def _environment(name: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
+    """The settings of one service: what the user's environment says of SYNTH_… holds, except for what must agree."""
+    env = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
+    # Every service computes on one thread: there are more processes than cores.
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    env.setdefault("SYNTH_GRACE_S", str(GRACE_S))
+    env |= {
+        "SYNTH_NATS_URL": nats_url,
+        "SYNTH_NATS_USER": name,
+        "SYNTH_NATS_PASSWORD": state.users[name],
+        "SYNTH_BLOB_URL": f"file:{data / 'blobs'}",
+        "SYNTH_CLUSTER_SECRET": state.cluster_secret,
+        "SYNTH_HOST": HOST,
+        "SYNTH_PORT": str(port),
+        "SYNTH_WORK_DIR": str(data / "work" / name),
+        "SYNTH_MODELS_DIR": str(data / "models"),
+        "SYNTH_REPLICA": f"{name}-0",
+        "SYNTH_ALLOW_LOOPBACK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if name == "gateway":
+        env |= {
+            "SYNTH_READ_MODEL_PATH": str(data / "gateway.db"),
+            "SYNTH_BOOTSTRAP_API_KEY": state.api_key,
+            "SYNTH_BOOTSTRAP_ENVIRONMENT_KEY": state.environment_key,
+        }
+    return env

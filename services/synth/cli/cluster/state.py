@@ -1,0 +1,152 @@
+"""What is known of the embedded cluster, in `<data>/cluster.json`: ports, processes, passwords.
+
+Passwords and the cluster's secret outlive a cluster's processes: what is stored was sealed with them. A process is
+known by its pid and the moment it was started, so that a reused pid is never taken for ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from synth.bus.server import new_users
+from synth.cli.errors import CliError
+from synth.keys import new_api_key, new_environment_key
+
+_SAME_MOMENT_S = 2.0
+
+
+class ProcessState(msgspec.Struct, kw_only=True):
+    """One supervised process. pid None: not running. started: unix seconds, of the process itself.
+
+    restarts: since the cluster came up. failing: it has not become healthy in its last five starts.
+    """
+
+    name: str
+    port: int
+    pid: int | None = None
+    started: float | None = None
+    restarts: int = 0
+    failing: bool = False
+
+
+class ClusterState(msgspec.Struct, kw_only=True):
+    """Everything that a later command, or a later supervisor, must know."""
+
+    url: str = ""
+    supervisor_pid: int | None = None
+    supervisor_started: float | None = None
+    nats_http_port: int = 0
+    users: dict[str, str] = msgspec.field(default_factory=new_users)
+    cluster_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    api_key: str = msgspec.field(default_factory=new_api_key)
+    environment_key: str = msgspec.field(default_factory=new_environment_key)
+    processes: list[ProcessState] = []
+
+
+class StateFile:
+    """The file, replaced whole at every change, readable by its owner only."""
+
+    def __init__(self, data: Path) -> None:
+        self.path = data / "cluster.json"
+        self._lock_path = data / "cluster.lock"
+
+    def read(self) -> ClusterState | None:
+        """The state; None when there never was a cluster here. Raises `CliError` for a damaged file."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=ClusterState)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            fix = "restore it: without its secrets, stored keys cannot be read; or move the whole data folder away"
+            raise CliError(f"not the state of a cluster ({error})", fix=fix, where=str(self.path)) from error
+
+    def write(self, state: ClusterState) -> None:
+        """Replace the file; a reader sees the old one or the new one."""
+        part = self.path.with_suffix(f".{os.getpid()}")
+        body = msgspec.json.format(msgspec.json.encode(state), indent=2)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(body)
+        part.replace(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only one who starts and stops processes here; the kernel frees it with the process.
+
+        Raises `CliError` naming the cluster that runs.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                state = self.read()
+                pid = state.supervisor_pid if state else None
+                url = f" at {state.url}" if state and state.url else ""
+                raise CliError(
+                    f"a cluster is already running here{url} (supervisor pid {pid})",
+                    fix="use it, or end it with: synthctl down",
+                    where=str(self.path.parent),
+                ) from error
+            yield
+
+
+def start_of(pid: int) -> float | None:
+    """When the process with this pid was started; None when there is none."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def is_alive(pid: int | None, started: float | None) -> bool:
+    """Whether that very process still runs."""
+    if pid is None or started is None:
+        return False
+    since = start_of(pid)
+    return since is not None and abs(since - started) < _SAME_MOMENT_S
+
+
+def end_group(pid: int, sign: signal.Signals) -> None:
+    """Signal a process of ours and what it started: each leads a group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, sign)
+
+
+def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:
+    """End what a dead supervisor left behind, the bus last; returns their names."""
+    ended: list[str] = []
+    for last in (False, True):
+        group = [p for p in state.processes if (p.name == "nats") is last and is_alive(p.pid, p.started)]
+        for p in group:
+            assert p.pid is not None
+            end_group(p.pid, signal.SIGTERM)
+        wait_gone(group, grace)
+        for p in group:
+            assert p.pid is not None
+            if is_alive(p.pid, p.started):
+                end_group(p.pid, signal.SIGKILL)
+        wait_gone(group, grace)
+        ended += [p.name for p in group]
+    return ended
+
+
+def wait_gone(processes: list[ProcessState], timeout: float) -> bool:
+    """Wait until none of them runs; says whether that came true."""
+    deadline = time.monotonic() + timeout
+    while any(is_alive(p.pid, p.started) for p in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

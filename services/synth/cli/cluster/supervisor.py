@@ -1,0 +1,264 @@
+"""The supervisor: starts every process of the embedded cluster, restarts those that die, drains them in order.
+
+Invariants: a process is in the state file from its start on; a restarted one has its old port; each leads a process
+group of its own, so that Ctrl-C reaches the supervisor alone, and what a dead process had started dies with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from synth.cli.cluster.plan import GRACE_S, Plan, Spec
+from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_group, start_of
+from synth.cli.errors import CliError
+
+FIRST_DELAY_S = 0.2
+LAST_DELAY_S = 5.0
+SETTLED_S = 30.0
+TOO_OFTEN = 5
+_LOOK_S = 0.1
+_LOOK_HEALTHY_S = 2.0
+_NATS_START_S = 15.0
+_PROVISION_S = 60.0
+_NATS_GRACE_S = 5.0
+# A service gives up its own grace first; then this one ends it.
+_DRAIN_S = GRACE_S + 4.0
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Supervised:
+    """One process and how it is doing. futile: starts in a row that did not become healthy."""
+
+    spec: Spec
+    state: ProcessState
+    process: asyncio.subprocess.Process | None = None
+    healthy_since: float | None = None
+    word: str = "waiting"
+    deaths: int = 0
+    futile: int = 0
+    looked: float = 0.0
+
+    @property
+    def healthy(self) -> bool:
+        return self.word == "healthy"
+
+
+@dataclass
+class Supervisor:
+    """Runs one cluster; `report` is told what happens, a line each."""
+
+    plan: Plan
+    state: ClusterState
+    file: StateFile
+    report: Report
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    kill: asyncio.Event = field(default_factory=asyncio.Event)
+    all_healthy: asyncio.Event = field(default_factory=asyncio.Event)
+    supervised: list[Supervised] = field(init=False)
+
+    def __post_init__(self) -> None:
+        states = {p.name: p for p in self.state.processes}
+        self.supervised = [Supervised(spec, states[spec.name]) for spec in self.plan.specs]
+
+    async def run(self) -> None:
+        """Until `stop`. Raises `CliError` when the bus does not come up."""
+        self.state.supervisor_pid = os.getpid()
+        self.state.supervisor_started = start_of(os.getpid())
+        self._listen()
+        rotate_logs([*self.plan.specs, self.plan.provision])
+        write_private(self.plan.nats_config, self.plan.nats_text)
+        nats, services = self.supervised[0], self.supervised[1:]
+        async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
+            looks = asyncio.create_task(self._look(http))
+            keepers = [asyncio.create_task(self._keep(nats))]
+            try:
+                if await self._bus_is_ready(nats):
+                    keepers += [asyncio.create_task(self._keep(s)) for s in services]
+                await self.stop.wait()
+            finally:
+                self.stop.set()
+                await self._drain(keepers)
+                looks.cancel()
+                self.state.supervisor_pid = self.state.supervisor_started = None
+                self._save()
+
+    def _listen(self) -> None:
+        def asked() -> None:
+            # The second time, somebody is impatient.
+            (self.kill if self.stop.is_set() else self.stop).set()
+
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(sign, asked)
+
+    async def _bus_is_ready(self, nats: Supervised) -> bool:
+        deadline = time.monotonic() + _NATS_START_S
+        while not nats.healthy and not self.stop.is_set():
+            if time.monotonic() > deadline:
+                raise CliError(f"nats-server is not healthy after {_NATS_START_S:.0f} s", where=str(nats.spec.log))
+            await asyncio.sleep(0.02)
+        if self.stop.is_set():
+            return False
+        process = await _spawn(self.plan.provision)
+        try:
+            code = await asyncio.wait_for(process.wait(), _PROVISION_S)
+        except TimeoutError:
+            end_group(process.pid, signal.SIGKILL)
+            code = None
+        if code != 0:
+            said = "did not end" if code is None else f"ended with code {code}"
+            raise CliError(f"provisioning the bus {said}", fix="its log says why", where=str(self.plan.provision.log))
+        return True
+
+    async def _keep(self, s: Supervised) -> None:
+        """Start a process, and again whenever it ends, until the stop."""
+        while not self.stop.is_set():
+            s.word, s.healthy_since, s.looked = "starting", None, 0.0
+            s.process = await _spawn(s.spec)
+            s.state.pid, s.state.started = s.process.pid, start_of(s.process.pid)
+            self._save()
+            code = await s.process.wait()
+            end_group(s.process.pid, signal.SIGKILL)
+            s.state.pid = s.state.started = None
+            if self.stop.is_set():
+                s.word = "stopped"
+                return
+            delay = self._count_death(s, code)
+            self.report(f"{s.spec.name} ended ({_reason(code)}); restarting in {delay:.1f} s")
+            self._save()
+            await _or(self.stop, delay)
+
+    def _count_death(self, s: Supervised, code: int) -> float:
+        settled = s.healthy_since is not None and time.monotonic() - s.healthy_since >= SETTLED_S
+        s.deaths = 1 if settled else s.deaths + 1
+        s.futile = s.futile + 1 if s.healthy_since is None else 0
+        s.state.restarts += 1
+        s.word = "restarting"
+        if s.futile >= TOO_OFTEN:
+            s.word = "failing"
+            if not s.state.failing:
+                self.report(f"{s.spec.name} cannot start: {s.futile} tries, see {s.spec.log}")
+            s.state.failing = True
+        self.all_healthy.clear()
+        return min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** (s.deaths - 1))
+
+    async def _look(self, http: httpx.AsyncClient) -> None:
+        """Ask for everybody's health, often while it comes up."""
+        while True:
+            now = time.monotonic()
+            due = [
+                s for s in self.supervised if s.state.pid and now - s.looked >= (_LOOK_HEALTHY_S if s.healthy else 0)
+            ]
+            await asyncio.gather(*(self._probe(http, s) for s in due))
+            if not self.all_healthy.is_set() and all(s.healthy for s in self.supervised):
+                self.all_healthy.set()
+                self.report(f"all healthy: {self.state.url}")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _probe(self, http: httpx.AsyncClient, s: Supervised) -> None:
+        pid, s.looked = s.state.pid, time.monotonic()
+        ill = await ailment(http, s.spec.health)
+        if s.state.pid != pid or pid is None:
+            return
+        if ill is None:
+            s.healthy_since = s.healthy_since or time.monotonic()
+            s.word, s.futile = "healthy", 0
+            if s.state.failing:
+                s.state.failing = False
+                self._save()
+        elif s.healthy_since is not None:
+            s.word = "ill"
+
+    async def _drain(self, keepers: list[asyncio.Task[None]]) -> None:
+        await self._end(self.supervised[1:], _DRAIN_S)
+        await self._end(self.supervised[:1], _NATS_GRACE_S)
+        for task in keepers:
+            task.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def _end(self, group: list[Supervised], grace: float) -> None:
+        running = [s for s in group if s.process is not None and s.process.returncode is None]
+        for s in running:
+            assert s.process is not None
+            s.word = "draining"
+            # The leader alone: a service ends its own children in its own order.
+            s.process.send_signal(signal.SIGTERM)
+        gone = asyncio.gather(*(s.process.wait() for s in running if s.process is not None))
+        impatient = asyncio.create_task(self.kill.wait())
+        await asyncio.wait([gone, impatient], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        impatient.cancel()
+        for s in running:
+            assert s.process is not None
+            if s.process.returncode is None:
+                self.report(f"{s.spec.name} did not drain in {grace:.0f} s")
+            end_group(s.process.pid, signal.SIGKILL)
+        await gone
+
+    def _save(self) -> None:
+        self.file.write(self.state)
+
+
+async def ailment(http: httpx.AsyncClient, url: str) -> str | None:
+    """What a process says is wrong with it; None when it is healthy."""
+    try:
+        reply = await http.get(url)
+    except httpx.HTTPError as error:
+        return str(error) or type(error).__name__
+    if reply.status_code == 200:
+        return None
+    try:
+        ills = reply.json().get("ills") or {}
+    except (ValueError, AttributeError):
+        ills = {}
+    return "; ".join(f"{name}: {ill}" for name, ill in ills.items()) or f"status {reply.status_code}"
+
+
+async def _spawn(spec: Spec) -> asyncio.subprocess.Process:
+    with spec.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *spec.command,
+            env=spec.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+async def _or(event: asyncio.Event, timeout: float) -> None:
+    """Wait for the event, `timeout` seconds at most."""
+    try:
+        await asyncio.wait_for(event.wait(), timeout)
+    except TimeoutError:
+        return
+
+
+def _reason(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"code {code}"
+
+
+def rotate_logs(specs: list[Spec]) -> None:
+    """Begin new logs; the last run's stay beside them as `.log.1`."""
+    for spec in specs:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        if spec.log.exists():
+            spec.log.replace(spec.log.with_name(f"{spec.log.name}.1"))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, from its first byte on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)

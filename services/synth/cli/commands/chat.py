@@ -1,0 +1,118 @@
+"""`synthctl chat`: talk to a model of the cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synth.cli import output
+from synth.cli.connect import client_of
+from synth.cli.errors import CliError, ExitCode, UsageProblem
+from synth.cli.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.cli.client import Client
+
+# A model that nobody used for a while is loaded first.
+_PATIENCE_S = 120.0
+
+
+def chat(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="A base or fine-tuned model's id.", show_default=False)],
+    message: Annotated[
+        str | None, typer.Option("-m", "--message", help="Say this and print the reply; - reads standard input.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a reply, at most.")] = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Talk to a model: one message with -m, else a conversation until Ctrl-D.
+
+    `-o json` prints the whole completion as the API gives it (with -m only).
+    """
+    options = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+    options = {name: value for name, value in options.items() if value is not None}
+    history: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    if message is None and not sys.stdin.isatty():
+        message = "-"
+    text = sys.stdin.read().strip() if message == "-" else message
+    if text is not None and not text.strip():
+        raise UsageProblem("the message is empty", expected="some text", where="--message")
+    with client_of(ctx) as client:
+        if text is None:
+            if fmt is Format.JSON:
+                raise UsageProblem("-o json needs a message", fix="say it with -m TEXT")
+            _converse(client, options, history)
+            return
+        history.append({"role": "user", "content": text})
+        if fmt is Format.JSON:
+            output.print_json(client.chat({**options, "messages": history}))
+        else:
+            _say(client, options, history)
+
+
+def _converse(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> None:
+    import readline  # noqa: F401 - gives `input` its line editing
+
+    output.hint(f"{options['model']} · Ctrl-C stops a reply, Ctrl-D ends")
+    while True:
+        try:
+            text = input("› ").strip()
+        except EOFError:
+            output.print_line("")
+            return
+        except KeyboardInterrupt:
+            output.print_line("")
+            continue
+        if text in ("/exit", "/quit"):
+            return
+        if not text:
+            continue
+        history.append({"role": "user", "content": text})
+        try:
+            reply = _say(client, options, history)
+        except KeyboardInterrupt:
+            output.print_line("")
+            reply = None
+        except CliError as error:
+            if error.code in (ExitCode.AUTH, ExitCode.NOT_FOUND, ExitCode.UNREACHABLE):
+                raise
+            output.show_problems(error.problems)
+            reply = None
+        if reply is None:
+            history.pop()
+        else:
+            history.append({"role": "assistant", "content": reply})
+
+
+def _say(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> str:
+    said: list[str] = []
+    for piece in _pieces(client, {**options, "messages": history, "stream": True}):
+        said.append(piece)
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    output.print_line("")
+    return "".join(said)
+
+
+def _pieces(client: Client, body: dict[str, Any]) -> Iterator[str]:
+    """The text of a streamed reply as it comes."""
+    import msgspec
+
+    from synth.cli.stream import frames
+
+    with client.stream_when_ready("POST", "/v1/chat/completions", budget=_PATIENCE_S, json=body, timeout=300) as reply:
+        for frame in frames(reply.iter_lines()):
+            if frame is None or frame.data == "[DONE]":
+                continue
+            chunk: dict[str, Any] = msgspec.json.decode(frame.data)
+            if error := chunk.get("error"):
+                raise CliError(str(error.get("message") or error), where=str(body["model"]))
+            for choice in chunk.get("choices") or []:
+                if text := (choice.get("delta") or {}).get("content"):
+                    yield text

@@ -1,0 +1,147 @@
+"""`synthctl up`, `down` and `status`: the embedded cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.commands.submit import Data
+from synth.cli.errors import ExitCode
+from synth.cli.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from synth.cli.cluster.control import ClusterReport
+    from synth.cli.cluster.state import StateFile
+    from synth.cli.cluster.supervisor import Supervisor
+
+
+def up(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
+    data: Data = Path(".synth"),
+    service: Annotated[list[str] | None, typer.Option(help="Only these services; all by default.", hidden=True)] = None,
+) -> None:
+    """Start a cluster on this machine: the bus and every service, restarted when they die.
+
+    Keys and the address go into ./.env, beside what is there. Without --detach it runs until Ctrl-C.
+    """
+    from synth.bus.topology import SERVICES
+    from synth.cli.cluster.control import prepare, start_detached
+    from synth.cli.cluster.state import StateFile
+    from synth.cli.errors import UsageProblem
+
+    services = tuple(service or SERVICES)
+    if unknown := sorted(set(services) - set(SERVICES)):
+        raise UsageProblem(f"there is no service {unknown[0]!r}", expected=", ".join(SERVICES), where="--service")
+    home = data.resolve()
+    file = StateFile(home)
+    with file.locked():
+        prepared = prepare(file, services, port=port, env_file=Path(".env"))
+        for note in prepared.notes:
+            output.hint(note)
+        for warning in prepared.warnings:
+            output.warn(warning)
+        if not detach:
+            _foreground(file, home, services)
+            return
+    with output.status("starting") as show:
+        start_detached(file, home, services, show=show)
+    output.message(f"the cluster is up: {prepared.state.url}")
+    output.hint("look at it: synthctl status · end it: synthctl down")
+
+
+def _foreground(file: StateFile, data: Path, services: tuple[str, ...]) -> None:
+    import asyncio
+
+    from synth.cli.cluster.plan import make_plan
+    from synth.cli.cluster.supervisor import Supervisor
+
+    state = file.read()
+    assert state is not None
+    supervisor = Supervisor(make_plan(state, data, services), state, file, output.message)
+    if not output.is_terminal():
+        asyncio.run(supervisor.run())
+        return
+    from rich.live import Live
+
+    # Nothing scrolls but what happens: reports appear above the table.
+    with Live(
+        get_renderable=lambda: _live_table(supervisor), console=output.err(), refresh_per_second=4, transient=True
+    ):
+        asyncio.run(supervisor.run())
+    output.message("the cluster is down; its data stays in " + str(data))
+
+
+def _live_table(supervisor: Supervisor) -> RenderableType:
+    import time
+
+    from rich.console import Group
+    from rich.text import Text
+
+    rows: list[list[str]] = []
+    for s in supervisor.supervised:
+        uptime = output.duration(time.time() - s.state.started) if s.state.started else "-"
+        rows.append([s.spec.name, s.word, str(s.spec.port), str(s.state.pid or "-"), str(s.state.restarts), uptime])
+    columns = ("service", "health", "port", "pid", "restarts", "up")
+    if supervisor.stop.is_set():
+        foot = Text("draining; Ctrl-C again ends it at once", style="yellow")
+    elif supervisor.all_healthy.is_set():
+        foot = Text(f"{supervisor.state.url} · Ctrl-C ends the cluster", style="dim")
+    else:
+        foot = Text("starting", style="dim")
+    return Group(output.table(columns, rows), foot)
+
+
+def down(data: Data = Path(".synth")) -> None:
+    """End the cluster that runs here; its data stays. Does nothing when none runs."""
+    from synth.cli.cluster.control import bring_down
+    from synth.cli.cluster.state import StateFile
+
+    with output.status("draining"):
+        ran = bring_down(StateFile(data.resolve()))
+    output.message("the cluster is down" if ran else "no cluster is running here")
+
+
+def status(data: Data = Path(".synth"), fmt: Output = Format.TABLE) -> None:
+    """Show every process of the cluster that runs here. Exit 0 only when all are healthy, 7 when none runs."""
+    from synth.cli.cluster.control import look
+    from synth.cli.cluster.state import StateFile
+
+    report = look(StateFile(data.resolve()))
+    if fmt is Format.JSON:
+        output.print_json(report)
+    else:
+        _print_report(report)
+    if report.state == "down":
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if report.state != "healthy":
+        raise typer.Exit(ExitCode.ERROR)
+
+
+def _print_report(report: ClusterReport) -> None:
+    rows = [
+        [
+            p.name,
+            p.health,
+            str(p.port),
+            str(p.pid or "-"),
+            str(p.restarts),
+            "-" if p.uptime_s is None else output.duration(p.uptime_s),
+            p.problem or "",
+        ]
+        for p in report.processes
+    ]
+    if report.state == "down":
+        output.message("no cluster is running here")
+        output.hint("start one: synthctl up")
+        return
+    output.print_table(("service", "health", "port", "pid", "restarts", "up", "problem"), rows, shrink="problem")
+    if report.state == "orphaned":
+        output.warn("the supervisor is gone and restarts nothing: `synthctl up` starts anew, `synthctl down` ends them")
+    else:
+        output.hint(f"{report.url} · supervisor pid {report.supervisor_pid}")

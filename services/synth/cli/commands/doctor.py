@@ -1,0 +1,41 @@
+"""`synthctl doctor`: what this machine and its configuration lack, each with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.commands.submit import Data, TaskUrl
+from synth.cli.connect import config_of
+from synth.cli.errors import ExitCode
+from synth.cli.output import Format, Output
+
+
+def doctor(
+    ctx: typer.Context,
+    task_url: TaskUrl = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that `up` would take.")] = 8000,
+    data: Data = Path(".synth"),
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Check this machine, the keys, the backend and the task app. Exit 1 when a check fails."""
+    from synth.cli.checkup import checkup
+
+    settings = config_of(ctx)
+    url = task_url or (settings.task_url.text if settings.task_url else None)
+    with output.status("checking"):
+        findings = checkup(settings, data=data.resolve(), port=port, task_url=url)
+    if fmt is Format.JSON:
+        output.print_json(findings)
+    else:
+        output.print_table(
+            ("check", "result", "found"), [[f.check, f.result, f.found] for f in findings], shrink="found"
+        )
+        for f in findings:
+            if f.fix and f.result != "ok":
+                output.hint(f"{f.check}: {f.fix}")
+    if any(f.result == "fail" for f in findings):
+        raise typer.Exit(ExitCode.ERROR)

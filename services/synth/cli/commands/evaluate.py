@@ -1,0 +1,94 @@
+"""`synthctl eval`: an evaluation job and its result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.commands.submit import Data, Follow, IdempotencyKey, TaskUrl
+from synth.cli.connect import client_of, config_of
+from synth.cli.errors import ExitCode, UsageProblem
+from synth.cli.output import Format, Output
+
+
+def evaluate(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML with [eval]; or say it with the flags.", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model to evaluate.")] = None,
+    seeds: Annotated[str | None, typer.Option(help='One rollout on each: "0-99" or "1,2,5".')] = None,
+    task_url: TaskUrl = None,
+    env_name: Annotated[str | None, typer.Option(help="The environment that the task app is asked for.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 1 by default.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Sampled tokens a call, at most.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Rollouts at one time.")] = None,
+    follow: Follow = None,
+    idempotency_key: IdempotencyKey = None,
+    data: Data = Path(".synth"),
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Evaluate a model over seeds of a task app, wait, and print the result.
+
+    `--detach` only prints the job's id. The exit code is the job's outcome.
+    """
+    from synth.cli.follow import follow_job, tell_outcome, wait_for
+    from synth.cli.submission import Flags, create, draft, finish, read_config
+
+    settings = config_of(ctx)
+    if task_url is None and settings.task_url is not None:
+        task_url = settings.task_url.text
+    asked = {
+        "seeds": seeds,
+        "env_name": env_name,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "concurrency": concurrency,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if config is None:
+        text, name = _toml(model, task_url, asked), "synthctl eval"
+    else:
+        if asked:
+            flag = "--" + next(iter(asked)).replace("_", "-")
+            raise UsageProblem(f"{flag} beside a file", expected="it in the file's [eval]", where=str(config))
+        text, name = read_config(config), str(config)
+    job = draft(text, name=name, flags=Flags(model=model, task_url=task_url), models_dir=data / "models")
+    if job.kind != "eval":
+        raise UsageProblem(f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {name}", where=name)
+    for warning in job.resolved.warnings:
+        output.warn(warning)
+    with client_of(ctx) as client:
+        created = create(client, settings, job, key=idempotency_key)
+        if follow is False:
+            raise typer.Exit(finish(client, created, follow=False, format=fmt))
+        if fmt is Format.TABLE:
+            code = follow_job(client, created.id, format=fmt)
+            ended = client.job(created.id)
+        else:
+            ended, code = wait_for(client, created.id)
+            tell_outcome(ended)
+    if code is ExitCode.INTERRUPTED:
+        raise typer.Exit(code)
+    if fmt is Format.JSON:
+        values = ended.eval or {}
+        output.print_json({"job": ended.id, "state": ended.state, "model": ended.source_model, "values": values})
+    elif ended.eval is not None:
+        rows = [[name, output.number(value)] for name, value in sorted(ended.eval.items())]
+        output.print_table(("measure", "result"), rows)
+    raise typer.Exit(code)
+
+
+def _toml(model: str | None, task_url: str | None, asked: dict[str, object]) -> str:
+    missing = [flag for flag, value in (("--model", model), ("--seeds", asked.get("seeds"))) if value is None]
+    if task_url is None:
+        missing.append("--task-url")
+    if missing:
+        raise UsageProblem(f"{', '.join(missing)} missing", fix="give a TOML with [eval], or all of these flags")
+    values = {"model": model, "task_app_url": task_url, **asked}
+    # TOML's basic strings and numbers are JSON's.
+    return "[eval]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

@@ -1,0 +1,82 @@
+"""`synthctl files …`: datasets on the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.connect import client_of
+from synth.cli.output import Format, Output
+
+app = typer.Typer(help="Datasets: upload, ls, get.", no_args_is_help=True)
+
+
+@app.command("upload")
+def upload(
+    ctx: typer.Context,
+    path: Annotated[Path, typer.Argument(help="JSONL of conversations.", show_default=False)],
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the check.")] = 600.0,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Upload a dataset and wait until it is checked; prints its id. Exit 2, with the lines, when it is wrong."""
+    from synth.cli.uploads import upload_ready
+
+    with client_of(ctx) as client:
+        file = upload_ready(client, path, timeout=timeout)
+    if fmt is Format.JSON:
+        output.print_json(file)
+    else:
+        output.print_line(file.id)
+
+
+@app.command("ls")
+def ls(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 50,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """List files, newest first."""
+    with client_of(ctx) as client:
+        files = client.files(limit=limit)
+    if fmt is Format.JSON:
+        return output.print_json(files)
+    rows = [
+        [f.id, f.filename, f.status, str(f.rows or "-"), output.size(f.bytes), output.age(f.created_at)] for f in files
+    ]
+    output.print_table(("id", "name", "status", "rows", "size", "age"), rows, shrink="name")
+    if not files:
+        output.hint("no files yet: synthctl files upload FILE")
+    return None
+
+
+@app.command("get")
+def get(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file's id.", show_default=False)],
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Show one file, and what is wrong with it."""
+    from synth.cli.uploads import line_problems
+
+    with client_of(ctx) as client:
+        found = client.file(file)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    pairs = [
+        ("id", found.id),
+        ("name", found.filename),
+        ("status", found.status),
+        ("purpose", found.purpose),
+        ("size", output.size(found.bytes)),
+        ("rows", str(found.rows or "")),
+        ("messages", str(found.messages or "")),
+        ("sha256", found.sha256),
+        ("age", output.age(found.created_at)),
+    ]
+    output.print_pairs([(label, text) for label, text in pairs if text])
+    if found.status == "failed":
+        output.show_problems(line_problems(found, found.filename), label="problem")
+    return None

@@ -1,0 +1,89 @@
+"""`synthctl models …`: base models and fine-tuned ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.connect import client_of
+from synth.cli.errors import UsageProblem
+from synth.cli.output import Format, Output
+
+app = typer.Typer(help="Models: ls, download, make.", no_args_is_help=True)
+make_app = typer.Typer(help="Make a small base model on this machine.", no_args_is_help=True)
+app.add_typer(make_app, name="make")
+
+
+@app.command("ls")
+def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
+    """List the models that can be chatted with, evaluated and trained from."""
+    with client_of(ctx) as client:
+        models = client.models()
+    if fmt is Format.JSON:
+        return output.print_json(models)
+    rows = [[m.id, m.kind, m.base or "-", m.job_id or "-", output.age(m.created_at)] for m in models]
+    output.print_table(("id", "kind", "base", "job", "age"), rows, shrink="base")
+    if not models:
+        output.hint("no models yet: synthctl models make tiny-qwen3")
+    return None
+
+
+@app.command("download")
+def download(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="The model's id.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Download a model as a Hugging Face directory; prints where it is. What is there already is kept."""
+    from synth.cli.download import download_model
+
+    target = out or Path(model.replace("/", "_").replace(":", "-"))
+    if target.is_file():
+        raise UsageProblem("this is a file", expected="a directory, or a name that is free", where=str(target))
+    with client_of(ctx) as client:
+        files = download_model(client, model, target)
+    if fmt is Format.JSON:
+        return output.print_json({"model": model, "path": str(target), "files": [str(f) for f in files]})
+    return output.print_line(str(target))
+
+
+@make_app.command("tiny-qwen3")
+def make_tiny_qwen3(
+    name: Annotated[str, typer.Option(help="The model's id on the cluster.")] = "tiny-qwen3",
+    out: Annotated[Path | None, typer.Option(help="A directory of your own instead.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    hidden: Annotated[int, typer.Option(min=8, help="Width.")] = 64,
+    layers: Annotated[int, typer.Option(min=1, help="Depth.")] = 2,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads.")] = 2,
+    head_dim: Annotated[int, typer.Option(min=2, help="Width of a head.")] = 16,
+    intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; 3 × hidden.")] = None,
+    context: Annotated[int, typer.Option(min=64, help="Positions.")] = 4096,
+    data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = Path(".synth"),
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints where it is."""
+    target = out or data / "models" / name
+    with output.status(f"making {target}"):
+        # Imports torch, which takes seconds.
+        from synth.cli.make_model import make_tiny_qwen3 as make
+
+        made = make(
+            target,
+            seed=seed,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate=intermediate,
+            context=context,
+        )
+    if fmt is Format.JSON:
+        return output.print_json({"path": str(target), "parameters": made.parameters, "vocab": made.vocab})
+    output.hint(f"{made.parameters:,} parameters, {made.vocab} tokens")
+    return output.print_line(str(target))

@@ -1,0 +1,72 @@
+"""Downloading a model: each file whole, checked, and only then under its name."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path, PurePosixPath
+
+import httpx
+
+from synth.cli import output
+from synth.cli.client import Client, backoff
+from synth.cli.errors import CliError, Unreachable
+from synth.cli.objects import ModelFile
+
+_CHUNK = 1 << 20
+_TRIES = 4
+
+
+def download_model(client: Client, model: str, target: Path) -> list[Path]:
+    """Put a model's files into a directory; what is there already and right is kept. Returns every file."""
+    files = client.model_files(model)
+    if not files:
+        raise CliError(f"{model} has no files to download")
+    done: list[Path] = []
+    with output.status(f"downloading {model}") as status:
+        for i, file in enumerate(files, start=1):
+            path = _inside(target, file.name)
+            status(f"{file.name} ({output.size(file.size)}), {i} of {len(files)}")
+            if not _is_there(path, file):
+                _fetch(client, model, file, path)
+            done.append(path)
+    return done
+
+
+def _fetch(client: Client, model: str, file: ModelFile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    for attempt in range(_TRIES):
+        digest = hashlib.sha256()
+        try:
+            with client.model_file(model, file.name) as reply, part.open("wb") as body:
+                for chunk in reply.iter_bytes(_CHUNK):
+                    body.write(chunk)
+                    digest.update(chunk)
+        except (httpx.TransportError, Unreachable):
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(backoff(attempt))
+            continue
+        if not file.sha256 or digest.hexdigest() == file.sha256:
+            part.rename(path)
+            return
+    part.unlink(missing_ok=True)
+    raise CliError(
+        f"{file.name} came with other bytes than it should have, {_TRIES} times", fix="try again", where=model
+    )
+
+
+def _is_there(path: Path, file: ModelFile) -> bool:
+    if not file.sha256 or not path.is_file() or path.stat().st_size != file.size:
+        return False
+    with path.open("rb") as body:
+        return hashlib.file_digest(body, "sha256").hexdigest() == file.sha256
+
+
+def _inside(target: Path, name: str) -> Path:
+    """A name from the wire may not lead out of the directory."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise CliError(f"the backend names a file {name!r}, which is no name inside a directory")
+    return target.joinpath(*pure.parts)

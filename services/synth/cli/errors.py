@@ -1,0 +1,76 @@
+"""What can go wrong for a user of `synthctl`, each with the exit code that scripts see."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from synth.errors import Problem, SynthError
+
+
+class ExitCode(IntEnum):
+    """The exit codes, documented in `synthctl --help`."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    JOB_FAILED = 3
+    AUTH = 4
+    JOB_CANCELLED = 5
+    NOT_FOUND = 6
+    UNREACHABLE = 7
+    TIMEOUT = 124
+    INTERRUPTED = 130
+
+
+class CliError(SynthError):
+    """An end of the command that the user should read about; `code` is the exit code."""
+
+    code = ExitCode.ERROR
+
+    def __init__(self, what: str, *, expected: str = "", fix: str = "", where: str = "") -> None:
+        self.problems = [Problem(what=what, expected=expected, fix=fix, where=where)]
+        super().__init__(self.problems[0].text())
+
+    @classmethod
+    def of(cls, problems: list[Problem]) -> CliError:
+        """An error of several problems, as the backend reports them."""
+        error = cls("")
+        error.problems = problems
+        error.args = ("\n".join(p.text() for p in problems),)
+        return error
+
+
+class UsageProblem(CliError):
+    """The command line, the configuration or a file given to it is wrong."""
+
+    code = ExitCode.USAGE
+
+
+class NotAuthorised(CliError):
+    """No API key, or one that the backend does not know."""
+
+    code = ExitCode.AUTH
+
+
+class NotFound(CliError):
+    """The backend has nothing under this id."""
+
+    code = ExitCode.NOT_FOUND
+
+
+class Unreachable(CliError):
+    """Nothing that is a Synth backend answers at the address."""
+
+    code = ExitCode.UNREACHABLE
+
+
+class TimedOut(CliError):
+    """The wait that the user allowed is over."""
+
+    code = ExitCode.TIMEOUT
+
+
+class Interrupted(CliError):
+    """Ctrl-C."""
+
+    code = ExitCode.INTERRUPTED

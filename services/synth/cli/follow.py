@@ -1,0 +1,107 @@
+"""Following a job to its end: a live view on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import time
+
+from synth.cli import output
+from synth.cli.client import Client
+from synth.cli.errors import ExitCode
+from synth.cli.objects import Job
+from synth.cli.output import Format
+from synth.cli.progress import Progress, describe, exit_code
+from synth.cli.stream import Follower
+from synth.errors import Problem
+
+
+def follow_job(
+    client: Client, job_id: str, *, format: Format, after: int = 0, timeout: float | None = None
+) -> ExitCode:
+    """Show a job until it ends; returns its outcome. Ctrl-C detaches: the job goes on.
+
+    after: the sequence of the last event already seen. timeout: seconds, then `TimedOut`.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    follower = Follower(client, job_id, after=after, deadline=deadline)
+    progress = Progress(job_id)
+    try:
+        if format is Format.JSON:
+            for event in follower.events():
+                progress.apply(event)
+                output.print_json_line(event)
+        elif output.is_terminal():
+            _draw(follower, progress)
+        else:
+            _print_lines(follower, progress)
+    except KeyboardInterrupt:
+        _detached(job_id)
+        return ExitCode.INTERRUPTED
+    return _outcome(client, progress, format)
+
+
+def wait_for(client: Client, job_id: str, *, timeout: float | None = None) -> tuple[Job, ExitCode]:
+    """Wait for a job without showing it; the job as it ended, and its outcome. Ctrl-C detaches."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        for _ in Follower(client, job_id, deadline=deadline).events():
+            pass
+    except KeyboardInterrupt:
+        _detached(job_id)
+        return client.job(job_id), ExitCode.INTERRUPTED
+    job = client.job(job_id)
+    return job, exit_code(job.state)
+
+
+def _draw(follower: Follower, progress: Progress) -> None:
+    from rich.live import Live
+
+    from synth.cli.view import JobView
+
+    view = JobView(progress)
+    with Live(get_renderable=lambda: view, console=output.out(), refresh_per_second=8) as live:
+        for event in follower.events():
+            progress.apply(event)
+        live.refresh()
+
+
+def _print_lines(follower: Follower, progress: Progress) -> None:
+    """A line an event; one that says the same as the last is counted instead."""
+    last, repeats = "", 0
+    for event in follower.events():
+        progress.apply(event)
+        if (line := describe(event)) is None:
+            continue
+        if line == last:
+            repeats += 1
+            continue
+        if repeats:
+            output.print_line(f"          … {repeats} times more")
+        output.print_line(f"{event.time.astimezone():%H:%M:%S}  {line}")
+        last, repeats = line, 0
+
+
+def _outcome(client: Client, progress: Progress, format: Format) -> ExitCode:
+    job = client.job(progress.job_id)
+    if format is Format.TABLE:
+        tell_outcome(job)
+    return exit_code(job.state)
+
+
+def tell_outcome(job: Job) -> None:
+    """Why a job ended as it did, and what can be done with it, on stderr."""
+    if job.state == "succeeded":
+        if job.model:
+            output.hint(f"talk to it: synthctl chat {job.model}")
+    elif job.state == "cancelled":
+        output.message(f"{job.id} was cancelled")
+    else:
+        output.show_problems(job.problems or [Problem(what=f"{job.id} {job.state}" + _code(job))])
+
+
+def _code(job: Job) -> str:
+    return f" ({job.code})" if job.code else ""
+
+
+def _detached(job_id: str) -> None:
+    output.message(f"detached; {job_id} goes on")
+    output.hint(f"  watch it:  synthctl jobs watch {job_id}\n  cancel it: synthctl jobs cancel {job_id}")

@@ -1,0 +1,235 @@
+"""How the command line speaks: data on stdout (tables for people, JSON for programs), messages on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from synth.errors import Problem
+
+_GAP = 2
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {
+    "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
+    "started": "cyan", "processing": "cyan", "starting": "cyan",
+    "failed": "red", "rejected": "red", "down": "red", "fail": "red",
+    "cancelled": "yellow", "cancelling": "yellow", "ill": "yellow", "warn": "yellow",
+}  # fmt: skip
+
+
+class Format(StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Output = Annotated[Format, typer.Option("-o", "--output", help="table for people, json for programs.")]
+
+
+@cache
+def out() -> Console:
+    """Standard output, for data."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, **_dumb())
+
+
+@cache
+def err() -> Console:
+    """Standard error, for messages."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, emoji=False, **_dumb())
+
+
+def _dumb() -> dict[str, Any]:
+    # Rich honours NO_COLOR and FORCE_COLOR by itself.
+    return {"no_color": True} if os.environ.get("TERM") == "dumb" else {}
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at standard output."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def message(text: str) -> None:
+    """Something that the user should read, and that is not data."""
+    err().print(text, markup=False, soft_wrap=not err().is_terminal)
+
+
+def hint(text: str) -> None:
+    """What could be done next."""
+    err().print(text, style="dim", markup=False, soft_wrap=not err().is_terminal)
+
+
+def warn(text: str) -> None:
+    """Something that may not be what the user meant."""
+    from rich.text import Text
+
+    err().print(Text("warning: ", style="yellow").append(text, style="default"), soft_wrap=not err().is_terminal)
+
+
+@contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """Say what is being waited for, on a terminal with a spinner; yields what changes the text."""
+    if not err().is_terminal:
+        yield lambda text: None
+        return
+    from rich.text import Text
+
+    with err().status(Text(text), spinner="dots") as spinner:
+        yield lambda text: spinner.update(Text(text))
+
+
+def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
+    """Each problem in its parts: where and what, what was expected, what to do."""
+    from rich.text import Text
+
+    for p in problems:
+        line = Text(f"{label}: ", style="bold red")
+        if p.where:
+            line.append(f"{p.where}: ", style="bold")
+        line.append(p.what, style="default")
+        err().print(line, soft_wrap=not err().is_terminal)
+        if p.expected:
+            err().print(Text(f"  expected {p.expected}", style="default"), soft_wrap=not err().is_terminal)
+        if p.fix:
+            err().print(Text(f"  {p.fix}", style="cyan"), soft_wrap=not err().is_terminal)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout, indented."""
+    sys.stdout.write(json.dumps(msgspec.to_builtins(data), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_json_line(data: Any) -> None:
+    """One JSON document on one line of stdout, flushed: a reader of the pipe sees it now."""
+    sys.stdout.buffer.write(msgspec.json.encode(data) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def print_line(text: str) -> None:
+    """One line of data on stdout, as it is."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> None:
+    """Rows under headings; off a terminal, values separated by tabs and never cut.
+
+    shrink: the column that gives way where the terminal is too narrow, and goes where it is far too narrow.
+    """
+    if not is_terminal():
+        for row in rows:
+            print_line("\t".join(row))
+        return
+    out().print(table(columns, rows, shrink=shrink))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> RenderableType:
+    """The same as something to show."""
+    from rich.table import Table
+    from rich.text import Text
+
+    widths = [max(len(cell) for cell in (name, *cells)) for name, *cells in zip(columns, *rows, strict=True)]
+    if shrink:
+        at = columns.index(shrink)
+        room = out().width - sum(widths) - _GAP * (len(columns) - 1) + widths[at]
+        widths[at] = min(widths[at], room)
+        if widths[at] < len(shrink) + 4 and room < max(len(row[at]) for row in (columns, *rows)):
+            keep = [i for i in range(len(columns)) if i != at]
+            return table([columns[i] for i in keep], [[row[i] for i in keep] for row in rows])
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold dim")
+    for name, width in zip(columns, widths, strict=True):
+        grid.add_column(name.upper(), no_wrap=True, overflow="ellipsis", min_width=width, max_width=width)
+    for row in rows:
+        grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return grid
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """The fields of one object, a line each."""
+    if not is_terminal():
+        for label, text in pairs:
+            print_line(f"{label}\t{text}")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in pairs:
+        grid.add_row(label, Text(text, style=_STYLES.get(text, "")))
+    out().print(grid)
+
+
+def style_of(word: str) -> str:
+    """The colour of a state or health."""
+    return _STYLES.get(word, "")
+
+
+def sparkline(values: Sequence[float], *, width: int = 30) -> str:
+    """The course of a series, the newest at the right; a longer one is averaged into `width` columns."""
+    finite = [v for v in values if v == v and abs(v) != float("inf")]
+    if len(finite) > width:
+        cuts = [round(i * len(finite) / width) for i in range(width + 1)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0
+    return "".join(_BARS[round((v - low) * scale)] for v in finite)
+
+
+def age(moment: datetime | None) -> str:
+    """How long ago that was, as `3m05s`."""
+    return "-" if moment is None else duration((datetime.now(UTC) - moment).total_seconds())
+
+
+def duration(seconds: float) -> str:
+    """`12s`, `4m05s`, `2h10m`, `3d4h`."""
+    s = max(0, round(seconds))
+    if s < 60:
+        return f"{s}s"
+    if s < 3600:
+        return f"{s // 60}m{s % 60:02d}s"
+    if s < 86_400:
+        return f"{s // 3600}h{s % 3600 // 60:02d}m"
+    return f"{s // 86_400}d{s % 86_400 // 3600}h"
+
+
+def size(n: float) -> str:
+    """Bytes, as `1.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def number(value: float | None) -> str:
+    """A figure in about four significant digits."""
+    if value is None or value != value:
+        return "nan"
+    if 1000 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    if abs(value) < 1000 and value == int(value):
+        return str(int(value))
+    return f"{value:.4g}"

@@ -1,0 +1,231 @@
+"""What a watcher knows of a job: a fold over its events, without any drawing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from synth.cli.errors import ExitCode
+from synth.cli.objects import JobEvent
+from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
+
+#: The stages that every job goes through, as people read them, with the facts that reach them.
+STAGES: tuple[tuple[str, str], ...] = (
+    ("created", "job.created"),
+    ("validated", "job.validated"),
+    ("verified", "job.verified"),
+    ("started", "job.started"),
+)
+#: The values of a step that say the most, in the order in which they are shown.
+HEADLINES = ("reward_mean", "loss", "validation_loss", "tokens_per_second", "staleness_mean")
+_KEPT = 512
+
+#: A batch of rollouts: its mode, "train" or "eval", and its iteration.
+Batch = tuple[str, int]
+
+
+@dataclass
+class Course:
+    """The last values of one metric, oldest first."""
+
+    values: list[float] = field(default_factory=list[float])
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+        del self.values[:-_KEPT]
+
+
+@dataclass
+class Progress:
+    """A job as its events tell it. Times are unix seconds; `reached`: lifecycle fact → when.
+
+    steps_seen: the first and the last step that was seen, with their times.
+    """
+
+    job_id: str
+    state: State | None = None
+    kind: str = ""
+    name: str = ""
+    source: str = ""
+    model: str | None = None
+    reached: dict[str, float] = field(default_factory=dict[str, float])
+    seq: int = 0
+    step: int = 0
+    steps: int = 0
+    attempt: int = 0
+    steps_seen: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    reward: Course = field(default_factory=Course)
+    loss: Course = field(default_factory=Course)
+    values: dict[str, float] = field(default_factory=dict[str, float])
+    evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    wanted: dict[Batch, int] = field(default_factory=dict[Batch, int])
+    done: dict[Batch, int] = field(default_factory=dict[Batch, int])
+    failed: int = 0
+    waiting: str = ""
+    warning: str = ""
+    problems: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    code: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def collecting(self) -> tuple[str, int, int] | None:
+        """The oldest batch that is not whole: "train" or "eval", rollouts done, rollouts wanted."""
+        for batch, wanted in list(self.wanted.items()):
+            if (done := self.done.get(batch, 0)) < wanted:
+                return batch[0], done, wanted
+        return None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace so far; None while there is none."""
+        if len(self.steps_seen) < 2 or self.step >= self.steps:
+            return None
+        (first, since), (last, now) = self.steps_seen
+        return (now - since) / (last - first) * (self.steps - last) if last > first else None
+
+    @property
+    def began(self) -> float | None:
+        return self.reached.get("job.created")
+
+    def apply(self, event: JobEvent) -> None:
+        """One more event, in order."""
+        self.seq = event.seq
+        if event.type.startswith("job."):
+            self._lifecycle(event)
+        else:
+            self._measurement(event.type, event.data)
+        if event.type == "train.step":
+            self.steps_seen[1:] = [(self.step, event.time.timestamp())]
+
+    def _lifecycle(self, event: JobEvent) -> None:
+        # A watcher may begin in the middle, so a fact is taken for what it says, not checked against the table.
+        state = next((s for (_, fact), s in TRANSITIONS.items() if fact == event.type), None)
+        if state is not None and not (state is State.STARTED and self.state is State.CANCELLING):
+            self.state = state
+        self.reached[event.type] = event.time.timestamp()
+        data = event.data
+        match event.type:
+            case "job.created":
+                self.name = str(data.get("config_name") or "")
+            case "job.validated":
+                job: dict[str, Any] = data.get("job") or {}
+                self.kind = str(job.get("kind") or "")
+                self.source = str(job.get("model") or "")
+                self.steps = int(job.get("iterations") or job.get("steps") or 0)
+                if self.kind == "eval":
+                    self.wanted[("eval", 0)] = len(job.get("seeds") or [])
+                self.warning = str((data.get("warnings") or [""])[-1])
+            case "job.started":
+                self.attempt = int(data.get("attempt") or 1)
+                self.waiting = ""
+                if self.attempt > 1:
+                    self.warning = f"attempt {self.attempt}: an earlier owner of the job died"
+            case "job.rejected" | "job.refused":
+                self.problems = list(data.get("problems") or [])
+            case "job.failed":
+                self.code = str(data.get("code") or "")
+                self.problems = [data["problem"]] if data.get("problem") else []
+            case "job.succeeded":
+                self.model = data.get("model")
+            case _:
+                pass
+
+    def _measurement(self, type: str, data: dict[str, Any]) -> None:
+        match type:
+            case "train.step":
+                self.step, self.steps = int(data["step"]), int(data["of"])
+                self.values = _numbers(data.get("values"))
+                if "reward_mean" in self.values:
+                    self.reward.add(self.values["reward_mean"])
+                if "loss" in self.values:
+                    self.loss.add(self.values["loss"])
+                self.waiting = ""
+                self._forget("train", self.step)
+            case "rollout.requested":
+                self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
+            case "rollout.completed":
+                batch = self._batch_of(data)
+                self.done[batch] = self.done.get(batch, 0) + 1
+            case "rollout.failed":
+                batch = self._batch_of(data)
+                self.done[batch] = self.done.get(batch, 0) + 1
+                self.failed += 1
+                self.warning = f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
+            case "rollout.blocked":
+                self.warning = f"rollouts stopped: {(data.get('problem') or {}).get('what', '')}"
+            case "eval.completed":
+                self.evaluation = _numbers(data.get("values"))
+                self._forget("eval", int(data.get("iteration") or 0))
+            case "train.resumed":
+                self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
+            case "queue.waiting":
+                position = int(data.get("position") or 1)
+                place = f", {position - 1} before it" if position > 1 else ""
+                self.waiting = f"no free {data.get('need')} worker in pool {data.get('pool')}{place}"
+            case _:
+                pass
+
+    def _batch_of(self, data: dict[str, Any]) -> Batch:
+        """An evaluation job is one batch, whatever its rollouts call themselves."""
+        return ("eval", 0) if self.kind == "eval" else (str(data.get("mode")), int(data.get("iteration") or 0))
+
+    def _forget(self, mode: str, until: int) -> None:
+        for counts in (self.wanted, self.done):
+            for batch in [b for b in counts if b[0] == mode and b[1] <= until]:
+                del counts[batch]
+
+
+def exit_code(state: str | None) -> ExitCode:
+    """A finished job's outcome, as scripts see it."""
+    match state:
+        case State.SUCCEEDED:
+            return ExitCode.OK
+        case State.CANCELLED:
+            return ExitCode.JOB_CANCELLED
+        case _:
+            return ExitCode.JOB_FAILED
+
+
+def describe(event: JobEvent) -> str | None:
+    """An event as one plain line; None for those that only say that the job lives."""
+    data = event.data
+    values = _numbers(data.get("values"))
+    match event.type:
+        case "watch.heartbeat" | "rollout.completed" | "blob.expired":
+            return None
+        case "train.step":
+            shown = " ".join(f"{n}={values[n]:.4g}" for n in HEADLINES if n in values)
+            return f"step {data.get('step')}/{data.get('of')} {shown}".rstrip()
+        case "eval.completed":
+            shown = " ".join(f"{n}={v:.4g}" for n, v in values.items())
+            return f"evaluation of {data.get('instances')} instances: {shown}"
+        case "job.succeeded":
+            return f"succeeded{': ' + str(data['model']) if data.get('model') else ''}"
+        case "job.rejected" | "job.refused" | "job.failed":
+            problems = data.get("problems") or [data.get("problem") or {}]
+            return f"{event.type.removeprefix('job.')}: " + " | ".join(str(p.get("what", "")) for p in problems)
+        case "job.started" if int(data.get("attempt") or 1) > 1:
+            return f"started again, attempt {data['attempt']}"
+        case "train.resumed":
+            return f"resumed behind step {data.get('step')}"
+        case "checkpoint.saved":
+            return f"checkpoint of step {data.get('step')}"
+        case "policy.loaded":
+            return f"policy {data.get('version')} serves on {data.get('replica')}"
+        case "queue.waiting":
+            return f"waiting for a {data.get('need')} worker (position {data.get('position')})"
+        case "rollout.batch":
+            groups = f"{data.get('groups_kept')} groups kept, {data.get('groups_dropped')} dropped"
+            return f"batch {data.get('iteration')}: {data.get('sequences')} sequences, {groups}"
+        case "rollout.failed":
+            return f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
+        case type:
+            return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """JSON has no NaN: what was not a number comes as null."""
+    return {name: float("nan") if v is None else float(v) for name, v in (values or {}).items()}

@@ -1,0 +1,171 @@
+"""The events of a job as they happen, each once and in order, whatever happens to the connection.
+
+The cursor is the sequence of the last event that was handed out: a broken stream goes on behind it. Where streams do
+not come through (a proxy that holds them back), pages are asked for instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from synth.cli.client import Client, backoff
+from synth.cli.errors import CliError, TimedOut, Unreachable
+from synth.cli.objects import ENDS, JobEvent
+
+PATIENCE_S = 60.0
+POLL_S = 1.0
+# The backend pings every 15 s; three missing pings are a dead connection.
+SILENCE_S = 45.0
+_STREAMS_THAT_SAY_NOTHING = 3
+_PAGE = 500
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One server-sent event."""
+
+    id: str
+    event: str
+    data: str
+
+
+def frames(lines: Iterable[str]) -> Iterator[Frame | None]:
+    """Server-sent events out of the lines of a body; None for a comment, which only shows that the peer lives."""
+    id, event, data = "", "", list[str]()
+    for line in lines:
+        if line.startswith(":"):
+            yield None
+        elif line:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            match name:
+                case "id":
+                    id = value
+                case "event":
+                    event = value
+                case "data":
+                    data.append(value)
+                case _:
+                    pass
+        elif data or event:
+            yield Frame(id, event, "\n".join(data))
+            event, data = "", []
+
+
+@dataclass
+class Follower:
+    """Follows one job. after: the sequence behind which to begin; patience: seconds without a backend to bear.
+
+    deadline: of `time.monotonic()`, None for no end.
+    """
+
+    client: Client
+    job_id: str
+    after: int = 0
+    patience: float = PATIENCE_S
+    deadline: float | None = None
+    polling: bool = False
+    _ended: bool = field(default=False, init=False)
+    _sign_of_life: float = field(default_factory=time.monotonic, init=False)
+    _tries: int = field(default=0, init=False)
+    _silent_streams: int = field(default=0, init=False)
+
+    def events(self) -> Iterator[JobEvent]:
+        """Until the job has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
+        while not self._ended:
+            self._check_deadline()
+            try:
+                yield from self._pages() if self.polling else self._stream()
+            except Unreachable as error:
+                self._wait_or_give_up(error)
+            except httpx.TransportError as error:
+                self._wait_or_give_up(Unreachable(f"the connection broke ({error})", where=self.client.root))
+
+    def _stream(self) -> Iterator[JobEvent]:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.after)}
+        path = f"/jobs/{quote(self.job_id, safe='')}/events"
+        try:
+            with self.client.stream("GET", path, headers=headers, timeout=self._timeout()) as reply:
+                if reply.status_code == 204:
+                    self._ended = True
+                    return
+                if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+                    self.polling = True
+                    return
+                said = False
+                for frame in frames(reply.iter_lines()):
+                    self._alive()
+                    said = True
+                    if frame is None:
+                        self._check_deadline()
+                        continue
+                    if frame.event == "end":
+                        self._ended = True
+                        return
+                    yield from self._take(frame)
+        except httpx.ReadTimeout:
+            self._check_deadline()
+            raise
+        except CliError as error:
+            self._bear(error)
+            return
+        # It closed without `end`: a restart of the backend, or of something between.
+        self._silent_streams = 0 if said else self._silent_streams + 1
+        self.polling = self._silent_streams >= _STREAMS_THAT_SAY_NOTHING
+        time.sleep(backoff(0 if said else self._silent_streams))
+
+    def _take(self, frame: Frame) -> Iterator[JobEvent]:
+        if not frame.id.isdigit():
+            return
+        event = msgspec.json.decode(frame.data, type=JobEvent)
+        if event.seq > self.after:
+            self.after = event.seq
+            yield event
+
+    def _pages(self) -> Iterator[JobEvent]:
+        try:
+            page = self.client.events(self.job_id, after=self.after, limit=_PAGE)
+        except CliError as error:
+            self._bear(error)
+            return
+        self._alive()
+        for event in page.events:
+            if event.seq > self.after:
+                self.after = event.seq
+                yield event
+                self._ended = self._ended or event.type in ENDS
+        if not page.events and self.client.job(self.job_id).over:
+            self._ended = True
+        elif not page.more and not self._ended:
+            time.sleep(POLL_S)
+
+    def _timeout(self) -> httpx.Timeout:
+        left = SILENCE_S if self.deadline is None else max(0.05, self.deadline - time.monotonic())
+        return httpx.Timeout(min(SILENCE_S, left), connect=5.0)
+
+    def _alive(self) -> None:
+        self._sign_of_life, self._tries = time.monotonic(), 0
+
+    def _bear(self, error: CliError) -> None:
+        """An answer of the backend that is an error: only one that may pass is worth another try."""
+        if type(error) is not CliError and not isinstance(error, Unreachable):
+            raise error
+        self._wait_or_give_up(error)
+
+    def _wait_or_give_up(self, error: CliError) -> None:
+        self._check_deadline()
+        delay = backoff(self._tries)
+        if time.monotonic() + delay > self._sign_of_life + self.patience:
+            raise error
+        self._tries += 1
+        time.sleep(delay)
+
+    def _check_deadline(self) -> None:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise TimedOut(f"{self.job_id} has not ended in the time allowed", fix="the job itself goes on")

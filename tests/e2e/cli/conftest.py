@@ -1,0 +1,106 @@
+"""`synthctl` as a user runs it: a process of its own, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from synth.bus.server import free_port
+
+OURS = ("SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL")
+
+
+@dataclass
+class Shell:
+    """A folder, and the commands that are run in it."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        clean = {k: v for k, v in os.environ.items() if k not in OURS}
+        return subprocess.Popen(
+            [sys.executable, "-m", "synth.cli", *arguments],
+            cwd=self.folder,
+            env=clean | {"OMP_NUM_THREADS": "1"} | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, timeout: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **env)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert "Traceback" not in err, err
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def ok(self, *arguments: str, **options: Any) -> str:
+        done = self.run(*arguments, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "-o", "json").stdout)
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        return {p["name"]: p for p in self.json("status")["processes"]}
+
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.folder / ".synth" / "cluster.json").read_text())
+
+    def alive(self) -> list[int]:
+        """Every process that works on this folder's data, wherever it came from."""
+        mine = str(self.folder / ".synth")
+        found: list[int] = []
+        for process in psutil.process_iter():
+            try:
+                words = [*process.cmdline(), process.environ().get("SYNTH_WORK_DIR", "")]
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if any(word.startswith(mine) for word in words):
+                found.append(process.pid)
+        return found
+
+
+def eventually(check: Callable[[], bool], *, timeout: float = 30) -> None:
+    """Look until it is so; fails at the deadline."""
+    deadline, pause = time.monotonic() + timeout, threading.Event()
+    while not check():
+        assert time.monotonic() < deadline, f"not so after {timeout} s"
+        pause.wait(0.1)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A folder without a cluster; one that a test starts is ended."""
+    shell = Shell(tmp_path)
+    yield shell
+    shell.run("down")
+    assert shell.alive() == []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A folder with a running cluster and the tiny base model."""
+    shell = Shell(tmp_path_factory.mktemp("cluster"))
+    shell.ok("up", "--detach", "--port", str(shell.port))
+    shell.ok("models", "make", "tiny-qwen3")
+    yield shell
+    shell.run("down")
+    assert shell.alive() == []

@@ -1,0 +1,138 @@
+"""Jobs from the command line, through the whole cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.e2e.cli.conftest import Shell
+
+pytestmark = pytest.mark.timeout(180)
+
+ROW = {"messages": [{"role": "user", "content": "What is 1 + 2?"}, {"role": "assistant", "content": "answer 3"}]}
+
+
+def sft(steps: int, model: str = "tiny-qwen3") -> str:
+    return f"""
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "fft"
+
+[job]
+model = "{model}"
+
+[hyperparameters]
+total_steps = {steps}
+per_device_batch = 4
+sequence_length = 64
+learning_rate = 1e-3
+"""
+
+
+@pytest.fixture(scope="module")
+def work(cluster: Shell) -> Shell:
+    """The cluster with a dataset and job files in its folder."""
+    (cluster.folder / "d.jsonl").write_text(f"{json.dumps(ROW)}\n" * 64)
+    (cluster.folder / "short.toml").write_text(sft(40))
+    (cluster.folder / "endless.toml").write_text(sft(100_000))
+    (cluster.folder / "unknown.toml").write_text(sft(10, model="tiny-qwen4"))
+    return cluster
+
+
+def test_a_watcher_killed_and_resumed_twenty_times_sees_each_event_once(work: Shell):
+    job = work.ok("submit", "short.toml", "--dataset", "d.jsonl", "--detach").strip()
+    seen: list[int] = []
+    for _ in range(20):
+        watcher = work.start("jobs", "watch", job, "-o", "json", "--after", str(seen[-1] if seen else 0))
+        assert watcher.stdout is not None
+        seen += [json.loads(line)["seq"] for line, _ in zip(watcher.stdout, range(2), strict=False)]
+        watcher.send_signal(signal.SIGKILL)
+        watcher.communicate()
+    last = work.run("jobs", "watch", job, "-o", "json", "--after", str(seen[-1]))
+    assert last.returncode == 0
+    seen += [json.loads(line)["seq"] for line in last.stdout.splitlines()]
+    log = [json.loads(line)["seq"] for line in work.ok("jobs", "events", job, "-o", "json").splitlines()]
+    assert seen == log
+    assert len(log) > 40
+
+
+def test_a_followed_job_ends_with_its_outcome_and_a_model_that_talks_and_can_be_downloaded(work: Shell):
+    done = work.run("submit", "short.toml", "--dataset", "d.jsonl", "--seed", "1", "--follow")
+    assert done.returncode == 0, done.stderr
+    assert "step 40/40" in done.stdout
+    model = work.json("jobs", "ls")[0]["model"]
+    assert model in work.ok("models", "ls")
+    reply = json.loads(work.ok("chat", model, "-m", "What is 1 + 2?", "--temperature", "0", "-o", "json"))
+    streamed = work.ok("chat", model, "-m", "What is 1 + 2?", "--temperature", "0")
+    assert streamed == reply["choices"][0]["message"]["content"] + "\n"
+    folder = work.ok("models", "download", model).strip()
+    assert (work.folder / folder / "config.json").is_file()
+
+
+def test_metrics_are_listed_by_step(work: Shell):
+    job = work.json("jobs", "ls", "--state", "succeeded")[0]["id"]
+    points = work.json("jobs", "metrics", job, "--name", "loss")["points"]
+    assert [p["step"] for p in points] == list(range(1, 41))
+
+
+def test_ctrl_c_detaches_says_how_to_go_on_and_the_job_can_be_cancelled(work: Shell):
+    watcher = work.start("submit", "endless.toml", "--dataset", "d.jsonl", "--follow")
+    assert watcher.stdout is not None
+    for line in watcher.stdout:
+        if "step " in line:
+            break
+    watcher.send_signal(signal.SIGINT)
+    _, err = watcher.communicate(timeout=30)
+    job = work.json("jobs", "ls", "--state", "started")[0]["id"]
+    assert watcher.returncode == 130
+    assert f"synthctl jobs cancel {job}" in err
+    assert f"synthctl jobs watch {job}" in err
+    assert work.run("jobs", "watch", job, "--timeout", "0.5").returncode == 124
+    assert work.run("jobs", "cancel", job).returncode == 0
+    assert work.run("jobs", "watch", job).returncode == 5
+
+
+def test_a_rejected_job_is_exit_3_with_what_is_wrong(work: Shell):
+    done = work.run("submit", "unknown.toml", "--dataset", "d.jsonl", "--follow")
+    assert done.returncode == 3
+    assert "tiny-qwen4" in done.stderr
+    assert "tiny-qwen3" in done.stderr
+
+
+def test_a_broken_line_is_named_and_no_job_is_made(work: Shell):
+    lines = [json.dumps(ROW)] * 60
+    lines[36] = '{"messages": [}'
+    (work.folder / "bad.jsonl").write_text("\n".join(lines))
+    before = len(work.json("jobs", "ls"))
+    done = work.run("submit", "short.toml", "--dataset", "bad.jsonl", "--detach")
+    assert done.returncode == 2
+    assert "bad.jsonl:37" in done.stderr
+    assert len(work.json("jobs", "ls")) == before
+
+
+def test_the_same_idempotency_key_is_one_job_and_with_another_job_an_error(work: Shell):
+    arguments = ("submit", "short.toml", "--dataset", "d.jsonl", "--detach", "--idempotency-key", "k")
+    first, second = work.ok(*arguments), work.ok(*arguments)
+    assert first == second
+    assert work.run(*arguments, "--seed", "7").returncode == 2
+
+
+def test_ids_that_are_not_there_are_exit_6(work: Shell):
+    for arguments in (("jobs", "get", "job_0"), ("jobs", "watch", "job_0"), ("files", "get", "file_0")):
+        done = work.run(*arguments)
+        assert done.returncode == 6, done.stderr
+
+
+def test_a_wrong_key_is_exit_4(work: Shell):
+    done = work.run("jobs", "ls", SYNTH_API_KEY="wrong")
+    assert done.returncode == 4
+    assert "SYNTH_API_KEY" in done.stderr
+
+
+def test_the_doctor_is_content(work: Shell):
+    findings = work.json("doctor")
+    assert [f["check"] for f in findings if f["result"] == "fail"] == []
+    assert {f["check"] for f in findings} >= {"nats-server", "torch", "cluster", "backend"}

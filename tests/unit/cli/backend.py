@@ -1,0 +1,90 @@
+"""A real HTTP server with scripted answers: for what a healthy gateway would not do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from synth.cli.client import Client
+from synth.cli.config import Config, Value
+
+
+@dataclass
+class Answer:
+    """One answer; `chunks` are sent one by one, and then the connection is closed."""
+
+    status: int = 200
+    body: Any = None
+    chunks: list[str] | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Backend:
+    """Answers with what `answer` returns, and remembers what it was asked."""
+
+    def __init__(self, answer: Callable[[Request], Answer]) -> None:
+        self.requests: list[Request] = []
+        backend = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                request = Request(self.command, self.path, dict(self.headers), body)
+                backend.requests.append(request)
+                reply = answer(request)
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                if reply.chunks is not None:
+                    self.send_header("Content-Type", "text/event-stream")
+                    self.end_headers()
+                    for chunk in reply.chunks:
+                        self.wfile.write(chunk.encode())
+                    return
+                raw = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(0 if reply.status == 204 else len(raw)))
+                self.end_headers()
+                if reply.status != 204:
+                    self.wfile.write(raw)
+
+            do_GET = do_POST = _serve
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/api"
+
+
+@contextmanager
+def backend_that(answer: Callable[[Request], Answer]) -> Iterator[tuple[Backend, Client]]:
+    """A running backend and a client of it."""
+    backend = Backend(answer)
+    thread = threading.Thread(target=backend.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        with client_of(backend.url) as client:
+            yield backend, client
+    finally:
+        backend.server.shutdown()
+        thread.join()
+        backend.server.server_close()
+
+
+def client_of(url: str) -> Client:
+    config = Config(Value(url, "flag"), Value("synth_live_x", "environment"), None, None)
+    return Client(config, retry_budget=1.0)

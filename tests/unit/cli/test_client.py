@@ -1,0 +1,78 @@
+"""The client's errors and retries, against a server that misbehaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from synth.bus.server import free_port
+from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
+from tests.unit.cli.backend import Answer, Request, backend_that, client_of
+
+JOB = {"id": "job_1", "state": "created", "created_at": "2026-01-01T00:00:00Z"}
+
+
+def test_a_submit_is_repeated_with_the_same_key_until_the_backend_is_back():
+    answers = iter([Answer(503, {}), Answer(502, b"<html>"), Answer(201, JOB)])
+    with backend_that(lambda _: next(answers)) as (backend, client):
+        assert client.create_job({"config": ""}, key="k1").id == "job_1"
+    assert [r.headers["Idempotency-Key"] for r in backend.requests] == ["k1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [(401, NotAuthorised, 4), (404, NotFound, 6), (422, UsageProblem, 2), (409, CliError, 1), (500, CliError, 1)],
+)
+def test_an_answer_that_will_not_change_is_an_error_of_its_kind_at_once(status: int, error: type[CliError], code: int):
+    body = {"error": {"message": "because", "type": "x", "problems": []}, "detail": "because"}
+    with backend_that(lambda _: Answer(status, body)) as (backend, client):
+        with pytest.raises(error, match="because") as caught:
+            client.job("job_1")
+        assert caught.value.code == code
+        assert len(backend.requests) == 1
+
+
+def test_the_backends_problems_are_kept_in_their_parts():
+    problem = {"what": "line 3 is wrong", "expected": "a table", "fix": "write one", "where": "a.toml:3"}
+    answer = Answer(400, {"error": {"message": "m", "problems": [problem]}})
+    with backend_that(lambda _: answer) as (_, client), pytest.raises(UsageProblem) as caught:
+        client.job("job_1")
+    assert caught.value.problems[0].where == "a.toml:3"
+    assert caught.value.problems[0].fix == "write one"
+
+
+def test_a_refused_key_says_which_setting_to_check():
+    with backend_that(lambda _: Answer(401, {})) as (_, client), pytest.raises(NotAuthorised, match="SYNTH_API_KEY"):
+        client.jobs()
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[1, 2]", b'{"data": [{"nothing": 1}]}', b"{}"])
+def test_another_program_at_the_address_is_not_taken_for_a_backend(body: bytes):
+    with backend_that(lambda _: Answer(200, body)) as (_, client), pytest.raises(Unreachable, match="not a Synth"):
+        client.jobs()
+
+
+def test_nobody_at_the_address_is_said_with_the_address_and_what_to_do():
+    url = f"http://127.0.0.1:{free_port()}/api"
+    with client_of(url) as client, pytest.raises(Unreachable) as caught:
+        client.job("job_1")
+    assert url in str(caught.value)
+    assert "synthctl up" in str(caught.value)
+    assert caught.value.code == 7
+
+
+def test_an_upload_sends_the_whole_file_again_when_it_is_repeated(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"messages": []}\n' * 1000)
+    answers = iter([Answer(503, {}), Answer(200, {"id": "file_1", "status": "processing"})])
+    with backend_that(lambda _: next(answers)) as (backend, client):
+        assert client.upload(path, purpose="fine-tune").id == "file_1"
+    assert all(path.read_bytes() in r.body for r in backend.requests)
+    assert len(backend.requests) == 2
+
+
+def test_a_value_that_was_not_a_number_does_not_hide_the_job():
+    def answer(_: Request) -> Answer:
+        return Answer(200, JOB | {"values": {"loss": None, "lr": 0.1}})
+
+    with backend_that(answer) as (_, client):
+        assert client.job("job_1").values == {"loss": None, "lr": 0.1}

@@ -1,0 +1,75 @@
+"""Where settings come from, and what happens to a user's `.env`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synth.cli.cluster.env_file import merge_env_file
+from synth.cli.config import resolve
+from synth.cli.errors import NotAuthorised, UsageProblem
+from synth.env_file import read_env_file
+
+KEYS = ("SYNTH_API_KEY", "BACKEND_BASE_URL", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
+
+
+@pytest.fixture
+def env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for key in KEYS:
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return Path(".env")
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(env_file: Path, monkeypatch: pytest.MonkeyPatch):
+    assert resolve(backend=None, env_file=env_file).backend.origin == "default"
+    env_file.write_text("BACKEND_BASE_URL=http://file:1\n")
+    assert resolve(backend=None, env_file=env_file).backend.text == "http://file:1/api"
+    monkeypatch.setenv("BACKEND_BASE_URL", "http://environment:2/api/")
+    assert resolve(backend=None, env_file=env_file).backend.text == "http://environment:2/api"
+    assert resolve(backend="http://flag:3", env_file=env_file).backend.text == "http://flag:3/api"
+
+
+def test_no_key_says_how_to_get_one(env_file: Path):
+    with pytest.raises(NotAuthorised, match="synthctl up") as caught:
+        resolve(backend=None, env_file=env_file).require_api_key()
+    assert caught.value.code == 4
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "http://", "ftp://x", "http://x:port", "http://[::1"])
+def test_an_address_that_is_none_is_named_with_its_place(env_file: Path, address: str):
+    env_file.write_text(f"BACKEND_BASE_URL={address}\n")
+    with pytest.raises(UsageProblem) as caught:
+        resolve(backend=None, env_file=env_file)
+    assert address in str(caught.value)
+    assert ".env" in str(caught.value)
+
+
+def test_a_named_env_file_must_be_there(env_file: Path):
+    with pytest.raises(UsageProblem, match=r"other\.env"):
+        resolve(backend=None, env_file=Path("other.env"))
+
+
+def test_env_lines_are_read_with_quotes_comments_and_export(env_file: Path):
+    env_file.write_text("# c\nexport A='1 # 2'\nB=\"x\"  # note\nC = y # note\nno line\nD=\n=z\nE=a=b\n")
+    assert read_env_file(env_file) == {"A": "1 # 2", "B": "x", "C": "y", "D": "", "E": "a=b"}
+
+
+def test_merging_adds_what_is_missing_and_changes_nothing_else(env_file: Path):
+    env_file.write_text("# mine\nSYNTH_API_KEY=own\nOTHER='x y'")
+    env_file.chmod(0o640)
+    assert merge_env_file(env_file, {"SYNTH_API_KEY": "ours", "BACKEND_BASE_URL": "http://h"}) == ["BACKEND_BASE_URL"]
+    assert env_file.read_text() == "# mine\nSYNTH_API_KEY=own\nOTHER='x y'\nBACKEND_BASE_URL=http://h\n"
+    assert env_file.stat().st_mode & 0o777 == 0o640
+    assert merge_env_file(env_file, {"SYNTH_API_KEY": "ours"}) == []
+
+
+def test_a_new_env_file_is_for_its_owner_only_and_a_link_stays_one(env_file: Path):
+    merge_env_file(env_file, {"SYNTH_API_KEY": "k"})
+    assert env_file.stat().st_mode & 0o777 == 0o600
+    env_file.rename("real.env")
+    env_file.symlink_to("real.env")
+    merge_env_file(env_file, {"B": "1"})
+    assert env_file.is_symlink()
+    assert read_env_file(Path("real.env")) == {"SYNTH_API_KEY": "k", "B": "1"}

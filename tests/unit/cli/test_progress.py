@@ -1,0 +1,114 @@
+"""What a watcher makes of a job's events, and how it looks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from synth.cli.errors import ExitCode
+from synth.cli.objects import JobEvent
+from synth.cli.output import duration, number, sparkline
+from synth.cli.progress import Progress, describe, exit_code
+from synth.cli.view import JobView
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def fold(*events: tuple[str, dict[str, Any]], after: int = 0) -> Progress:
+    progress = Progress("job_1")
+    for i, (type, data) in enumerate(events, start=after + 1):
+        progress.apply(JobEvent(seq=i, type=type, time=START + timedelta(seconds=i), data=data))
+    return progress
+
+
+def step(n: int, of: int = 10, **values: float | None) -> tuple[str, dict[str, Any]]:
+    return "train.step", {"step": n, "of": of, "values": values}
+
+
+BEGIN = (
+    ("job.created", {"config_name": "rl.toml"}),
+    ("job.validated", {"job": {"kind": "rl", "model": "tiny", "iterations": 10}, "warnings": []}),
+    ("job.verified", {}),
+    ("job.started", {"attempt": 1}),
+)
+
+
+def test_rewards_losses_and_figures_follow_the_steps():
+    p = fold(*BEGIN, step(1, reward_mean=0.25, loss=1.0), step(2, reward_mean=0.5, loss=None))
+    assert (p.kind, p.source, p.step, p.steps) == ("rl", "tiny", 2, 10)
+    assert p.reward.values == [0.25, 0.5]
+    assert p.loss.values[0] == 1.0
+    assert p.seconds_left == 8.0
+
+
+def test_rollouts_are_counted_against_the_oldest_batch_that_is_not_whole():
+    ask = {"mode": "train", "seeds": [1, 2], "group_size": 2}
+    one = [("rollout.completed", {"mode": "train", "iteration": 1})] * 4
+    p = fold(*BEGIN, ("rollout.requested", ask | {"iteration": 1}), ("rollout.requested", ask | {"iteration": 2}))
+    assert p.collecting == ("train", 0, 4)
+    p = fold(*BEGIN, ("rollout.requested", ask | {"iteration": 1}), *one[:3])
+    assert p.collecting == ("train", 3, 4)
+    p = fold(*BEGIN, ("rollout.requested", ask | {"iteration": 1}), *one, step(1))
+    assert p.collecting is None
+
+
+def test_an_evaluation_job_is_one_batch_of_its_seeds():
+    job = {"kind": "eval", "model": "m", "seeds": [1, 2, 3]}
+    done = ("rollout.completed", {"mode": "eval", "iteration": 1})
+    p = fold(("job.created", {}), ("job.validated", {"job": job}), done, done)
+    assert p.collecting == ("eval", 2, 3)
+
+
+def test_a_later_attempt_does_not_undo_a_cancellation():
+    p = fold(*BEGIN, ("job.cancel_requested", {}), ("job.started", {"attempt": 2}))
+    assert p.state == "cancelling"
+    assert "attempt 2" in p.warning
+
+
+def test_a_watcher_may_begin_in_the_middle():
+    p = fold(step(7, of=8, loss=0.5), ("job.succeeded", {"model": "m"}), after=100)
+    assert (p.step, p.state, p.model, p.over) == (7, "succeeded", "m", True)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("succeeded", 0), ("failed", 3), ("rejected", 3), ("cancelled", 5), (None, 3)]
+)
+def test_the_exit_code_is_the_jobs_outcome(state: str | None, code: int):
+    assert exit_code(state) == ExitCode(code)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_view_fits_every_width(width: int):
+    p = fold(
+        *BEGIN,
+        ("rollout.requested", {"mode": "train", "iteration": 4, "seeds": [1], "group_size": 8}),
+        *(step(n, reward_mean=n / 10, loss=1 / n, tokens_per_second=12_000.0, staleness_mean=0.4) for n in (1, 2, 3)),
+        ("queue.waiting", {"need": "trainer", "pool": "default", "position": 3, "seconds": 61.0}),
+    )
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
+    console.print(JobView(p))
+    lines = console.export_text().splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    text = " ".join(lines)
+    for expected in ("rl.toml", "✓ verified", "3/10", "reward", "loss", "12,000", "no free trainer"):
+        assert expected in text
+    console.file.close()
+
+
+def test_lines_say_what_happened_and_leave_out_what_only_lives():
+    assert describe(JobEvent(seq=1, type="watch.heartbeat")) is None
+    line = describe(JobEvent(seq=1, type="train.step", data={"step": 1, "of": 2, "values": {"loss": None}}))
+    assert line == "step 1/2 loss=nan"
+    assert describe(JobEvent(seq=1, type="some.new_fact")) == "some new fact"
+
+
+def test_figures_are_short():
+    assert sparkline([0, 1, 2, 3]) == "▁▃▆█"
+    assert len(sparkline(list(range(1000)), width=20)) == 20
+    assert sparkline([float("nan")]) == ""
+    assert sparkline([5, 5]) == "▁▁"
+    assert [number(v) for v in (None, 0.5, 3.0, 12345.6, 1.23456e-7)] == ["nan", "0.5", "3", "12,346", "1.235e-07"]
+    assert [duration(s) for s in (5, 65, 7500, 90_000)] == ["5s", "1m05s", "2h05m", "1d1h"]

@@ -1,0 +1,108 @@
+"""Following a job over connections that break."""
+
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from synth.cli import stream
+from synth.cli.errors import NotFound, TimedOut, Unreachable
+from synth.cli.stream import Follower, Frame, frames
+from tests.unit.cli.backend import Answer, Request, backend_that
+
+TYPES = ["job.created", "job.validated", "job.verified", "job.started", "train.step", "train.step", "job.succeeded"]
+LOG = [
+    {"seq": 10 * (i + 1), "type": t, "time": "2026-01-01T00:00:00Z", "job_id": "job_1", "data": {}}
+    for i, t in enumerate(TYPES)
+]
+JOB = {"id": "job_1", "state": "succeeded"}
+END = "event: end\ndata: {}\n\n"
+
+
+def text_of(event: dict) -> str:
+    return f"id: {event['seq']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+def behind(request: Request) -> list[dict]:
+    query = parse_qs(urlsplit(request.path).query)
+    cursor = int(request.headers.get("Last-Event-ID") or query.get("after", ["0"])[0])
+    return [e for e in LOG if e["seq"] > cursor]
+
+
+def test_frames_are_read_over_comments_and_several_data_lines():
+    lines = [": ping", "id: 7", "event: train.step", "data: a", "data:b", "", "retry: 100", "", "event: end", ""]
+    assert list(frames(lines)) == [None, Frame("7", "train.step", "a\nb"), Frame("7", "end", "")]
+
+
+def test_a_stream_that_breaks_after_every_event_gives_each_once_and_in_order():
+    def answer(request: Request) -> Answer:
+        rest = behind(request)
+        # It breaks off within the second event: half an event is none.
+        cut = "" if len(rest) < 2 else text_of(rest[1])[:25]
+        return Answer(204) if not rest else Answer(chunks=[text_of(rest[0]), cut])
+
+    with backend_that(answer) as (backend, client):
+        seen = [e.seq for e in Follower(client, "job_1").events()]
+    assert seen == [e["seq"] for e in LOG]
+    assert len(backend.requests) == len(LOG) + 1
+
+
+def test_events_that_come_twice_are_seen_once():
+    chunks = [text_of(LOG[0]), text_of(LOG[0]), text_of(LOG[1]), text_of(LOG[0]), END]
+    with backend_that(lambda _: Answer(chunks=chunks)) as (_, client):
+        assert [e.seq for e in Follower(client, "job_1").events()] == [10, 20]
+
+
+def test_a_watcher_begins_behind_the_sequence_it_is_given():
+    with backend_that(lambda r: Answer(chunks=[*map(text_of, behind(r)), END])) as (_, client):
+        assert [e.seq for e in Follower(client, "job_1", after=50).events()] == [60, 70]
+
+
+@pytest.mark.parametrize("no_stream", [Answer(200, {"events": []}), Answer(chunks=[])])
+def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "POLL_S", 0.01)
+
+    def answer(request: Request) -> Answer:
+        if "event-stream" in request.headers.get("Accept", ""):
+            return no_stream
+        page = behind(request)[:2]
+        return Answer(200, {"events": page, "last_seq": 70, "more": bool(behind(request)[2:])})
+
+    with backend_that(answer) as (_, client):
+        assert [e.seq for e in Follower(client, "job_1").events()] == [e["seq"] for e in LOG]
+
+
+def test_an_unknown_job_is_an_error_at_once():
+    with backend_that(lambda _: Answer(404, {"detail": "no job"})) as (backend, client):
+        with pytest.raises(NotFound, match="no job"):
+            list(Follower(client, "job_1").events())
+        assert len(backend.requests) == 1
+
+
+def test_a_backend_that_stays_away_ends_the_watch_when_patience_does():
+    with backend_that(lambda _: Answer(503, {"detail": "away"})) as (_, client):
+        began = time.monotonic()
+        with pytest.raises(Exception, match="away"):
+            list(Follower(client, "job_1", patience=1.0).events())
+    assert time.monotonic() - began < 2
+
+
+def test_a_backend_that_goes_away_for_good_is_unreachable():
+    with backend_that(lambda r: Answer(chunks=[text_of(LOG[0])])) as (backend, client):
+        events = Follower(client, "job_1", patience=0.5).events()
+        assert next(events).seq == 10
+        backend.server.socket.close()
+        with pytest.raises(Unreachable):
+            list(events)
+
+
+def test_the_users_deadline_ends_a_watch_of_a_job_that_goes_on():
+    def answer(request: Request) -> Answer:
+        return Answer(chunks=[*map(text_of, behind(request)[:3]), ": ping\n\n"])
+
+    with backend_that(answer) as (_, client), pytest.raises(TimedOut) as caught:
+        list(Follower(client, "job_1", deadline=time.monotonic() + 0.5).events())
+    assert caught.value.code == 124
