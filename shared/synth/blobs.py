@@ -25,6 +25,8 @@ from synth.errors import Permanent
 from synth.events import BlobRef
 
 _CHUNK = 4 << 20
+# Beside the tree, not in it: a checkpoint has a manifest.json of its own.
+_MANIFEST = ".manifest.json"
 
 
 class BlobMissing(Permanent):
@@ -86,11 +88,14 @@ class BlobStore:
         return BlobRef(uri=f"blob://{key}", size=size, sha256=sha256)
 
     async def put_tree(self, prefix: str, directory: Path, *, move: bool = False) -> tuple[BlobRef, Manifest]:
-        """Write a directory's files below `prefix`, then their manifest, whose reference stands for the tree."""
+        """Write a directory's files below `prefix`, then their manifest, whose reference stands for the tree.
+
+        The manifest lies beside the folder, not in it: a folder that is read back holds what was put there.
+        """
         names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
         files = {name: await self.put_file(f"{prefix}/{name}", directory / name, move=move) for name in names}
         manifest = Manifest(files=files)
-        ref = await self.put_bytes(f"{prefix}/manifest.json", msgspec.json.encode(manifest))
+        ref = await self.put_bytes(f"{prefix}{_MANIFEST}", msgspec.json.encode(manifest))
         if move:
             await asyncio.to_thread(shutil.rmtree, directory)
         return ref, manifest
@@ -139,7 +144,7 @@ class BlobStore:
         if self.root is not None:
             for ref in manifest.files.values():
                 await self.fetch(ref, directory)
-            return (self.root / _key(tree)).parent
+            return self.root / _key(tree).removesuffix(_MANIFEST)
         for name, ref in manifest.files.items():
             await self.fetch(ref, directory / name)
         return directory

@@ -28,10 +28,18 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
+class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What two adapters must have in common for one to go on from the other."""
+
+    r: int
+    alpha: int
+    targets: str | list[str]
+
+
 class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be loaded: its id, and where its files are.
 
-    kind: "full", or "lora" (then `tree` holds an adapter and `base` the model below it).
+    kind: "full", or "lora" (then `tree` holds an adapter of this shape and `base` the model below it).
     path: a directory or hub id, for a base model of the registry. tree: the manifest of a model that we made.
     """
 
@@ -40,6 +48,7 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     tree: BlobRef | None = None
     base: ModelRef | None = None
+    lora: LoraShape | None = None
 
 
 # -- the job's lifecycle: few facts, each by compare-and-set --------------------------------------------------
@@ -233,7 +242,7 @@ class RolloutFailed(Event, frozen=True, kw_only=True):
 
 @event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.CHAIN)
 class RolloutBatched(Event, frozen=True, kw_only=True):
-    """Iteration k is collected: one batch blob (`synth.rollouts.RolloutBatch`)."""
+    """Iteration k is collected: one batch blob (`synth.trajectories.RolloutBatch`)."""
 
     iteration: int
     batch: BlobRef
@@ -267,13 +276,12 @@ class RolloutBlocked(Event, frozen=True, kw_only=True):
 
 @event("policy.published", by=Role.TRAINER, reads={Role.INFERENCE: Reading.FOLLOW}, write=Write.FENCED)
 class PolicyPublished(Event, frozen=True, kw_only=True):
-    """Weights to serve. kind "full" or "lora"; tensors: how many are in the file, each with its digest inside."""
+    """Weights to serve, in one file that holds a digest of each tensor (`synth.weights`). kind "full" or "lora"."""
 
     version: int
     attempt: int
     kind: str
     weights: BlobRef
-    tensors: int
 
 
 @event("policy.loaded", by=Role.INFERENCE, reads={Role.ROLLOUTS: Reading.FOLLOW})
@@ -284,6 +292,13 @@ class PolicyLoaded(Event, frozen=True, kw_only=True):
     replica: str
     seconds: float
     proven: int
+
+
+@event("policy.refused", by=Role.INFERENCE, reads={Role.OWNER: Reading.FOLLOW})
+class PolicyRefused(Event, frozen=True, kw_only=True):
+    """The job's policy cannot be served, however often it is tried; the job's owner ends it with this cause."""
+
+    problem: Problem
 
 
 @event("checkpoint.saved", by=Role.TRAINER, write=Write.FENCED)
@@ -375,9 +390,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return f"work.{self.kind}.{self.pool}.{self.org}.{self.job_id}{tail}"
 
 
-#: Who takes a kind of task, and who alone may queue it.
-TASKS: dict[str, tuple[Role, Role]] = {
-    "serve": (Role.INFERENCE, Role.VERIFIER),
-    "collect": (Role.ROLLOUTS, Role.VERIFIER),
-    "train": (Role.TRAINER, Role.INFERENCE),
+#: Who takes a kind of task, and who alone may queue it: training on rollouts is due when its policy is served,
+#: training on a file as soon as the job is verified (decision 16).
+TASKS: dict[str, tuple[Role, tuple[Role, ...]]] = {
+    "serve": (Role.INFERENCE, (Role.VERIFIER,)),
+    "collect": (Role.ROLLOUTS, (Role.VERIFIER,)),
+    "train": (Role.TRAINER, (Role.INFERENCE, Role.VERIFIER)),
 }

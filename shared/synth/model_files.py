@@ -8,7 +8,7 @@ from pathlib import Path
 
 from synth.blobs import BlobStore
 from synth.errors import Permanent
-from synth.events import ModelRef
+from synth.events import LoraShape, ModelRef
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,30 @@ class LocalModel:
     adapter: Path | None
 
 
+def continues(source: ModelRef, lora: LoraShape | None) -> bool:
+    """Whether training with this adapter goes on from the source's own one (decision 31). None: a full fine-tune."""
+    return source.kind == "lora" and lora is not None and source.lora == lora
+
+
+async def training_source(source: ModelRef, lora: LoraShape | None, blobs: BlobStore, cache: Path) -> LocalModel:
+    """A job's source as trainer and inference both load it: an adapter that is not continued is merged first."""
+    found = await local_model(source, blobs, cache)
+    if found.adapter is None or continues(source, lora):
+        return found
+    return LocalModel(await _merged(source, found, cache), None)
+
+
 async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalModel:
-    """Have a model's files on this machine. cache: where trees of a remote store and hub downloads go.
+    """Have a model's files on this machine. cache: for trees of a remote store, hub downloads and merged models.
 
     Raises `Permanent` when they cannot be had.
     """
     if ref.kind == "lora":
         if ref.base is None or ref.tree is None:
             raise Permanent(f"{ref.id}: an adapter needs a tree and a base")
-        base = await local_model(ref.base, blobs, cache)
-        if base.adapter is not None:
-            raise Permanent(f"{ref.id}: an adapter over an adapter is not served")
-        return LocalModel(base.model, await blobs.fetch_tree(ref.tree, cache / ref.tree.sha256[:16]))
+        below = await local_model(ref.base, blobs, cache)
+        base = below.model if below.adapter is None else await _merged(ref.base, below, cache)
+        return LocalModel(base, await blobs.fetch_tree(ref.tree, cache / ref.tree.sha256[:16]))
     if ref.tree is not None:
         return LocalModel(await blobs.fetch_tree(ref.tree, cache / ref.tree.sha256[:16]), None)
     if ref.path is None:
@@ -38,6 +50,20 @@ async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalMode
     if (directory := Path(ref.path)).is_dir():
         return LocalModel(directory, None)
     return LocalModel(await asyncio.to_thread(_from_hub, ref.path, cache), None)
+
+
+async def _merged(ref: ModelRef, found: LocalModel, cache: Path) -> Path:
+    # The merge is exact float32 arithmetic: whoever does it, wherever, gets the same bytes.
+    from synth.merging import WeightsError, write_merged_model
+
+    assert found.adapter is not None
+    assert ref.tree is not None
+    target = cache / f"merged-{ref.tree.sha256[:16]}"
+    try:
+        await asyncio.to_thread(write_merged_model, found.model, found.adapter, target)
+    except WeightsError as error:
+        raise Permanent(f"{ref.id} cannot be merged into its base: {error}") from error
+    return target
 
 
 def _from_hub(hub_id: str, cache: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from synth.blobs import BlobStore
@@ -12,23 +12,28 @@ from synth.bus.connection import Connection
 from synth.bus.model_refs import find_model
 from synth.bus.replay import replay
 from synth.errors import Problem, Transient, UserError
-from synth.events import ModelRef, PolicyPublished
+from synth.events import LoraShape, ModelRef, PolicyPublished
 from synth.inference.completion import PolicyBinding
 from synth.inference.policies import Loaded, ModelFiles, Policies
 from synth.inference.requests import JobSampling
 from synth.keys import Cid
-from synth.model_files import local_model
+from synth.model_files import local_model, training_source
 from synth.models import Registry, parse_finetuned
 
 
 @dataclass(frozen=True)
 class ServedJob:
-    """A job whose policy this process serves: its source, and the sampling that its rollouts must use."""
+    """A job whose policy this process serves: its source, and the sampling that its rollouts must use.
+
+    trained: the policy will be trained (RL), with an adapter of shape `lora` or, None, in full.
+    """
 
     org: str
     job_id: str
     source: ModelRef
     sampling: JobSampling
+    lora: LoraShape | None
+    trained: bool
 
 
 @dataclass
@@ -88,6 +93,14 @@ class ServiceRouter:
         found = await local_model(ref, self.blobs, self.cache)
         return ModelFiles(found.model, found.adapter)
 
+    async def source_of(self, job: ServedJob) -> ModelFiles:
+        """The files that a job's policy starts from, as its trainer loads them."""
+        if job.trained:
+            found = await training_source(job.source, job.lora, self.blobs, self.cache)
+        else:
+            found = await local_model(job.source, self.blobs, self.cache)
+        return ModelFiles(found.model, found.adapter)
+
     async def _find(self, org: str, model: str) -> ModelRef:
         if not model:
             raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
@@ -102,15 +115,15 @@ class ServiceRouter:
         return known
 
     async def _pinned_files(self, job: ServedJob, version: int) -> ModelFiles:
-        source = await local_model(job.source, self.blobs, self.cache)
+        source = await self.source_of(job)
         if version == 0:
-            return ModelFiles(source.model, source.adapter)
+            return source
         published = await replay(self.bus.nc, [f"policy.published.{job.org}.{job.job_id}"])
         found = [p.event for p in published if isinstance(p.event, PolicyPublished) and p.event.version == version]
         if not found:
             raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)
         weights = await self.blobs.fetch(found[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
-        return ModelFiles(source.model, source.adapter, weights, version)
+        return replace(source, weights=weights, version=version)
 
 
 def pinned_name(job_id: str, version: int) -> str:

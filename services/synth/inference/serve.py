@@ -15,16 +15,14 @@ from synth.bus.job_log import read_job
 from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
 from synth.bus.worker import Lease
-from synth.errors import Transient
-from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, Task
+from synth.errors import Permanent, Problem, Transient
+from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused, Task
 from synth.inference.engines.protocol import Engine
-from synth.inference.policies import ModelFiles
 from synth.inference.requests import JobSampling
 from synth.inference.routing import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import TERMINAL, State, apply
-from synth.jobs.resolved import EvalJob, RlJob, job_from_data
-from synth.model_files import local_model
+from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
 
 log = logs.get("serve")
 
@@ -53,12 +51,20 @@ class ServeService:
             sampling = JobSampling(
                 temperature=job.rollout.sampling.temperature, max_tokens=job.rollout.sampling.max_tokens
             )
-            source = history.need(JobVerified).source
-            served = ServedJob(org=task.org, job_id=task.job_id, source=source, sampling=sampling)
-            serving = _Serving(self, served, train=isinstance(job, RlJob))
+            served = ServedJob(
+                org=task.org,
+                job_id=task.job_id,
+                source=history.need(JobVerified).source,
+                sampling=sampling,
+                lora=lora_shape(job) if isinstance(job, RlJob) else None,
+                trained=isinstance(job, RlJob),
+            )
+            serving = _Serving(self, served)
             self.router.jobs[task.job_id] = served
             try:
                 await serving.until_ended(lease)
+            except Permanent as error:
+                await serving.refuse(error)
             finally:
                 self.router.jobs.pop(task.job_id, None)
                 await self.router.policies.release(task.job_id)
@@ -69,7 +75,6 @@ class ServeService:
 class _Serving:
     service: ServeService
     job: ServedJob
-    train: bool
     newest: PolicyPublished | None = None
     loaded: tuple[int, int] = (0, 0)
     ended: bool = False
@@ -79,8 +84,7 @@ class _Serving:
         service, job = self.service, self.job
         lease.progress("load", deadline=service.settings.load_timeout_s + 60)
         started = time.monotonic()
-        source = await local_model(job.source, service.blobs, service.router.cache)
-        held = await service.router.policies.hold(job.job_id, ModelFiles(source.model, source.adapter))
+        held = await service.router.policies.hold(job.job_id, await service.router.source_of(job))
         past = await replay(service.bus.nc, [f"policy.published.{job.org}.{job.job_id}"], last_per_subject=True)
         following = asyncio.create_task(self._follow())
         try:
@@ -91,11 +95,8 @@ class _Serving:
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
             service.changed.set()
-            if self.train:
-                # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
-                await enqueue(
-                    service.bus, Task(kind="train", pool=service.settings.pool, org=job.org, job_id=job.job_id)
-                )
+            # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
+            await self._train_is_due()
             while not self.ended:
                 lease.progress("serve", deadline=60)
                 if not held.engine.healthy:
@@ -105,6 +106,18 @@ class _Serving:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+    async def refuse(self, error: Permanent) -> None:
+        """Say that this policy cannot be served. The trainer's task is due all the same: it ends the job."""
+        log.error("policy refused", reason=str(error))
+        event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {error}"))
+        await Publisher(self.service.bus).once(event, org=self.job.org, key=self.job.job_id, id="refused")
+        await self._train_is_due()
+
+    async def _train_is_due(self) -> None:
+        if self.job.trained:
+            pool = self.service.settings.pool
+            await enqueue(self.service.bus, Task(kind="train", pool=pool, org=self.job.org, job_id=self.job.job_id))
 
     async def _wait(self, following: asyncio.Task[None]) -> None:
         if following.done():

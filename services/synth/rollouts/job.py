@@ -31,6 +31,7 @@ from synth.events import (
     JobValidated,
     JobVerified,
     PolicyLoaded,
+    PolicyRefused,
     RolloutRequested,
     Task,
 )
@@ -212,50 +213,70 @@ class _Run:
     async def evaluate(self, job: EvalJob) -> None:
         """Run an evaluation job, whose owner we are, to its end."""
         service, history = self._service, self._history
+        obstacle = await self._until_served()
         history, fence = await start_attempt(service.bus, history.org, history.job_id, worker=service.settings.replica)
         if fence is None:
             return
-        if history.state is State.CANCELLING:
-            await self._end(fence, lambda _: JobCancelled(step=0))
+        if obstacle is not None or history.state is State.CANCELLING:
+            await self._end(fence, obstacle or JobCancelled(step=0))
             return
-        work = asyncio.create_task(self._evaluate(job, fence))
-        cancelled = asyncio.create_task(_cancel_requested(service.bus, history.org, history.job_id))
+        work = asyncio.create_task(self._evaluate(job))
+        interrupted = asyncio.create_task(self._interruption())
         try:
-            await asyncio.wait([work, cancelled], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
-                await self._end(fence, lambda _: JobCancelled(step=0))
-                return
-            await work
+            await asyncio.wait([work, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            ending = work.result() if work.done() else interrupted.result()
         finally:
-            work.cancel()
-            cancelled.cancel()
+            for task in (work, interrupted):
+                task.cancel()
+            await asyncio.gather(work, interrupted, return_exceptions=True)
+        await self._end(fence, ending)
 
-    async def _evaluate(self, job: EvalJob, fence: Fence) -> None:
+    async def _until_served(self) -> JobFailed | None:
+        """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for."""
+        facts = ("policy.loaded", "policy.refused", "job.*")
+        subjects = [f"{fact}.{self._history.org}.{self._history.job_id}" for fact in facts]
+        ticker = asyncio.create_task(self._tick())
+        try:
+            state: State | None = None
+            async for recorded in follow(self._service.bus.nc, subjects):
+                match recorded.event:
+                    case PolicyLoaded():
+                        return None
+                    case PolicyRefused(problem=problem):
+                        return JobFailed(code="cannot_serve", problem=problem)
+                    case _:
+                        state = apply(state, recorded.type)
+                        if state in TERMINAL:
+                            return None
+            raise AssertionError("a follow never ends")
+        finally:
+            ticker.cancel()
+
+    async def _interruption(self) -> Event:
+        """Wait for a reason to stop before the end."""
+        facts = ("job.cancel_requested", "policy.refused")
+        subjects = [f"{fact}.{self._history.org}.{self._history.job_id}" for fact in facts]
+        async for recorded in follow(self._service.bus.nc, subjects):
+            if isinstance(recorded.event, PolicyRefused):
+                return JobFailed(code="cannot_serve", problem=recorded.event.problem)
+            return JobCancelled(step=0)
+        raise AssertionError("a follow never ends")
+
+    async def _evaluate(self, job: EvalJob) -> Event:
         await self._record.read()
         request = Request(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
         result = await self._collector.collect(request, await self._record.durable(request))
         if isinstance(result, Broken):
-            failed = JobFailed(code="task_app_failed", problem=result.problem)
-            await self._end(fence, lambda _: failed)
-            return
+            return JobFailed(code="task_app_failed", problem=result.problem)
         rollouts, lost = result
         values = collection_values(rollouts, failed=lost)
-        done = EvalCompleted(model=job.model, instances=len(rollouts), values=values)
-        await self._record.evaluated(done)
-        await self._end(fence, lambda _: JobSucceeded(steps=0, values=values))
+        await self._record.evaluated(EvalCompleted(model=job.model, instances=len(rollouts), values=values))
+        return JobSucceeded(steps=0, values=values)
 
-    async def _end(self, fence: Fence, decide: Callable[[JobHistory], Event | None]) -> None:
+    async def _end(self, fence: Fence, ending: Event) -> None:
         def unless_ended(history: JobHistory) -> Event | None:
             if history.ended:
                 return None
-            return JobCancelled(step=0) if history.state is State.CANCELLING else decide(history)
+            return JobCancelled(step=0) if history.state is State.CANCELLING else ending
 
         await append_as_owner(self._service.bus, fence, unless_ended)
-
-
-async def _cancel_requested(bus: Connection, org: str, job_id: str) -> None:
-    async for recorded in follow(bus.nc, [f"job.*.{org}.{job_id}"]):
-        if recorded.type == "job.cancel_requested":
-            return

@@ -7,6 +7,7 @@ then the step itself. A successor therefore finds either all of a step or nothin
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,7 +175,9 @@ class Announcer:
 
     async def _step(self, step: int, values: dict[str, float]) -> None:
         if step > self._past.last_step:
-            event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=values)
+            # JSON has no NaN: a figure that is none says nothing, and would make the whole event unreadable.
+            finite = {name: value for name, value in values.items() if math.isfinite(value)}
+            event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
             self._waiting.append(event)
 
     async def _flush(self) -> None:

@@ -1,8 +1,6 @@
 """The training process itself: `python -m synth.trainer.child`, one JSON line in, JSON lines out.
 
-The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The protocol is in the message types
-below. Invariants: the first line in is `start`; `step` k is answered only when everything that it names is durable;
-an `error` is the last line, and the exit code is then 1; the end of stdin ends the process at once.
+The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The messages are in `protocol.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +12,16 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn
+from typing import IO, NoReturn
 
 import msgspec
 import torch
 
 from synth.trainer import randomness
-from synth.trainer.checkpoint import Fingerprint, fingerprint
+from synth.trainer.checkpoint import fingerprint
 from synth.trainer.failure import TrainingFailed
 from synth.trainer.policy import Policy, load_policy
+from synth.trainer.protocol import Done, Failed, Finish, Progressed, Ready, Start, Step, Stepped
 from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe, parse_recipe
 from synth.trainer.rl import RlTrainer
 from synth.trainer.run import Resumed, Run
@@ -31,75 +30,6 @@ from synth.trainer.sft_data import encode_file, load_tokenizer
 from synth.trajectories import RolloutBatch
 
 _PROGRESS_SECONDS = 0.5
-
-
-class Start(msgspec.Struct, tag="start", tag_field="op"):
-    """First message. work_dir: of this attempt alone; everything that is written goes below it."""
-
-    kind: Literal["sft", "rl"]
-    recipe: dict[str, Any]
-    model_dir: str
-    work_dir: str
-    adapter_dir: str | None = None
-    resume_dir: str | None = None
-    dataset: str | None = None
-    validation: str | None = None
-    cache_dir: str | None = None
-
-
-class Step(msgspec.Struct, tag="step", tag_field="op"):
-    """RL: train on the batch of an iteration, a file that `RolloutBatch.from_bytes` reads."""
-
-    iteration: int
-    batch: str
-
-
-class Finish(msgspec.Struct, tag="finish", tag_field="op"):
-    """RL: write the model and end."""
-
-
-class Ready(msgspec.Struct, tag="ready", tag_field="event"):
-    """Loaded; `step` steps are done. values: what the last of them reported, when resumed."""
-
-    step: int
-    fingerprint: Fingerprint
-    total: int
-    loss_then: float | None = None
-    loss_now: float | None = None
-    values: dict[str, float] | None = None
-
-
-class Stepped(msgspec.Struct, tag="step", tag_field="event"):
-    """A step is done. weights: the file to serve (RL). checkpoint: a resume folder, when this step made one."""
-
-    step: int
-    values: dict[str, float]
-    weights: str | None = None
-    checkpoint: str | None = None
-
-
-class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
-    """A sign of life, at most two a second."""
-
-    stage: str
-    done: int
-    of: int
-
-
-class Done(msgspec.Struct, tag="done", tag_field="event"):
-    """The finished model is in the folder `model`; best_step: which step's weights it holds."""
-
-    model: str
-    kind: str
-    step: int
-    best_step: int
-
-
-class Failed(msgspec.Struct, tag="error", tag_field="event"):
-    """The last message: see `TrainingFailed` for codes; also out_of_memory, bad_message, internal."""
-
-    code: str
-    detail: str
 
 
 class Parent:
@@ -241,10 +171,11 @@ def _ready(run: Run, resumed: Resumed | None, total: int, parent: Parent) -> Non
     parent.say(
         Ready(
             step=run.step,
-            fingerprint=fingerprint(run.policy.recipe),
+            fingerprint=msgspec.to_builtins(fingerprint(run.policy.recipe)),
             total=total,
             loss_then=None if resumed is None else resumed.loss_then,
             loss_now=None if resumed is None else resumed.loss_now,
+            same_fingerprint=True if resumed is None else resumed.same_fingerprint,
             values=None if resumed is None else run.values,
         )
     )

@@ -24,6 +24,7 @@ from synth.events import (
     JobStarted,
     JobSucceeded,
     JobValidated,
+    PolicyRefused,
     RolloutBlocked,
     Task,
 )
@@ -143,10 +144,14 @@ class TrainerService:
 
 
 async def _interruption(bus: Connection, fence: Fence) -> Event:
-    """Wait for a reason to stop: the user's cancellation, or an environment that the collector gave up."""
-    subjects = [f"job.cancel_requested.{fence.org}.{fence.job_id}", f"rollout.blocked.{fence.org}.{fence.job_id}"]
-    async for recorded in follow(bus.nc, subjects):
-        if isinstance(recorded.event, RolloutBlocked):
-            return JobFailed(code="task_app_failed", problem=recorded.event.problem)
-        return JobCancelled(step=0)
+    """Wait for a reason to stop: the user's cancellation, a broken environment, a policy that cannot be served."""
+    facts = ("job.cancel_requested", "rollout.blocked", "policy.refused")
+    async for recorded in follow(bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]):
+        match recorded.event:
+            case RolloutBlocked(problem=problem):
+                return JobFailed(code="task_app_failed", problem=problem)
+            case PolicyRefused(problem=problem):
+                return JobFailed(code="cannot_serve", problem=problem)
+            case _:
+                return JobCancelled(step=0)
     raise AssertionError("a follow never ends")

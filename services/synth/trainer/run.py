@@ -41,10 +41,14 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Resumed:
-    """loss_then, loss_now: of the probe, when it was saved and now; None before anything was trained."""
+    """loss_then, loss_now: of the probe, when it was saved and now; None before anything was trained.
+
+    same_fingerprint: False where the bytes of a straight run can no longer be expected.
+    """
 
     loss_then: float | None
     loss_now: float | None
+    same_fingerprint: bool
     best_file: Path | None
 
 
@@ -123,10 +127,16 @@ class Run:
         if found.probe:
             self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
         now = self._probe_loss()
+        here = fingerprint(self.policy.recipe)
         if now is not None and state.loss is not None:
-            check_same_loss(state, now, fingerprint(self.policy.recipe))
+            check_same_loss(state, now, here)
         randomness.restore(found.rng)
-        return Resumed(loss_then=state.loss, loss_now=now, best_file=found.best_file)
+        return Resumed(
+            loss_then=state.loss,
+            loss_now=now,
+            same_fingerprint=state.fingerprint == here,
+            best_file=found.best_file,
+        )
 
     def _probe_loss(self) -> float | None:
         return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)

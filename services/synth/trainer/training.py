@@ -12,8 +12,8 @@ import msgspec
 from synth import logs
 from synth.errors import Problem
 from synth.events import JobSucceeded, JobVerified, ModelRef
-from synth.jobs.resolved import RlJob, SftJob
-from synth.model_files import LocalModel, local_model
+from synth.jobs.resolved import RlJob, SftJob, lora_shape
+from synth.model_files import LocalModel, continues, training_source
 from synth.trainer.attempt import Announcer
 from synth.trainer.job import Attempt, JobFailure
 from synth.trainer.plan import recipe_of
@@ -57,7 +57,7 @@ class _Run:
         lease.progress("fetch the model", deadline=3600)
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
-        source = await local_model(verified.source, attempt.blobs, cache / "models")
+        source = await training_source(verified.source, lora_shape(job), attempt.blobs, cache / "models")
         start = await _start_message(attempt, job, verified, source, cache)
         lease.progress("start", deadline=silence)
 
@@ -160,9 +160,9 @@ async def _publish_model(run: _Run, done: Done) -> JobSucceeded:
     id = job.result_id(attempt.fence.job_id)
     if attempt.past.model is None:
         tree = await run.announce.put_model(Path(done.model))
-        source = run.verified.source
-        below = source.base if source.kind == "lora" else source
-        ref = ModelRef(id=id, kind=done.kind, tree=tree, base=below if done.kind == "lora" else None)
+        source, shape = run.verified.source, lora_shape(job)
+        below = source.base if continues(source, shape) else source
+        ref = ModelRef(id=id, kind=done.kind, tree=tree, base=below if shape else None, lora=shape)
         await run.announce.model(ref, kind=done.kind, step=done.best_step)
     return JobSucceeded(steps=done.step, model=id, values=run.values)
 

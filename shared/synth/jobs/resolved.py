@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from synth.events import LoraShape
 from synth.jobs.seeds import Seeds, draw
 from synth.models import format_finetuned
 
@@ -167,6 +168,13 @@ class ResolvedJob(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     origins: dict[str, str]
     warnings: list[str]
+
+
+def lora_shape(job: TrainingJob) -> LoraShape | None:
+    """The shape of the adapter that a job trains; None for a full fine-tune."""
+    if job.lora is None:
+        return None
+    return LoraShape(r=job.lora.r, alpha=job.lora.alpha, targets=job.lora.targets)
 
 
 def job_to_data(job: Job) -> dict[str, Any]:

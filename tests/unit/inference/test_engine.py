@@ -191,13 +191,23 @@ async def test_when_the_engines_thread_dies_everyone_hears_of_it(
         real()
 
     monkeypatch.setattr(batcher, "step", step)
-    monkeypatch.setattr("threading.excepthook", lambda _: None)
     results = await asyncio.gather(
         *(complete(engine, prompt(i, 4), endless(50)) for i in range(3)), return_exceptions=True
     )
     assert all(isinstance(r, Transient) and "out of memory" in str(r) for r in results)
     assert not engine.healthy
     with pytest.raises(Transient, match="out of memory"):
+        await complete(engine, prompt(1, 4), endless(5))
+
+
+async def test_a_request_that_kills_the_engine_before_it_joins_hears_of_it_too(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(engine._batcher, "add", add)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(Transient, match="the engine died: RuntimeError: broken"):
         await complete(engine, prompt(1, 4), endless(5))
 
 

@@ -51,7 +51,7 @@ def sft(text: str, registry: Registry, overrides: Overrides | None = None) -> Sf
 
 def test_the_demo_sft_is_the_recipe_that_was_measured(registry: Registry) -> None:
     job = sft((CONFIGS / "sft.toml").read_text(), registry, Overrides(training_file="file_1"))
-    assert (job.steps, job.batch_size, job.lr, job.schedule) == (600, 32, 5e-3, "cosine")
+    assert (job.steps, job.batch_size, job.lr, job.schedule) == (1000, 32, 5e-3, "cosine")
     assert (job.min_lr_ratio, job.warmup_steps, job.betas, job.weight_decay) == (0.02, 20, (0.9, 0.95), 0.0)
     assert (job.mode, job.lora, job.model) == ("full", None, "tiny-qwen3")
 

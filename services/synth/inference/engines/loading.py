@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +16,10 @@ from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher
 from synth.inference.engines.kv_cache import SlotCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
-from synth.inference.engines.transformers import EngineSettings
 from synth.inference.tokenizers import load_tokenizer
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from synth.inference.engines.transformers import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

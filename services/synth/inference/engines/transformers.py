@@ -7,6 +7,7 @@ thread carries them out, and after each it hands what was sampled back to the ev
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from synth.inference.engines.batcher import Batcher
     from synth.inference.engines.live_weights import LiveModel
     from synth.inference.engines.rows import Request
+
+log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT = 30.0
 
@@ -198,8 +201,8 @@ class TransformersEngine:
             self._serve()
             self._end(Transient("the engine is closed"))
         except BaseException as error:
+            log.exception("engine died")
             self._end(Transient(f"the engine died: {type(error).__name__}: {error}"))
-            raise
 
     def _load(self, model_dir: Path, adapter: Path | None) -> None:
         from synth.inference.engines.loading import load_model

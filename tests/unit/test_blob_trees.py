@@ -1,0 +1,53 @@
+"""Trees in the blob store: a directory comes back as it was, whatever its files are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synth.blobs import BlobCorrupt, BlobStore
+
+FILES = {"manifest.json": b'{"mine": true}', "weights.safetensors": b"x" * 1000, "sub/config.json": b"{}"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore.open(f"file:{tmp_path / 'blobs'}")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    for name, body in FILES.items():
+        path = tmp_path / "made" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    return tmp_path / "made"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("move", [False, True])
+async def test_a_tree_with_a_manifest_of_its_own_comes_back_unchanged(
+    store: BlobStore, directory: Path, tmp_path: Path, move: bool
+):
+    tree, manifest = await store.put_tree("jobs/job_1/checkpoint-3", directory, move=move)
+    assert contents(await store.fetch_tree(tree, tmp_path / "out")) == FILES
+    assert manifest.size == sum(map(len, FILES.values()))
+    assert directory.exists() is not move
+
+
+async def test_a_tree_made_from_a_fetched_tree_can_be_fetched(store: BlobStore, directory: Path, tmp_path: Path):
+    first, _ = await store.put_tree("jobs/job_1/model", directory)
+    second, _ = await store.put_tree("jobs/job_2/model", await store.fetch_tree(first, tmp_path / "one"))
+    assert contents(await store.fetch_tree(second, tmp_path / "two")) == FILES
+
+
+async def test_a_tree_with_a_changed_file_is_not_handed_out(store: BlobStore, directory: Path, tmp_path: Path):
+    tree, manifest = await store.put_tree("t", directory)
+    assert store.root is not None
+    (store.root / manifest.files["manifest.json"].uri.removeprefix("blob://")).write_bytes(b"other")
+    with pytest.raises(BlobCorrupt, match=r"manifest\.json"):
+        await store.fetch_tree(tree, tmp_path / "out")
