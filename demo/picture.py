@@ -1,0 +1,56 @@
+"""What the demo shows at its end: the reward curve and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plotext
+from rich.console import Console
+from rich.table import Table
+
+console = Console()
+_LABELS = {"base": "base model", "sft": "after SFT", "rl": "after RL (GSPO)"}
+
+
+def save_curve(reward: list[float], path: Path) -> None:
+    """The mean reward of each RL step, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=150)
+    steps = range(1, len(reward) + 1)
+    axes.plot(steps, reward, color="#2a6fbb", linewidth=2, marker="o", markersize=3)
+    axes.set(xlabel="RL step", ylabel="mean reward (share of exact sums)", ylim=(0, 1))
+    axes.set_title("GSPO on the Math task app", loc="left")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def print_curve(reward: list[float]) -> None:
+    """The same curve in the terminal."""
+    last = len(reward)
+    plotext.clear_figure()
+    plotext.plot_size(76, 16)
+    plotext.plot(list(range(1, last + 1)), reward, marker="braille")
+    plotext.ylim(0, 1)
+    plotext.xticks([1, *range(5, last + 1, 5)])
+    plotext.title("mean reward by RL step")
+    console.out(plotext.uncolorize(plotext.build()), highlight=False)
+
+
+def print_result(accuracy: dict[str, float], seconds: dict[str, float]) -> None:
+    """Accuracy before and after, and where the time went."""
+    table = Table(title="512 held-out problems, T = 1", title_justify="left", header_style="bold")
+    table.add_column("model")
+    table.add_column("accuracy", justify="right")
+    table.add_column("")
+    for name, value in accuracy.items():
+        table.add_row(_LABELS[name], f"{value:.3f}", "█" * round(value * 30))
+    console.print(table)
+    parts = "  ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
+    console.print(f"[dim]{parts}[/]")
