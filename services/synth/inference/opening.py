@@ -19,7 +19,8 @@ class Opening:
 
     async def __call__(self, files: ModelFiles) -> Loaded:
         # torch is imported when the first model is, so that a process is healthy within a second.
-        from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+        from synth.inference.engines.settings import EngineSettings
+        from synth.inference.engines.transformers import TransformersEngine
 
         settings = EngineSettings(
             threads=self.settings.threads,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.transformers import TransformersEngine
 from tests.unit.inference.tiny import plain_model, save_tiny_model
 
 

@@ -12,7 +12,8 @@ import torch
 
 from synth.errors import Permanent, Transient, UserError
 from synth.inference.engines.protocol import SamplingParams
-from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.transformers import TransformersEngine
 from tests.unit.inference.drive import IM_END, complete, endless, prompt
 from tests.unit.inference.tiny import plain_logprobs
 
@@ -213,4 +214,4 @@ async def test_a_request_that_kills_the_engine_before_it_joins_hears_of_it_too(
 
 async def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Permanent, match="no model can be loaded"):
-        await TransformersEngine.load(tmp_path)
+        await TransformersEngine.load(tmp_path, settings=EngineSettings())

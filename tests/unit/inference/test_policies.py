@@ -11,7 +11,8 @@ import pytest
 
 from synth.errors import Problem, Transient, UserError
 from synth.inference.chat import ChatFormat
-from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.policies import Loaded, ModelFiles, Policies
 from synth.inference.tokenizers import load_tokenizer
 

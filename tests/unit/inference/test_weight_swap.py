@@ -11,7 +11,8 @@ import torch
 
 from synth.errors import Permanent
 from synth.inference.engines.protocol import Delta, SamplingParams
-from synth.inference.engines.transformers import EngineSettings, TransformersEngine
+from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.transformers import TransformersEngine
 from synth.weights import write_policy
 from tests.unit.inference.drive import complete, endless, prompt
 from tests.unit.inference.tiny import plain_logprobs, plain_model

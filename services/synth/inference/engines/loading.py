@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher
 from synth.inference.engines.kv_cache import SlotCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
+from synth.inference.engines.settings import EngineSettings
 from synth.inference.tokenizers import load_tokenizer
-
-if TYPE_CHECKING:
-    from synth.inference.engines.transformers import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class EngineStats:
     """One reading. running, waiting: requests. kv_tokens_used, kv_tokens_budget: cache cells, in tokens.
 
     prefills: prompts that went through the model; prompts_shared: requests that reused another's prompt.
+    cpu_seconds: of the engine's own thread since it began to serve; 0 where the engine is another process.
     """
 
     running: int
@@ -73,6 +74,7 @@ class EngineStats:
     sampled_tokens: int
     prefills: int
     prompts_shared: int
+    cpu_seconds: float = 0.0
 
 
 class Engine(Protocol):

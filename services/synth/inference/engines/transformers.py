@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from synth.errors import Permanent, Problem, SynthError, Transient, UserError
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
     from synth.inference.engines.batcher import Batcher
@@ -27,23 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How one engine runs.
-
-    threads: torch threads (more than one only on an idle machine: contended spin-waits make it slower).
-    device: "cpu", "cuda:0" …; None: the first GPU if there is one. kv_budget_bytes: None: 1 GiB on a CPU, 60 % of the
-    free memory of a GPU. max_rows: requests in one step; its logits cost 12 bytes x vocabulary a row.
-    seed: of the draws of requests without a seed of their own; None: from the operating system.
-    """
-
-    threads: int = 1
-    device: str | None = None
-    kv_budget_bytes: int | None = None
-    max_rows: int = 256
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +55,7 @@ class TransformersEngine:
         self._live: LiveModel
         self._max_context = 0
         self._version = 0
+        self._cpu_seconds = 0.0
         self._thread: threading.Thread
 
     @classmethod
@@ -79,7 +65,7 @@ class TransformersEngine:
         *,
         adapter: Path | None = None,
         version: int = 0,
-        settings: EngineSettings = EngineSettings(),
+        settings: EngineSettings,
     ) -> TransformersEngine:
         """Load a local model directory (and an adapter over it) in the engine's own thread.
 
@@ -109,7 +95,7 @@ class TransformersEngine:
         return self._max_context
 
     def stats(self) -> EngineStats:
-        return self._batcher.stats()
+        return replace(self._batcher.stats(), cpu_seconds=self._cpu_seconds)
 
     async def generate(
         self,
@@ -228,6 +214,7 @@ class TransformersEngine:
                 if not self._batcher.idle:
                     self._batcher.step()
                 self._flush()
+                self._cpu_seconds = time.thread_time()
 
     def _end(self, error: SynthError) -> None:
         with self._wake:
