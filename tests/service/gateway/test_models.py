@@ -51,7 +51,7 @@ class Echo:
             while True:
                 yield b"data: %d\n\n" % k
                 k += 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
         finally:
             self.hung_up.set()
 
