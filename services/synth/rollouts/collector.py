@@ -101,12 +101,21 @@ class Collector:
         self._keep = keep
         self._give_up = give_up
         self._progress = progress
+        self.busy = 0
+        """Requests that are being collected now."""
 
     async def collect(self, request: Request, done: dict[int, Collected]) -> tuple[list[Collected], int] | Broken:
         """Run what is missing of a request; returns its rollouts and how many of them failed.
 
         done: rollouts of it that are in the log already, by index.
         """
+        self.busy += 1
+        try:
+            return await self._collect(request, done)
+        finally:
+            self.busy -= 1
+
+    async def _collect(self, request: Request, done: dict[int, Collected]) -> tuple[list[Collected], int] | Broken:
         found = dict(done)
         failures: list[Problem] = []
         allowed = max(1, int(request.size * MAX_FAILED_SHARE))

@@ -1,0 +1,29 @@
+"""What the two kinds of collect task have in common: their job, their collector, and their place in the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from synth.bus.connection import Connection
+from synth.bus.job_log import JobHistory
+from synth.bus.recorded import Recorded
+from synth.bus.replay import follow
+from synth.rollouts.collector import Collector
+from synth.rollouts.record import RolloutLog
+from synth.rollouts.settings import RolloutsSettings
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One job's collection, open for as long as its task is owned."""
+
+    bus: Connection
+    settings: RolloutsSettings
+    history: JobHistory
+    collector: Collector
+    record: RolloutLog
+
+    def follow(self, *facts: str) -> AsyncGenerator[Recorded, None]:
+        """These facts of the job, from its beginning on."""
+        return follow(self.bus.nc, [f"{fact}.{self.history.org}.{self.history.job_id}" for fact in facts])

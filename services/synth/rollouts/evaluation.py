@@ -1,0 +1,86 @@
+"""An evaluation job: its collector owns it, from the moment its model is served to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
+from synth.bus.publish import Fence
+from synth.catalogue import Event
+from synth.events import EvalCompleted, JobCancelled, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
+from synth.jobs.lifecycle import TERMINAL, State, apply
+from synth.jobs.resolved import EvalJob
+from synth.rollouts.collection import Collection
+from synth.rollouts.collector import Broken, Request
+from synth.rollouts.groups import collection_values
+
+
+async def evaluate(collection: Collection, job: EvalJob) -> None:
+    """Run an evaluation to its end: success, failure with its cause, or cancellation."""
+    obstacle = await _until_served(collection)
+    org, job_id = collection.history.org, collection.history.job_id
+    history, fence = await start_attempt(collection.bus, org, job_id, worker=collection.settings.replica)
+    if fence is None:
+        return
+    if obstacle is not None or history.state is State.CANCELLING:
+        await _end(collection, fence, obstacle or JobCancelled(step=0))
+        return
+    work = asyncio.create_task(_play(collection, job))
+    interrupted = asyncio.create_task(_interruption(collection))
+    try:
+        await asyncio.wait([work, interrupted], return_when=asyncio.FIRST_COMPLETED)
+        ending = work.result() if work.done() else interrupted.result()
+    finally:
+        for task in (work, interrupted):
+            task.cancel()
+        await asyncio.gather(work, interrupted, return_exceptions=True)
+    await _end(collection, fence, ending)
+
+
+async def _until_served(collection: Collection) -> JobFailed | None:
+    """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for."""
+    state: State | None = None
+    async with aclosing(collection.follow("policy.loaded", "policy.refused", "job.*")) as events:
+        async for recorded in events:
+            match recorded.event:
+                case PolicyLoaded():
+                    return None
+                case PolicyRefused(problem=problem):
+                    return JobFailed(code="cannot_serve", problem=problem)
+                case _:
+                    state = apply(state, recorded.type)
+                    if state in TERMINAL:
+                        return None
+    raise AssertionError("a follow never ends")
+
+
+async def _interruption(collection: Collection) -> Event:
+    """Wait for a reason to stop before the end."""
+    async with aclosing(collection.follow("job.cancel_requested", "policy.refused")) as events:
+        async for recorded in events:
+            if isinstance(recorded.event, PolicyRefused):
+                return JobFailed(code="cannot_serve", problem=recorded.event.problem)
+            return JobCancelled(step=0)
+    raise AssertionError("a follow never ends")
+
+
+async def _play(collection: Collection, job: EvalJob) -> Event:
+    await collection.record.read()
+    request = Request(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
+    result = await collection.collector.collect(request, await collection.record.durable(request))
+    if isinstance(result, Broken):
+        return JobFailed(code="task_app_failed", problem=result.problem)
+    rollouts, lost = result
+    values = collection_values(rollouts, failed=lost)
+    await collection.record.evaluated(EvalCompleted(model=job.model, instances=len(rollouts), values=values))
+    return JobSucceeded(steps=0, values=values)
+
+
+async def _end(collection: Collection, fence: Fence, ending: Event) -> None:
+    def unless_ended(history: JobHistory) -> Event | None:
+        if history.ended:
+            return None
+        return JobCancelled(step=0) if history.state is State.CANCELLING else ending
+
+    await append_as_owner(collection.bus, fence, unless_ended)

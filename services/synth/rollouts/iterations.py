@@ -1,0 +1,130 @@
+"""The rollouts of an RL job: each request of its trainer collected, batched and announced, until the job has ended.
+
+Invariants. Requests are collected in their order and may overlap; their batches are announced strictly in order. A
+request waits for a policy that is fresh enough for it. One that is finished in the log is never collected again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+
+from synth import logs
+from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
+from synth.jobs.lifecycle import TERMINAL, State, apply
+from synth.jobs.resolved import RlJob
+from synth.rollouts.collection import Collection
+from synth.rollouts.collector import Broken, PolicyVersions, Request
+from synth.rollouts.groups import Collected, build_batch, collection_values
+from synth.rollouts.record import as_request
+
+log = logs.get("iterations")
+
+
+async def collect_iterations(collection: Collection, job: RlJob) -> None:
+    """Serve a job's trainer until the job has ended. Raises what ended a request: `Transient`, `Permanent`."""
+    await collection.record.read()
+    try:
+        await _until_ended(collection, job)
+    except ExceptionGroup as group:
+        # One request's failure is the task's: whoever owns the task looks at the error itself.
+        raise group.exceptions[0] from group
+
+
+async def _until_ended(collection: Collection, job: RlJob) -> None:
+    iterations = _Iterations(collection, job)
+    state: State | None = None
+    # From the beginning: policy versions that were loaded before us count too.
+    events = collection.follow("rollout.requested", "policy.loaded", "job.*")
+    async with aclosing(events), asyncio.TaskGroup() as group:
+        async for recorded in events:
+            match recorded.event:
+                case PolicyLoaded(version=version):
+                    await iterations.versions.loaded(version)
+                case RolloutRequested() as event:
+                    iterations.start(as_request(event), group)
+                case _:
+                    state = apply(state, recorded.type)
+                    if state in TERMINAL:
+                        break
+        iterations.stop()
+
+
+class _Iterations:
+    """The requests under way."""
+
+    def __init__(self, collection: Collection, job: RlJob) -> None:
+        self.versions = PolicyVersions()
+        self._collection = collection
+        self._job = job
+        self._running: set[asyncio.Task[None]] = set()
+        self._started: set[tuple[str, int]] = set()
+        self._last_batch: asyncio.Task[None] | None = None
+
+    def start(self, request: Request, group: asyncio.TaskGroup) -> None:
+        """Collect a request, unless it is finished in the log or under way."""
+        key = (request.mode, request.iteration)
+        if self._collection.record.finished(request) or key in self._started:
+            return
+        self._started.add(key)
+        if request.mode == "eval":
+            task = group.create_task(self._evaluate(request))
+        else:
+            task = self._last_batch = group.create_task(self._iteration(request, self._last_batch))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def stop(self) -> None:
+        """Drop what is under way: the job has ended."""
+        for task in self._running:
+            task.cancel()
+
+    async def _iteration(self, request: Request, before: asyncio.Task[None] | None) -> None:
+        found = await self._collect(request)
+        if found is None:
+            return
+        rollouts, values = found
+        job = self._job
+        batch = build_batch(
+            rollouts,
+            job_id=self._collection.history.job_id,
+            iteration=request.iteration,
+            temperature=job.rollout.sampling.temperature,
+            groups=len(request.seeds),
+            group_size=request.group_size,
+            by_std=job.advantage_std,
+            values=values,
+        )
+        if before is not None:
+            await asyncio.wait([before])
+        await self._collection.record.batch(batch, values)
+        log.info("batch", iteration=request.iteration, sequences=batch.sequences, reward=values.get("reward_mean"))
+
+    async def _evaluate(self, request: Request) -> None:
+        found = await self._collect(request)
+        if found is None:
+            return
+        rollouts, values = found
+        event = EvalCompleted(
+            model=f"{self._collection.history.job_id}@v{request.pinned_version}",
+            instances=len(rollouts),
+            values=values,
+            step=request.pinned_version,
+            iteration=request.iteration,
+        )
+        await self._collection.record.evaluated(event)
+
+    async def _collect(self, request: Request) -> tuple[list[Collected], dict[str, float]] | None:
+        """A request's rollouts and their figures; None when the environment is broken, which is then in the log."""
+        collection = self._collection
+        version = max(request.oldest_version, request.pinned_version or 0)
+        await self.versions.at_least(version, timeout=collection.settings.policy_wait_s)
+        started = time.monotonic()
+        result = await collection.collector.collect(request, await collection.record.durable(request))
+        if isinstance(result, Broken):
+            await collection.record.blocked(request.iteration, result.problem)
+            return None
+        rollouts, failed = result
+        values = collection_values(rollouts, failed=failed)
+        return rollouts, values | {"collect_seconds": time.monotonic() - started}
