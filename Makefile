@@ -4,10 +4,10 @@ SEED ?= 0
 PORT ?= 8000
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint chaos tax clean
+.PHONY: help install demo test unit lint contracts chaos tax clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 # torch is a CPU build here: pip takes the one that is pinned, and nothing may pull in torchvision.
 .venv/installed: pyproject.toml constraints.txt
@@ -33,6 +33,9 @@ lint: .venv/installed ## ruff, pyright, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@PYTHONPATH=shared:services $(BIN)/lint-imports
+
+contracts: .venv/installed ## write the generated documents of docs/
+	@$(BIN)/python -m contracts
 
 chaos: .venv/installed ## kill every service in turn during a long RL job
 	@$(BIN)/pytest tests/chaos

@@ -29,6 +29,8 @@ app = typer.Typer(
     name="synthctl",
     help=_HELP,
     no_args_is_help=True,
+    # Paragraphs of a docstring are wrapped anew, and [eval] is text rather than a style.
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

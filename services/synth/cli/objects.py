@@ -49,6 +49,7 @@ class Job(msgspec.Struct, kw_only=True):
     tags: dict[str, Any] = {}
     config: str | None = None
     resolved: dict[str, Any] | None = None
+    origins: dict[str, str] | None = None
     last_seq: int = 0
 
     @property

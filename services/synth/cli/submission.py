@@ -47,6 +47,7 @@ class Flags:
     task_url: str | None = None
     examples: int | None = None
     seed: int | None = None
+    allow_experimental: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def draft(text: str, *, name: str, flags: Flags, models_dir: Path) -> Draft:
         task_url=flags.task_url,
         examples=flags.examples,
         seed=flags.seed,
+        allow_experimental=flags.allow_experimental,
     )
     resolved = check_job(text, name=name, overrides=overrides, registry=_OtherMachine(models_dir), uploaded=False)
     job = resolved.job
@@ -109,6 +111,8 @@ def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> 
         # The verifier tries every key that it knows: the one in use here must be among them.
         client.add_environment_key(config.environment_key.text)
     body |= {"model": flags.model, "task_url": flags.task_url, "examples": flags.examples, "seed": flags.seed}
+    # Sent where it is asked for alone: a submission is the same one by its body.
+    body["allow_experimental"] = flags.allow_experimental or None
     body = {name: value for name, value in body.items() if value is not None}
     with output.status("submitting"):
         return client.create_job(body, key=key or uuid.uuid4().hex)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from synth.cli import output
-from synth.cli.commands.submit import Data, Follow, IdempotencyKey, TaskUrl
+from synth.cli.commands.submit import AllowExperimental, Data, Follow, IdempotencyKey, TaskUrl
 from synth.cli.connect import client_of, config_of
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.output import Format, Output
@@ -23,10 +23,11 @@ def evaluate(
     model: Annotated[str | None, typer.Option(help="The model to evaluate.")] = None,
     seeds: Annotated[str | None, typer.Option(help='One rollout on each: "0-99" or "1,2,5".')] = None,
     task_url: TaskUrl = None,
-    env_name: Annotated[str | None, typer.Option(help="The environment that the task app is asked for.")] = None,
+    env_name: Annotated[str | None, typer.Option(help="The environment to ask for; the app's own if none.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 1 by default.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Sampled tokens a call, at most.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Rollouts at one time.")] = None,
+    allow_experimental: AllowExperimental = False,
     follow: Follow = None,
     idempotency_key: IdempotencyKey = None,
     data: Data = Path(".synth"),
@@ -57,7 +58,8 @@ def evaluate(
             flag = "--" + next(iter(asked)).replace("_", "-")
             raise UsageProblem(f"{flag} beside a file", expected="it in the file's [eval]", where=str(config))
         text, name = read_config(config), str(config)
-    job = draft(text, name=name, flags=Flags(model=model, task_url=task_url), models_dir=data / "models")
+    flags = Flags(model=model, task_url=task_url, allow_experimental=allow_experimental)
+    job = draft(text, name=name, flags=flags, models_dir=data / "models")
     if job.kind != "eval":
         raise UsageProblem(f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {name}", where=name)
     for warning in job.resolved.warnings:

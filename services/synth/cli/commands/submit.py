@@ -26,6 +26,9 @@ Follow = Annotated[
 IdempotencyKey = Annotated[
     str | None, typer.Option(help="The same key and job, sent twice, is one job; new each time by default.")
 ]
+AllowExperimental = Annotated[
+    bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
+]
 Data = Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")]
 
 
@@ -38,6 +41,7 @@ def submit(
     task_url: TaskUrl = None,
     seed: Annotated[int | None, typer.Option(help="The job's seed.")] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows, for a trial.")] = None,
+    allow_experimental: AllowExperimental = False,
     follow: Follow = None,
     idempotency_key: IdempotencyKey = None,
     data: Data = Path(".synth"),
@@ -53,7 +57,15 @@ def submit(
     settings = config_of(ctx)
     if task_url is None and settings.task_url is not None:
         task_url = settings.task_url.text
-    flags = Flags(model=model, dataset=dataset, validation=validation, task_url=task_url, examples=examples, seed=seed)
+    flags = Flags(
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        task_url=task_url,
+        examples=examples,
+        seed=seed,
+        allow_experimental=allow_experimental,
+    )
     name = "stdin" if str(config) == "-" else str(config)
     job = draft(read_config(config), name=name, flags=flags, models_dir=data / "models")
     for warning in job.resolved.warnings:

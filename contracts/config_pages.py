@@ -1,0 +1,201 @@
+"""docs/configs.md and docs/settings.md: every key of a job file, every setting of a service, from their own texts."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, PlainValidator, SecretStr
+from pydantic.fields import FieldInfo
+
+from synth.bus.topology import SERVICES
+from synth.http_guard import GuardSettings
+from synth.jobs.eval import EvalConfig
+from synth.jobs.not_honoured import NOT_HONOURED
+from synth.jobs.rl import RlConfig
+from synth.jobs.sft import SftConfig
+from synth.settings import ServiceSettings
+from synth.synthd import BusSettings
+
+_CONFIGS_HEAD = """\
+# Job files
+
+A job is one TOML file. Its kind is read from `[algorithm] type` (`"online"` is RL, `"offline"` is SFT), else from the
+sections that it has; a file with `[eval]`, or with the same keys at the top, is an evaluation. An unknown key is an
+error that names the nearest known one, and every problem is reported at once, each with its file, line and key. Flags
+of `synthctl submit` take the place of keys. `synthctl jobs get JOB -o json` shows the job with every default applied
+(`resolved`), and where each value came from (`origins`).
+
+Files that run as they are: [configs/demo](../configs/demo). This page is generated from the schemas (`make contracts`).
+
+Keys marked ○ are read and checked and have no effect: submitting a file in which one asks for something says so.
+"""
+_SETTINGS_HEAD = """\
+# Settings
+
+Every service is configured by environment variables. `synthctl up` sets them for the cluster on one machine,
+`docker-compose.yml` for containers. This page is generated from the settings classes (`make contracts`).
+"""
+_KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
+    ("rl", "RL", RlConfig),
+    ("sft", "SFT", SftConfig),
+    ("eval", "Evaluation", EvalConfig),
+)
+
+
+def configs_page() -> str:
+    """The page of job files as Markdown."""
+    parts = [_CONFIGS_HEAD]
+    for kind, title, config in _KINDS:
+        parts.append(f"\n## {title}\n")
+        for path, section in _sections(config, ()):
+            rows = "".join(_key_rows(section, path, kind))
+            table = f"\n| key | type | default | |\n|---|---|---|---|\n{rows}" if rows else ""
+            if table or section.model_config.get("extra") == "allow":
+                parts.append(f"\n### {title}: `[{'.'.join(path)}]`\n\n{_purpose(section)}\n{table}")
+    return "".join(parts)
+
+
+def _sections(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
+    if path:
+        yield path, model
+    for name, field in model.model_fields.items():
+        nested = _nested(field.annotation)
+        if nested is not None:
+            yield from _sections(nested, (*path, name))
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _purpose(section: type[BaseModel]) -> str:
+    doc = inspect.cleandoc(section.__doc__ or "")
+    _, _, text = doc.partition(": ")
+    return text[:1].upper() + text[1:] if text else doc
+
+
+def _key_rows(section: type[BaseModel], path: tuple[str, ...], kind: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        if _nested(field.annotation) is not None:
+            continue
+        dotted = ".".join((*path, name)).removeprefix("eval." if kind == "eval" else "")
+        ignored = any(dotted == key or dotted.startswith(f"{key}.") for key in NOT_HONOURED[kind])
+        mark = " ○" if ignored else ""
+        yield f"| `{name}`{mark} | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _type(field: FieldInfo) -> str:
+    if any(isinstance(m, PlainValidator) for m in field.metadata):
+        return "seeds"
+    words = list(dict.fromkeys(_words(field.annotation)))
+    bounds = [
+        f"{sign} {getattr(m, name):g}"
+        for m in field.metadata
+        for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+        if hasattr(m, name)
+    ]
+    return ", ".join([" or ".join(words), *bounds])
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    simple = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "anything"}
+    if annotation is type(None):
+        return
+    if annotation in simple:
+        yield simple[annotation]
+    elif origin is Annotated:
+        if any(isinstance(m, PlainValidator) for m in arguments[1:]):
+            yield "seeds"
+        else:
+            yield from _words(arguments[0])
+    elif origin in (Union, types.UnionType):
+        for argument in arguments:
+            yield from _words(argument)
+    elif origin is Literal:
+        yield from (f"`{json.dumps(value)}`" for value in arguments)
+    elif origin is list:
+        yield f"list of {' or '.join(_words(arguments[0]))}"
+    elif origin is dict:
+        yield "table"
+    else:
+        yield str(annotation)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**required**"
+    return "" if field.default is None else f"`{json.dumps(field.default)}`"
+
+
+def settings_page() -> str:
+    """The page of settings as Markdown."""
+    parts = [_SETTINGS_HEAD, "\n## Every service\n\n", _settings_table(ServiceSettings, set())]
+    shared = set(ServiceSettings.model_fields)
+    parts.append("\n## Services that call what users name: `verifier`, `rollouts`\n\n")
+    parts.append(_settings_table(GuardSettings, set()))
+    shared |= set(GuardSettings.model_fields)
+    for service in SERVICES:
+        own = _settings_class(service)
+        table = _settings_table(own, shared)
+        if table:
+            parts.append(f"\n## `synthd {service}`\n\n{table}")
+    parts.append(f"\n## `synthd bus init`\n\n{_settings_table(BusSettings, shared)}")
+    return "".join(parts)
+
+
+def _settings_class(service: str) -> type[BaseModel]:
+    try:
+        module = importlib.import_module(f"synth.{service}.settings")
+    except ModuleNotFoundError:
+        return ServiceSettings
+    name = f"{service.capitalize()}Settings"
+    return getattr(module, name)
+
+
+def _settings_table(model: type[BaseModel], without: set[str]) -> str:
+    texts: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if cls.__module__.startswith("synth."):
+            texts |= _docstrings(cls)
+    rows = [
+        f"| `SYNTH_{name.upper()}` | {_setting_default(field)} | {_cell(texts.get(name, ''))} |\n"
+        for name, field in model.model_fields.items()
+        if name not in without
+    ]
+    return "| variable | default | |\n|---|---|---|\n" + "".join(rows) if rows else ""
+
+
+def _setting_default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return "the host's name"
+    value = field.default
+    if value is None or value == () or (isinstance(value, SecretStr) and not value.get_secret_value()):
+        return ""
+    return f"`{json.dumps(value) if isinstance(value, bool) else value}`"
+
+
+def _docstrings(cls: type) -> dict[str, str]:
+    """The text below each field of a class, by field."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            value = ast.literal_eval(text.value)
+            found[field.target.id] = inspect.cleandoc(value)
+    return found

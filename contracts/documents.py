@@ -1,0 +1,24 @@
+"""Every generated document, by its name in docs/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from contracts.asyncapi import asyncapi
+from contracts.config_pages import configs_page, settings_page
+from contracts.event_page import events_page
+from synth.gateway.app import describe_api
+
+
+def _openapi() -> str:
+    return json.dumps(describe_api().openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+DOCUMENTS: dict[str, Callable[[], str]] = {
+    "openapi.json": _openapi,
+    "asyncapi.yaml": asyncapi,
+    "events.md": events_page,
+    "configs.md": configs_page,
+    "settings.md": settings_page,
+}

@@ -1,0 +1,67 @@
+"""What a task app is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from synth.http_guard import GuardPolicy
+from synth.ids import RolloutId
+from synth.jobs.resolved import RolloutSettings, Sampling
+from synth.rollouts.collector import Request, Spot
+from synth.rollouts.task_client import TaskClient
+
+SETTINGS = RolloutSettings(
+    task_url="",
+    env_name=None,
+    policy_name="policy",
+    max_turns=2,
+    ops=["agent", "env"],
+    env_config={"size": 3},
+    policy_config={},
+    sampling=Sampling(temperature=1.0, max_tokens=8),
+    max_concurrent_rollouts=1,
+    failure_reward=0.0,
+    rollout_timeout_s=10.0,
+    max_retries=0,
+)
+
+
+async def asked_for(settings: RolloutSettings) -> dict[str, Any]:
+    """The body that a task app on loopback gets for one rollout."""
+    bodies: list[dict[str, Any]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
+        bodies.append(json.loads(await reader.readexactly(length)))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        settings = msgspec.structs.replace(settings, task_url=f"http://127.0.0.1:{port}")
+        client = TaskClient(settings, job_id="job_1", key="k", limit=1, guard=GuardPolicy(allow_loopback=True))
+        request = Request(iteration=1, mode="train", seeds=[7], group_size=1, oldest_version=0)
+        spot = Spot(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
+        reply = await client.play(request, spot, inference_url="http://llm/v1?cid=trace_a", cid="trace_a")
+        await client.close()
+    assert reply.status == 200
+    return bodies[0]
+
+
+@pytest.mark.parametrize("name", ["math", None])
+async def test_the_environment_is_named_only_where_the_job_names_one(name: str | None):
+    body = await asked_for(msgspec.structs.replace(SETTINGS, env_name=name))
+    assert body["env"] == {"config": {"size": 3}, "seed": 7} | ({"env_name": name} if name else {})
+
+
+async def test_a_rollout_may_use_as_many_turns_as_the_job_allows():
+    body = await asked_for(SETTINGS)
+    assert body["ops"] == ["agent", "env", "agent", "env"]
+    assert body["policy"]["config"]["max_llm_calls"] == 2
