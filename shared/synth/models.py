@@ -8,6 +8,7 @@ here its shape and its base are checked.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
@@ -165,9 +166,15 @@ class Registry:
         return self._base(model_id, bases, where=where)
 
     def bases(self) -> list[ModelSpec]:
-        """Every base id, those with weights on this machine first."""
+        """Every base id, those with weights on this machine first.
+
+        A directory that is no model of ours is left out: `find` says what is wrong with it, to who asks for it.
+        """
         local = self._directories()
-        specs = [self._base(i, local, where=str(self.models_dir)) for i in local]
+        specs: list[ModelSpec] = []
+        for model_id in local:
+            with contextlib.suppress(UserError):
+                specs.append(self._base(model_id, local, where=str(self.models_dir)))
         return specs + [s for i, s in QWEN3.items() if i not in local]
 
     def _base(self, model_id: str, local: dict[str, Path], *, where: str) -> ModelSpec:
@@ -210,7 +217,7 @@ def _local_spec(model_id: str, path: Path) -> ModelSpec:
     config = path / "config.json"
     try:
         loaded = json.loads(config.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             Problem(
                 what=f"the model {model_id!r} has a config.json that is not JSON ({error})",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from synth import logs
@@ -83,18 +84,24 @@ async def setup(service: Service) -> ASGIApp:
 
 def build_api(gateway: Gateway) -> ASGIApp:
     """The API over these parts."""
+    app = describe_api(gateway.service.observability())
+    app.state.gateway = gateway
+    return Measured(app)
+
+
+def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
+    """The API without the parts behind it: every route, and the document of them."""
     app = FastAPI(
         title="Synth",
         version="1",
         description="Post-train language models: a TOML in, a served model out.",
-        routes=gateway.service.observability(),
+        routes=list(observability),
     )
-    app.state.gateway = gateway
     for part in (jobs, events, files, models, inference, account):
         app.include_router(part.router)
     failures.install(app)
     openapi.describe(app)
-    return Measured(app)
+    return app
 
 
 async def _ready_bus(service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel) -> int:

@@ -31,7 +31,7 @@ class GatewaySettings(ServiceSettings):
     """How long an inference replica may be silent before a request to it is given up."""
 
     heartbeat_after_s: float = 4.0
-    """A live job that is silent for so long gets a `watch.heartbeat` (decision 10)."""
+    """A live job that is silent for so long gets a `watch.heartbeat`."""
 
     waiting_after_s: float = 60.0
     """A job that nobody took for so long gets a `queue.waiting` that says what is lacking, and again each time."""

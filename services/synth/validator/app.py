@@ -14,7 +14,7 @@ from synth.validator.handlers import Handlers
 async def setup(service: Service) -> None:
     handlers = Handlers(service.bus, Registry(service.settings.models_dir))
     broker = make_broker(service.settings, service.name)
-    on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created)
+    on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)
     service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop))
 
 

@@ -10,7 +10,8 @@ from synth.bus.connection import Connection
 from synth.bus.job_log import JobHistory, append_decided
 from synth.bus.recorded import Recorded
 from synth.catalogue import Event
-from synth.events import JobCreated
+from synth.errors import Problem
+from synth.events import JobCreated, JobRejected
 from synth.jobs.lifecycle import State
 from synth.models import Registry
 from synth.validator.validate import validate
@@ -34,3 +35,11 @@ class Handlers:
 
         _, seq = await append_decided(self.bus, event.org, event.key, decide)
         log.info("job decided", verdict=type(verdict).__name__, appended=seq is not None)
+
+    async def give_up(self, event: Recorded, problem: Problem) -> None:
+        """End a job that cannot be decided about: its user would wait for ever."""
+
+        def decide(history: JobHistory) -> Event | None:
+            return JobRejected(problems=[problem]) if history.state is State.CREATED else None
+
+        await append_decided(self.bus, event.org, event.key, decide)

@@ -24,6 +24,7 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         task_url=created.task_url,
         examples=created.examples,
         seed=created.seed,
+        allow_experimental=created.allow_experimental,
     )
     try:
         resolved = check_job(created.config, name=created.config_name, overrides=overrides, registry=registry)

@@ -34,6 +34,7 @@ def main() -> int:
             JobValidated,
             handlers.job_validated,
             concurrency=settings.jobs_at_once,
+            give_up=handlers.give_up,
         )
         service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))
 

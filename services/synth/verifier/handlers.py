@@ -63,6 +63,14 @@ class Handlers:
             # Also when this event was delivered before: then the one before us may have died right here.
             await self._queue(job, org, job_id)
 
+    async def give_up(self, event: Recorded, problem: Problem) -> None:
+        """End a job that cannot be looked at: its user would wait for ever."""
+
+        def decide(history: JobHistory) -> Event | None:
+            return JobRefused(problems=[problem]) if history.state is State.VALIDATED else None
+
+        await append_decided(self.bus, event.org, event.key, decide)
+
     async def _queue(self, job: Job, org: str, job_id: str) -> None:
         settings = self.settings
         for task in first_tasks(job, org=org, job_id=job_id, pool=settings.pool, replicas=settings.serve_replicas):

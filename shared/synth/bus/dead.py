@@ -12,8 +12,11 @@ from synth.bus.topology import DEAD, PUBLISH_TIMEOUT_S
 log = logs.get("dead")
 
 
-async def bury(bus: Connection, subject: str, body: bytes, *, reason: str, seq: int | None = None) -> None:
-    """Keep a message that nobody can handle on `dead.<service>.<its subject>`, before it is taken off its queue."""
+async def bury(bus: Connection, subject: str, body: bytes, *, reason: str, seq: int | None = None) -> int:
+    """Keep a message that nobody can handle on `dead.<service>.<its subject>`, before it is taken off its queue.
+
+    Returns its sequence in the stream of dead letters.
+    """
     log.error("dead letter", subject=subject, reason=reason, seq=seq)
     # The original's own headers (expected sequences, ids) would be applied again: only ours travel.
     headers = {
@@ -22,6 +25,7 @@ async def bury(bus: Connection, subject: str, body: bytes, *, reason: str, seq: 
         "Synth-Subject": subject,
         "Synth-Seq": str(seq or 0),
     }
-    await bus.js.publish(
+    ack = await bus.js.publish(
         f"dead.{bus.service}.{subject}", body, timeout=PUBLISH_TIMEOUT_S, stream=DEAD, headers=dict(headers)
     )
+    return ack.seq

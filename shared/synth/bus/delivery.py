@@ -3,7 +3,8 @@
 Invariants. A handler may run twice for one event, so it is idempotent; it publishes what it decides with
 deterministic ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event
 back with a growing delay, at most six times; a permanent one, and the seventh time, is a dead letter. An event whose
-handler kills the process is counted by the server, and so becomes a dead letter too.
+handler kills the process is counted by the server, and so becomes a dead letter too. Whoever waits for what a dead
+letter should have led to is told by the reader's `give_up`.
 """
 
 # FastStream's and nats-py's generics are partly untyped.
@@ -29,7 +30,7 @@ from synth.bus.dead import bury
 from synth.bus.recorded import Recorded, from_delivery
 from synth.bus.topology import EVENTS, HEARTBEAT_S, MAX_DELIVERIES, queue_name
 from synth.catalogue import CATALOGUE, Event, Reading, Role, spec_of
-from synth.errors import Permanent, Transient
+from synth.errors import Permanent, Problem, Transient
 from synth.settings import ServiceSettings
 from synth.telemetry import traced
 
@@ -37,6 +38,7 @@ log = logs.get("delivery")
 
 _E = TypeVar("_E", bound=Event)
 Handler = Callable[[Recorded, _E], Awaitable[None]]
+GiveUp = Callable[[Recorded, Problem], Awaitable[None]]
 
 
 def make_broker(settings: ServiceSettings, service: str) -> NatsBroker:
@@ -61,17 +63,19 @@ def on_event(
     handler: Handler[_E],
     *,
     concurrency: int = 1,
+    give_up: GiveUp | None = None,
 ) -> None:
     """Let `handler` have each event of this kind that is delivered to this replica.
 
-    concurrency: how many at a time; more than one for a handler that waits for others.
+    concurrency: how many at a time; more than one for a handler that waits for others. give_up: told of each event
+    that becomes a dead letter.
     """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
         raise Permanent(f"the catalogue does not let {reader} take {spec.type} from a queue")
 
     async def deliver(message: NatsMessage) -> None:
-        await _deliver(bus, message.raw_message, event, handler)
+        await _deliver(bus, message.raw_message, event, handler, give_up)
 
     for n in range(concurrency):
         # Each is a pull loop of its own: FastStream's `max_workers` would fetch events that nobody keeps alive.
@@ -118,31 +122,31 @@ async def _look_at(bus: Connection, queues: list[str]) -> None:
             raise Permanent(f"the consumer {queue} is gone; run `synthd bus init`") from error
 
 
-async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_E]) -> None:
+async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_E], give_up: GiveUp | None) -> None:
     try:
         event = from_delivery(msg)
     except ValueError as error:
-        await _end(bus, msg, None, f"not a subject of ours: {error}")
+        await _end(bus, msg, None, f"not a subject of ours: {error}", None)
         return
     deliveries = msg.metadata.num_delivered
     ids = {"job": event.key, "event": event.type, "seq": event.seq}
     with structlog.contextvars.bound_contextvars(**ids), traced(event.traceparent):
         if not isinstance(event.event, kind):
-            await _end(bus, msg, event.seq, f"its body is not a {event.type} that this version can read")
+            await _end(bus, msg, event, f"its body is not a {event.type} that this version can read", give_up)
             return
         if deliveries > MAX_DELIVERIES:
-            await _end(bus, msg, event.seq, f"delivered {deliveries} times without an end")
+            await _end(bus, msg, event, f"delivered {deliveries} times without an end", give_up)
             return
         beat = asyncio.create_task(_beat(msg))
         try:
             await handler(event, event.event)
             await msg.ack()
         except Permanent as error:
-            await _end(bus, msg, event.seq, str(error))
+            await _end(bus, msg, event, str(error), give_up)
         except Exception as error:
             # Whatever it is, the event must not be lost: it comes back, and is a dead letter in the end.
             if deliveries == MAX_DELIVERIES:
-                await _end(bus, msg, event.seq, f"after {deliveries} deliveries: {error!r}")
+                await _end(bus, msg, event, f"after {deliveries} deliveries: {error!r}", give_up)
                 return
             delay = min(30.0, 0.2 * 2**deliveries)
             if isinstance(error, Transient):
@@ -155,9 +159,21 @@ async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_
             beat.cancel()
 
 
-async def _end(bus: Connection, msg: Msg, seq: int | None, reason: str) -> None:
-    await bury(bus, msg.subject, msg.data, reason=reason, seq=seq)
+async def _end(bus: Connection, msg: Msg, event: Recorded | None, reason: str, give_up: GiveUp | None) -> None:
+    letter = await bury(bus, msg.subject, msg.data, reason=reason, seq=event.seq if event else None)
+    if event is not None and give_up is not None:
+        # Before it leaves the queue: what fails here is delivered again, as long as there are deliveries left.
+        await give_up(event, _internal(reason, f"{bus.service}, dead letter {letter}"))
     await bus.nc.publish(msg.reply, b"+TERM " + " ".join(reason.split())[:200].encode())
+
+
+def _internal(reason: str, where: str) -> Problem:
+    return Problem(
+        what=f"internal error: {' '.join(reason.split())[:500]}",
+        expected="this to be handled",
+        fix="submit it again; if that ends so too, show this to whoever runs the cluster",
+        where=where,
+    )
 
 
 async def _beat(msg: Msg) -> None:

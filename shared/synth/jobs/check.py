@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import sys
 import types
@@ -25,6 +26,8 @@ Kind = Literal["rl", "sft", "eval"]
 Config = RlConfig | SftConfig | EvalConfig
 
 _CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
+#: Unknown keys for which the nearest known one is looked for; comparing words is what costs.
+_COMPARED = 100
 _LINE = re.compile(r":(\d+)(?: |$)")
 _WORDS = {
     "int_type": "a whole number",
@@ -159,7 +162,8 @@ def _repair(
     for key, inner in table.items():
         name = key
         if key not in fields:
-            near = _nearest(key, [f for f in fields if f not in table])
+            compared = len(problems) < _COMPARED
+            near = _nearest(key, [f for f in fields if f not in table]) if compared else None
             problems.append(_unknown(key, near, model, path, document))
             if near is None or near in good:
                 continue
@@ -179,7 +183,7 @@ def _lookalikes(document: Document, table: Path) -> list[str]:
     known = list(PolicyConfig.model_fields)
     return [
         f"{document.where((*path, key))} is passed on to the task app; did you mean {near!r}?"
-        for key in cast(dict[str, Any], config)
+        for key in itertools.islice(cast(dict[str, Any], config), _COMPARED)
         if key not in known and (near := _nearest(key, known))
     ]
 

@@ -34,7 +34,7 @@ class Eval(Section):
     concurrency: Positive = 16
     """rollouts at the task app at one time"""
     env_name: Name | None = None
-    """the environment that the task app is asked for; `app_id`"""
+    """the environment that the task app is asked for; `app_id`, else the app's own"""
     policy_name: Name = "policy"
     """the policy that the task app is asked for"""
     max_turns: Positive = 1

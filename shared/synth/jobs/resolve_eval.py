@@ -47,7 +47,7 @@ def resolve_eval(config: EvalConfig, state: Resolving) -> EvalJob | None:
     )
     rollout = RolloutSettings(
         task_url=state.task_url(section.task_app_url, (*root, "task_app_url")),
-        env_name=state.take("rollout.env_name", section, "env_name", section.app_id or "default"),
+        env_name=state.take("rollout.env_name", section, "env_name", section.app_id),
         policy_name=state.take("rollout.policy_name", section, "policy_name"),
         max_turns=state.take("rollout.max_turns", section, "max_turns"),
         ops=state.take("rollout.ops", section, "ops"),

@@ -67,12 +67,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a task app is driven. policy_config: what the file says beside the sampling, passed on as it is.
 
-    max_concurrent_rollouts: over the whole cluster. rollout_timeout_s: seconds a try. max_retries: after errors of
-    the environment; a failure of the policy earns failure_reward and is never retried (decision 24).
+    env_name: None leaves it to the task app. max_concurrent_rollouts: over the whole cluster. rollout_timeout_s:
+    seconds a try. max_retries: after errors of the environment; a failure of the policy earns failure_reward and is
+    never retried (decision 24).
     """
 
     task_url: str
-    env_name: str
+    env_name: str | None
     policy_name: str
     max_turns: int
     ops: list[str]

@@ -17,6 +17,8 @@ _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$"
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = " \t"
 _INT64 = 2**63
+#: Parts of one dotted key. tomllib's time grows with the cube of it: 41 KB of `a.a.a…` would cost 12 seconds.
+_DEEPEST = 32
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,30 @@ def read_toml(text: str | bytes, *, name: str) -> Document:
     if isinstance(text, bytes):
         text = _decode(text, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    lines = _lines(text, name)
     try:
-        raw = tomllib.loads(text)
+        return _document(tomllib.loads(text), name, lines)
     except tomllib.TOMLDecodeError as error:
         raise UserError(_syntax_problem(str(error), text, name)) from error
     except RecursionError as error:
         raise UserError(Problem(what="this TOML is nested too deeply to read", where=name)) from error
     except ValueError as error:
         raise UserError(Problem(what=f"not valid TOML: {error}", where=name)) from error
-    return _document(raw, name, scan_lines(text))
+
+
+def _lines(text: str, name: str) -> dict[Path, int]:
+    try:
+        return scan_lines(text)
+    except _TooDeep as deep:
+        problem = Problem(
+            what=f"a key of more than {_DEEPEST} parts",
+            expected="keys of a few parts, such as training.lora.r",
+            where=f"{name}:{deep.line}",
+        )
+        raise UserError(problem) from deep
+    except (IndexError, ValueError):
+        # Not TOML: the parser says where and why.
+        return {}
 
 
 def read_data(data: dict[str, Any], *, name: str) -> Document:
@@ -143,8 +160,16 @@ def scan_lines(text: str) -> dict[Path, int]:
     return _Scanner(text).run()
 
 
+class _TooDeep(Exception):
+    """A dotted key that would cost too much to read. line: where, from 1."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
 class _Scanner:
-    """Walks the statements of a document that tomllib has accepted; values are only skipped."""
+    """Walks the statements of a document up to its first mistake, which tomllib will name; values are only skipped."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -215,6 +240,8 @@ class _Scanner:
             self._skip(_SPACE)
             if self.text[self.at : self.at + 1] != ".":
                 return keys
+            if len(keys) == _DEEPEST:
+                raise _TooDeep(self.text.count("\n", 0, self.at) + 1)
             self.at += 1
 
     def _skip(self, characters: str) -> None:
@@ -226,6 +253,8 @@ class _Scanner:
         fence = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
         self.at += len(fence)
         while not self.text.startswith(fence, self.at):
+            if self.at >= len(self.text):
+                raise IndexError("a string without its end")
             self.at += 2 if quote == '"' and self.text[self.at] == "\\" else 1
         self.at += len(fence)
         # Up to two quotes may stand right before the closing fence of a multi-line string.

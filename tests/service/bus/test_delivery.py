@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from synth.bus.delivery import make_broker, on_event, serve_events, watch_consumers
+from synth.bus.delivery import GiveUp, make_broker, on_event, serve_events, watch_consumers
 from synth.bus.job_log import append_decided
 from synth.bus.recorded import Recorded
 from synth.bus.topology import MAX_DELIVERIES
 from synth.catalogue import Role
-from synth.errors import Permanent, Transient
+from synth.errors import Permanent, Problem, Transient
 from synth.events import FileUploaded, JobCreated
 from synth.ids import new_job_id
 from tests.service.bus.own_server import ACK_WAIT_S, OwnServer, left_in, next_dead_letter
@@ -25,11 +25,11 @@ Handle = Callable[[Recorded, JobCreated], Awaitable[None]]
 
 
 @asynccontextmanager
-async def validator(own: OwnServer, handle: Handle, *, concurrency: int = 1):
+async def validator(own: OwnServer, handle: Handle, *, concurrency: int = 1, give_up: GiveUp | None = None):
     """A service in this process, with this handler of `job.created`."""
     bus = await own.connect("validator")
     broker = make_broker(own.settings("validator"), "validator")
-    on_event(broker, bus, Role.VALIDATOR, JobCreated, handle, concurrency=concurrency)
+    on_event(broker, bus, Role.VALIDATOR, JobCreated, handle, concurrency=concurrency, give_up=give_up)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve_events(broker, bus, Role.VALIDATOR, stop))
     try:
@@ -115,6 +115,27 @@ async def test_a_permanent_error_is_one_delivery_and_a_dead_letter_with_payload_
     assert b'"config":"the config"' in dead.body
     assert dead.headers["Synth-Reason"] == "the world is flat"
     assert dead.headers["Synth-Seq"] == "1"
+
+
+async def test_who_waits_for_a_dead_letter_is_told_until_that_has_worked(own):
+    bus = await own.provision()
+    told: list[Problem] = []
+    heard = asyncio.Event()
+
+    async def give_up(event: Recorded, problem: Problem) -> None:
+        told.append(problem)
+        if len(told) == 1:
+            raise Transient("the log is away")
+        heard.set()
+
+    handler = Handler(raising(Permanent("the world is flat")), enough=1)
+    async with validator(own, handler, give_up=give_up):
+        await submit(own, "a")
+        await asyncio.wait_for(heard.wait(), 10)
+        await settled(own)
+    assert told == [told[0]] * 2
+    assert told[0].what == "internal error: the world is flat"
+    assert (await bus.js.stream_info("DEAD")).state.messages == 1
 
 
 async def test_a_transient_error_brings_the_event_back_after_its_delay(own):

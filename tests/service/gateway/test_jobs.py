@@ -56,6 +56,16 @@ async def test_the_same_key_of_another_organisation_is_another_job(start_gateway
     assert replies[0].json()["id"] != replies[1].json()["id"]
 
 
+async def test_a_configuration_that_no_event_could_carry_is_refused_with_its_size(user):
+    for config in ("#" * 300_000, "\x01" * 60_000):
+        reply = await user.http.post("/api/jobs", json=BODY | {"config": config})
+        assert reply.status_code == 422
+        [problem] = reply.json()["error"]["problems"]
+        assert "262144" in problem["what"]
+        assert problem["where"] == "body.config"
+    assert (await user.http.post("/api/jobs", json=BODY | {"config": "#" * 260_000})).status_code == 201
+
+
 async def test_a_wrong_body_names_the_field(user):
     reply = await user.http.post("/api/jobs", json={"config": "x", "exampels": 3})
     assert reply.status_code == 422

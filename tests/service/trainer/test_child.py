@@ -86,7 +86,7 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
         assert ready["step"] == CUT
         assert ready["loss_then"] == ready["loss_now"] is not None
         assert ready["same_fingerprint"]
-        assert ready["values"] == half[-1]["values"]
+        assert ready["reports"] == {str(CUT): half[-1]["values"]}
         rest = drive_rl(child, batch_files, range(CUT + 1, STEPS + 1))
         child.say(op="finish")
         assert child.hear()["event"] == "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from synth.bus.job_log import append_decided, read_job
@@ -99,9 +100,30 @@ async def test_a_hundred_jobs_are_each_decided_once(validator, bus_as):
     assert len(await replay(gateway.nc, [f"job.validated.{org}.>"])) == 100
 
 
+async def test_a_job_that_cannot_be_decided_about_is_rejected_with_its_dead_letter(validator, bus_as):
+    org, job = new_org_id(), new_job_id()
+    gateway = await bus_as("gateway")
+    await gateway.js.publish(f"job.created.{org}.{job}", b"garbage", stream="EVENTS")
+    found = await wait_for(gateway, f"job.*.{org}.{job}", "job.rejected")
+    assert isinstance(found.event, JobRejected)
+    [problem] = found.event.problems
+    assert problem.what.startswith("internal error: its body is not a job.created")
+    assert problem.where.startswith("validator, dead letter ")
+
+
 def test_more_problems_than_an_event_can_carry_are_cut_off():
     config = SFT + "\n".join(f"key_{i} = 1" for i in range(2_000))
     found = validate(JobCreated(config=config, config_name="j.toml", body_sha256=""), Registry(None))
     assert isinstance(found, JobRejected)
     assert len(found.problems) == 101
     assert "more problems" in found.problems[-1].what
+
+
+def test_an_experimental_model_is_trained_only_by_those_who_ask_for_it():
+    config = '[job]\nmodel = "Qwen/Qwen3-4B-Thinking-2507"\ndata = "file_1"\n'
+    created = JobCreated(config=config, config_name="j.toml", body_sha256="")
+    refused = validate(created, Registry(None))
+    assert isinstance(refused, JobRejected)
+    assert "--allow-experimental" in refused.problems[0].fix
+    asked = msgspec.structs.replace(created, allow_experimental=True)
+    assert isinstance(validate(asked, Registry(None)), JobValidated)

@@ -128,6 +128,19 @@ async def test_every_problem_of_the_jobs_world_is_told_at_once(verifier, bus_as,
     assert await tasks_of(await bus_as("bus"), org) == []
 
 
+async def test_a_job_that_cannot_be_looked_at_is_refused_with_its_dead_letter(verifier, bus_as):
+    org, job = new_org_id(), new_job_id()
+    gateway = await bus_as("gateway")
+    await create(gateway, org, job, RL)
+    strange = JobValidated(job={"kind": "of another version"}, origins={}, warnings=[])
+    await append_decided(await bus_as("validator"), org, job, lambda _: strange)
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobRefused)
+    [problem] = found.problems
+    assert "was validated by another version" in problem.what
+    assert problem.where.startswith("verifier, dead letter ")
+
+
 async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, bus_as, blobs, models_dir):
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, b"rows")

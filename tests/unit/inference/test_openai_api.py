@@ -17,7 +17,7 @@ from synth.inference.chat import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.recorder import Recorder
 from synth.inference.tokenizers import load_tokenizer
-from synth.trajectories import CompletionRecord, branches_of, records_from_bytes
+from synth.trajectories import CompletionRecord, branches_of, closed_from_bytes, records_from_bytes
 from tests.unit.inference.drive import complete, endless, prompt
 from tests.unit.inference.serving import KEY, TOKEN, OneModel, credential, serve
 from tests.unit.inference.tiny import plain_logprobs
@@ -40,11 +40,12 @@ class Served:
 
     async def close(self, cid: str, token: str = TOKEN) -> httpx.Response:
         return await self.http.post(
-            "/internal/rollouts/close", json={"cid": cid}, headers={"Authorization": f"Bearer {token}"}
+            "/internal/rollouts/close", json={"cids": [cid]}, headers={"Authorization": f"Bearer {token}"}
         )
 
     async def records(self, cid: str) -> list[CompletionRecord]:
-        return records_from_bytes((await self.close(cid)).content)
+        [closed] = closed_from_bytes((await self.close(cid)).content)
+        return records_from_bytes(closed.records)
 
 
 @pytest.fixture
@@ -170,7 +171,8 @@ async def test_a_close_ends_the_calls_in_flight_and_is_idempotent(served: Served
         await complete(served.engine, prompt(1, 2), endless(1))
     first = await served.close(cid)
     assert (await asyncio.wait_for(flying, 20)).status_code == 499
-    assert len(records_from_bytes(first.content)) == 1
+    [closed] = closed_from_bytes(first.content)
+    assert len(records_from_bytes(closed.records)) == 1
     assert (await served.close(cid)).content == first.content
     assert (await served.close(cid, token="guess")).status_code == 401
     gone = await served.ask(cid)

@@ -101,6 +101,22 @@ async def test_training_policies_evict_served_models_and_never_the_other_way(pol
     await use(policies, "a")
 
 
+async def test_a_pinned_version_needs_no_place_of_its_own_and_goes_with_its_policy(
+    policies: Policies, shelf: Shelf
+) -> None:
+    await policies.hold("job_1", shelf.files)
+    await policies.hold("job_2", shelf.files)
+    async with policies.lease("job_1@v2", beside="job_1"), policies.lease("job_2@v4", beside="job_2"):
+        assert policies.free == 0
+        with pytest.raises(Transient):
+            async with policies.lease("job_1@v3", beside="job_1"):
+                pass
+    async with policies.lease("job_1@v3", beside="job_1"):
+        assert set(policies.names()) == {"job_1", "job_2", "job_1@v3", "job_2@v4"}
+    await policies.release("job_1")
+    assert set(policies.names()) == {"job_2", "job_2@v4"}
+
+
 async def test_an_unknown_model_is_refused_and_takes_no_place(policies: Policies, shelf: Shelf) -> None:
     for _ in range(3):
         with pytest.raises(UserError, match="no model 'none'"):

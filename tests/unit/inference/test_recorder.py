@@ -114,3 +114,24 @@ def test_memory_is_bounded(recorder: Recorder) -> None:
 
 def test_a_rollout_that_never_called_closes_empty(recorder: Recorder) -> None:
     assert sizes(recorder.close(credential())) == []
+
+
+def test_closed_records_are_let_go_when_they_fill_the_memory_the_oldest_first(recorder: Recorder) -> None:
+    cids = [credential(f"job_1_t0_{i}") for i in range(4)]
+    for cid in cids:
+        recorder.begin(cid).finish(record(80))
+        recorder.close(cid)
+    assert sizes(recorder.close(cids[-1])) == [80]
+    with pytest.raises(CidVoid, match="no longer held"):
+        recorder.close(cids[0])
+
+
+def test_an_open_rollout_that_expired_cannot_be_closed(recorder: Recorder, clock: Clock) -> None:
+    recorder.close(credential("job_1_t0_1"))  # has just swept
+    cid = credential(expires=1000)
+    clock.now = 999.5
+    recorder.begin(cid).finish(record(5))
+    clock.now = 1000.0
+    with pytest.raises(CidVoid, match="expired"):
+        recorder.close(cid)
+    assert recorder.nbytes == 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +71,25 @@ def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
         check_job(body, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
         _places(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\n" + "a." * 20_000 + "b = 1", "any.toml:2: a key of more than 32 parts"),
+        ("[" + "a." * 100_000 + "b]", "any.toml:1: a key of more than 32 parts"),
+        ("x = {" + "a." * 20_000 + "b = 1}", "nested too deeply"),
+        ("x = " + "[" * 50_000, "nested too deeply"),
+        ("x = '" + "a" * 200_000, "not valid TOML"),
+        ("[rollout]\n[training]\n" + "".join(f"iterations_per_epoch{i} = 1\n" for i in range(8_000)), "unknown key"),
+        ("[rollout.policy_config]\n" + "".join(f"max_token{i} = 1\n" for i in range(8_000)), "missing"),
+    ],
+)
+def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) -> None:
+    started = time.process_time()
+    with pytest.raises(UserError, match=words):
+        check_job(text, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
+    assert time.process_time() - started < 3
 
 
 @given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6), st.sampled_from(["rl", "sft", "eval", None]))

@@ -223,3 +223,11 @@ def test_an_experimental_model_wants_to_be_allowed(registry: Registry) -> None:
     with pytest.raises(UserError, match="experimental"):
         rl(RL, registry, Overrides(model=model))
     assert rl(RL, registry, Overrides(model=model, allow_experimental=True)).model == model
+
+
+def test_an_evaluation_that_names_no_environment_leaves_it_to_the_task_app(registry: Registry) -> None:
+    text = '[eval]\nmodel = "tiny-qwen3"\nseeds = "0-3"\ntask_app_url = "http://127.0.0.1:8001"\n'
+    for asked, expected in (("", None), ('app_id = "math"\n', "math"), ('app_id = "a"\nenv_name = "b"\n', "b")):
+        job = resolved(text + asked, registry).job
+        assert isinstance(job, EvalJob)
+        assert job.rollout.env_name == expected

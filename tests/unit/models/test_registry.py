@@ -90,6 +90,13 @@ def test_a_directory_that_is_no_model_of_ours_says_why(config: str, words: str, 
     assert caught.value.problems[0].where.endswith("config.json")
 
 
+@pytest.mark.parametrize("config", ["{", '{"model_type": "gpt2"}', "[" * 100_000])
+def test_a_directory_that_is_no_model_of_ours_hides_no_other(config: str, tmp_path: Path) -> None:
+    add_model(tmp_path, "odd", config)
+    add_model(tmp_path, "tiny-qwen3")
+    assert [s.id for s in Registry(tmp_path).bases() if s.path] == ["tiny-qwen3"]
+
+
 @given(
     st.sampled_from(["ft", "fft", "peft", "qft", "rl"]),
     st.sampled_from(sorted(QWEN3)),

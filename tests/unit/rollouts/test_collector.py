@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from synth.errors import Problem, Transient
-from synth.rollouts.collector import Broken, Collector, Kept, PolicyVersions, Request, Spot, Tried
+from synth.rollouts.collector import (
+    NOTHING_BEFORE,
+    Before,
+    Broken,
+    Collector,
+    Kept,
+    PolicyVersions,
+    Request,
+    Spot,
+    Tried,
+)
 from synth.rollouts.groups import Collected
 from synth.rollouts.outcome import EnvironmentFailed, Rewarded
 from synth.trajectories import CompletionRecord
@@ -65,7 +75,7 @@ class App:
 
 async def test_every_rollout_of_a_request_is_played_on_its_groups_seed():
     app = App()
-    result = await app.collector().collect(REQUEST, {})
+    result = await app.collector().collect(REQUEST, NOTHING_BEFORE)
     assert not isinstance(result, Broken)
     found, failed = result
     assert failed == 0
@@ -77,22 +87,22 @@ async def test_iterations_that_overlap_share_one_bound():
     app = App()
     collector = app.collector(limit=3)
     later = Request(iteration=4, mode="train", seeds=[1, 2], group_size=4, oldest_version=1)
-    await asyncio.gather(collector.collect(REQUEST, {}), collector.collect(later, {}))
+    await asyncio.gather(collector.collect(REQUEST, NOTHING_BEFORE), collector.collect(later, NOTHING_BEFORE))
     assert app.most == 3
 
 
 async def test_what_is_in_the_log_is_not_played_again():
     app = App()
     done = {i: Collected(f"job_x_t3_{i}", i // 2, 10, 1.0, [], 0.0, 1) for i in (0, 1, 5)}
-    result = await app.collector().collect(REQUEST, done)
+    result = await app.collector().collect(REQUEST, Before(done, {2: Problem(what="given up")}))
     assert not isinstance(result, Broken)
-    assert sorted(app.tries) == [2, 3, 4]
-    assert len(result[0]) == 6
+    assert sorted(app.tries) == [3, 4]
+    assert (len(result[0]), result[1]) == (5, 1)
 
 
 async def test_an_environments_error_is_tried_again_within_its_budget():
     app = App(fails={1: 1, 4: 2})
-    result = await app.collector(max_tries=2).collect(REQUEST, {})
+    result = await app.collector(max_tries=2).collect(REQUEST, NOTHING_BEFORE)
     assert not isinstance(result, Broken)
     found, failed = result
     assert (len(found), failed, app.given_up) == (5, 1, [4])
@@ -101,9 +111,26 @@ async def test_an_environments_error_is_tried_again_within_its_budget():
 
 async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_cause():
     app = App(fails=dict.fromkeys(range(6), 9))
-    result = await app.collector(max_tries=1).collect(REQUEST, {})
+    result = await app.collector(max_tries=1).collect(REQUEST, NOTHING_BEFORE)
     assert isinstance(result, Broken)
     assert "try 1 failed" in result.problem.text()
+
+
+async def test_what_a_rollout_meets_that_is_nobodys_fault_reaches_whoever_owns_the_task():
+    app = App()
+
+    async def gone(request: Request, spot: Spot, tries: int) -> Tried:
+        raise Transient("no replica")
+
+    app.attempt = gone
+    with pytest.raises(Transient, match="no replica"):
+        await app.collector().collect(REQUEST, NOTHING_BEFORE)
+
+
+async def test_a_request_of_which_nothing_was_found_is_broken_however_small_it_is():
+    app = App(fails={0: 9})
+    one = Request(iteration=1, mode="eval", seeds=[7], group_size=1, oldest_version=0)
+    assert isinstance(await app.collector(max_tries=1).collect(one, NOTHING_BEFORE), Broken)
 
 
 async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ def test_the_policys_own_failure_is_a_reward_and_is_not_tried_again(status: int,
     assert (found.reward, found.outcome) == (-0.25, "policy_failure")
 
 
+def test_an_error_after_a_reply_that_was_cut_off_is_the_policys():
+    cut = replace(SAMPLED, finish_reason="length")
+    found = judge(Reply(500, {"detail": "JSONDecodeError"}), [cut], url=URL, failure_reward=0.0)
+    assert isinstance(found, Rewarded)
+
+
 def test_the_same_error_without_a_completion_is_the_environments():
     assert isinstance(verdict(500, {"detail": "no tool calls"}, sampled=False), EnvironmentFailed)
 
@@ -59,6 +66,8 @@ def test_the_same_error_without_a_completion_is_the_environments():
     ("status", "body", "said"),
     [
         (500, {"detail": "KeyError: 'world'"}, "HTTP 500"),
+        (500, {"detail": "zip() argument 2 has another length"}, "HTTP 500"),
+        (200, {"metrics": {"details": {"episode_length": 3}}, "aborted": False}, "no reward"),
         (0, "no answer within 30 s", "no answer within 30 s"),
         (200, "<html>hello</html>", "not a rollout response"),
         (200, {"metrics": {}}, "no reward"),

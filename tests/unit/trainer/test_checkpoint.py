@@ -42,7 +42,18 @@ def test_a_resumed_run_has_the_step_and_its_figures(model_dir: Path, folder: Pat
     resumed = trainer.run.resume(folder)
     assert trainer.run.step == 1
     assert resumed.loss_then == resumed.loss_now
-    assert trainer.run.values["trained_tokens"] > 0
+    assert resumed.reports[1]["trained_tokens"] > 0
+
+
+def test_a_checkpoint_keeps_the_figures_of_every_step_since_the_one_before(model_dir: Path, tmp_path: Path) -> None:
+    trainer = trainer_for(model_dir)
+    for k in (1, 2, 3):
+        last = trainer.step(random_batch(k, version=k - 1))
+        if k != 2:
+            trainer.run.save(tmp_path / f"checkpoint-{k}")
+    resumed = trainer_for(model_dir).run.resume(tmp_path / "checkpoint-3")
+    assert list(resumed.reports) == [2, 3]
+    assert resumed.reports[3] == last.values
 
 
 def test_a_checkpoint_before_any_training_has_no_loss_to_prove(model_dir: Path, tmp_path: Path) -> None:

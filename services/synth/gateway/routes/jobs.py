@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Header, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from synth.bus.job_log import JobHistory, append_decided
@@ -28,6 +28,7 @@ from synth.jobs.lifecycle import State
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
+_MOST_CONFIG_BYTES = 256 << 10
 _NOT_TO_CANCEL = (State.SUCCEEDED, State.FAILED, State.REJECTED)
 
 
@@ -36,7 +37,7 @@ class Submission(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    config: str = Field(max_length=512 << 10, description="The TOML, as it stands in the file")
+    config: str = Field(description="The TOML, as it stands in the file: 256 KiB at most")
     config_name: str = Field(default="job.toml", max_length=255, description="The file's name, for messages")
     model: str | None = Field(default=None, max_length=512)
     training_file: str | None = Field(default=None, max_length=128, description="Id of an uploaded file")
@@ -44,6 +45,16 @@ class Submission(BaseModel):
     task_url: str | None = Field(default=None, max_length=2048)
     examples: int | None = Field(default=None, ge=1, description="Only the first rows of the training file")
     seed: int | None = None
+    allow_experimental: bool = Field(default=False, description="Take a model that is marked experimental")
+
+    @field_validator("config")
+    @classmethod
+    def _small_enough(cls, config: str) -> str:
+        # As JSON, because that is how it travels: a control character is six bytes there.
+        size = len(msgspec.json.encode(config))
+        if size > _MOST_CONFIG_BYTES:
+            raise ValueError(f"{size} bytes; a job file may have {_MOST_CONFIG_BYTES}: put data into files")
+        return config
 
     def digest(self) -> str:
         """Tells one submission from another under the same idempotency key."""
@@ -111,7 +122,7 @@ async def cancel(job_id: str, caller: Caller, parts: Parts) -> Response:
     history, seq = await append_decided(parts.bus, caller.org, job_id, decide)
     if history.state in _NOT_TO_CANCEL:
         problem = Problem(
-            what=f"{job_id} has already ended: {history.state}", expected="a job that has not ended", where=job_id
+            what=f"the job has already ended: {history.state}", expected="a job that has not ended", where=job_id
         )
         raise ApiError(409, problem.text(), problems=[problem])
     return _shown(parts, await parts.job_at(caller.org, job_id, seq or history.last_seq), 202)

@@ -1,0 +1,134 @@
+"""A running cluster through its front door: `synthctl`, and the HTTP API with the key that `synthctl up` wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import httpx
+
+from synth.env_file import read_env_file
+from tests.e2e.cli.conftest import Shell
+
+#: A user's wait for a job of these tests; each takes seconds, and some stand behind others.
+JOB_S = 150.0
+
+
+@dataclass
+class Platform:
+    """Submits job files, waits for them, and reads what became of them."""
+
+    shell: Shell
+    _numbers: count[int] = field(default_factory=count)
+
+    @cached_property
+    def api(self) -> httpx.Client:
+        """The gateway's API, as a user's program calls it."""
+        env = read_env_file(self.shell.folder / ".env")
+        headers = {"Authorization": f"Bearer {env['SYNTH_API_KEY']}"}
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.shell.port}", headers=headers, timeout=60)
+
+    def write(self, text: str, name: str = "job") -> str:
+        """A job file in the folder; returns its name."""
+        file = f"{name}-{next(self._numbers)}.toml"
+        (self.shell.folder / file).write_text(text)
+        return file
+
+    def submit(self, text: str, *flags: str) -> str:
+        """Submit a job; returns its id."""
+        return self.shell.ok("submit", self.write(text), *flags, "--detach").strip()
+
+    def outcome(self, job: str) -> tuple[int, dict[str, Any]]:
+        """Watch a job to its end: the exit code, and the job as it is then."""
+        watched = self.shell.run("jobs", "watch", job, timeout=JOB_S)
+        return watched.returncode, self.shell.json("jobs", "get", job)
+
+    def succeeded(self, job: str) -> dict[str, Any]:
+        """The job, which must succeed."""
+        code, found = self.outcome(job)
+        assert (code, found["state"]) == (0, "succeeded"), (found["state"], found["code"], found["problems"])
+        return found
+
+    def events(self, job: str, type: str) -> list[dict[str, Any]]:
+        """The bodies of a job's events of one type."""
+        lines = self.shell.ok("jobs", "events", job, "--type", type, "-o", "json").splitlines()
+        return [json.loads(line)["data"] for line in lines]
+
+    def steps(self, job: str) -> list[dict[str, Any]]:
+        """The values of each training step."""
+        return [step["values"] for step in self.events(job, "train.step")]
+
+    def greedy(self, model: str, text: str, **extra: Any) -> str:
+        """What a model answers at temperature 0."""
+        flags = ("chat", model, "-m", text, "--temperature", "0", "--max-tokens", "16", "-o", "json")
+        return json.loads(self.shell.ok(*flags))["choices"][0]["message"]["content"]
+
+
+def sft(*, lora: int | None = None, steps: int = 30, model: str = "tiny-qwen3") -> str:
+    """An SFT job file. lora: the adapter's rank."""
+    variety, table = ("lora", f"[lora]\nr = {lora}\nalpha = {2 * lora}") if lora else ("fft", "")
+    return f"""
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "{variety}"
+[job]
+model = "{model}"
+[hyperparameters]
+total_steps = {steps}
+global_batch = 16
+sequence_length = 64
+learning_rate = 5e-3
+packing = false
+{table}
+"""
+
+
+def rl(
+    source: str,
+    task_url: str,
+    *,
+    lora: int | None = None,
+    iterations: int = 3,
+    turns: int = 1,
+    env: str = "letters",
+    training: str = "async_level = 0",
+    rollout: str = "rollout_timeout_s = 20.0",
+    tail: str = "",
+) -> str:
+    """An RL job file: 4 groups of 4. training, rollout: lines of these tables; tail: more tables."""
+    key = "source" if ":" in source else "base"
+    table = f"[lora]\nr = {lora}\nalpha = {2 * lora}" if lora else ""
+    return f"""
+[algorithm]
+type = "online"
+method = "policy_gradient"
+variety = "gspo"
+[services]
+task_url = "{task_url}"
+[model]
+{key} = "{source}"
+trainer_mode = "{"lora" if lora else "full"}"
+[rollout]
+env_name = "{env}"
+max_turns = {turns}
+{rollout}
+[rollout.policy_config]
+max_tokens = 12
+[training]
+iterations_per_epoch = {iterations}
+batch_size = 4
+group_size = 4
+learning_rate = 1e-3
+warmup_ratio = 0.0
+minibatches = 2
+packing = false
+{training}
+[data]
+seeds = "0-99"
+{table}
+{tail}
+"""

@@ -1,0 +1,139 @@
+"""Task apps for the whole cluster: small ones made with the SDK, on real sockets, that can go wrong when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from synth.taskapp.sdk import Episode, TaskApp
+
+Fault = Literal["hang", "500", "nan", "garbage", "die"]
+KEY = "env_of_the_tests"
+
+
+def letters(key: str = KEY) -> TaskApp:
+    """One turn; paid by how many different characters the reply has, so that any model's rollouts differ."""
+    app = TaskApp("letters", name="Letters", description="Many letters.", keys=[key])
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        reply = await ep.chat([{"role": "user", "content": f"Letters, please: {ep.seed % 10}"}])
+        ep.step(obs=reply.content, reward=len(set(reply.content)) / 32, done=True)
+
+    return app
+
+
+def countdown() -> TaskApp:
+    """Three turns, each of which goes on from the reply before."""
+    app = TaskApp("countdown", name="Countdown", description="Three turns.", max_turns=3, keys=[KEY])
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "Count down."}]
+        for left in (3, 2, 1):
+            messages.append({"role": "user", "content": f"{left} left, seed {ep.seed % 10}"})
+            reply = await ep.chat(messages)
+            messages.append(reply.message)
+            ep.step(obs=reply.content, reward=len(set(reply.content)) / 96, done=left == 1)
+
+    return app
+
+
+class Served:
+    """A task app on a port of its own.
+
+    fault: what its n-th rollout (from 0) suffers, None for nothing. door: what every other request suffers.
+    """
+
+    def __init__(self, app: TaskApp, fault: Callable[[int], Fault | None], door: Fault | None) -> None:
+        self.rollouts = 0
+        self._app = app.asgi()
+        self._fault = fault
+        self._door = door
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        config = uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            lifespan="off",
+            http="httptools",
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, as a crash would: open connections are cut."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fault = self._door
+        if scope["path"] == "/rollout":
+            fault = self._fault(self.rollouts)
+            self.rollouts += 1
+        match fault:
+            case "hang":
+                await _disconnected(receive)
+            case "die":
+                self._server.should_exit = self._server.force_exit = True
+                for connection in list(self._server.server_state.connections):
+                    assert isinstance(connection, HttpToolsProtocol)
+                    connection.transport.abort()
+                await _disconnected(receive)
+            case "500":
+                await _reply(send, 500, b"out of letters")
+            case "garbage":
+                await _reply(send, 200, b"<html>hello</html>")
+            case "nan":
+                await self._app(scope, receive, _paying_nan(send))
+            case _:
+                await self._app(scope, receive, send)
+
+
+async def _disconnected(receive: Receive) -> None:
+    async with asyncio.timeout(60):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _reply(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _paying_nan(send: Send) -> Send:
+    async def edited(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            answer = json.loads(message["body"])
+            answer["metrics"] |= {"outcome_score": float("nan"), "mean_return": float("nan")}
+            await _reply(send, 200, json.dumps(answer).encode())
+
+    return edited
+
+
+@contextmanager
+def served(
+    app: TaskApp, *, fault: Callable[[int], Fault | None] = lambda n: None, door: Fault | None = None
+) -> Iterator[Served]:
+    """The app while the block runs."""
+    running = Served(app, fault, door)
+    try:
+        yield running
+    finally:
+        running.stop()

@@ -1,0 +1,127 @@
+"""Task apps that go wrong: at the door, in the middle of a run, or now and then."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from tests.e2e.platform import Platform, rl, sft
+from tests.e2e.task_apps import Fault, Served, letters, served
+
+pytestmark = pytest.mark.timeout(240)
+
+FIRST_ITERATION = 16
+ONCE = "rollout_timeout_s = 2.0\nmax_retries = 0"
+
+#: What the user reads of an app that is no good when its job is submitted.
+AT_THE_DOOR = {
+    "down": "cannot be reached",
+    "key": "refuses every environment key",
+    "garbage": "answers something that is not JSON: '<html>hello</html>'",
+    "hang": "does not answer within 3 s",
+    "500": "answers HTTP 500: 'out of letters'",
+}
+#: What the user reads of an app that breaks when its job is under way.
+UNDER_WAY: dict[Fault, str] = {
+    "hang": "no answer within 2 s",
+    "500": "HTTP 500: out of letters",
+    "garbage": "the answer is not a rollout response: '<html>hello</html>'",
+    "nan": "the reward is nan",
+    "die": "Error: ",
+}
+
+
+def breaking(fault: Fault, *, after: int):
+    return lambda n: fault if n >= after else None
+
+
+@pytest.fixture(scope="module")
+def apps() -> Iterator[dict[str, Served | str]]:
+    """Every app of this module by what is wrong with it."""
+    with ExitStack() as stack, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        found: dict[str, Served | str] = {"down": f"http://127.0.0.1:{nobody.getsockname()[1]}"}
+        found["key"] = stack.enter_context(served(letters(key="env_another")))
+        for door in ("garbage", "hang", "500"):
+            found[door] = stack.enter_context(served(letters(), door=door))
+        for fault in get_args(Fault):
+            app = served(letters(), fault=breaking(fault, after=FIRST_ITERATION))
+            found[f"{fault} under way"] = stack.enter_context(app)
+        found["500 in an evaluation"] = stack.enter_context(served(letters(), fault=breaking("500", after=4)))
+        found["now and then"] = stack.enter_context(served(letters(), fault=lambda n: "500" if n % 10 == 5 else None))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def jobs(platform: Platform, rows: Path, apps: dict[str, Served | str]) -> dict[str, str]:
+    """A job for each app, all at once, and a good one among them."""
+    made: dict[str, str] = {}
+    for name, app in apps.items():
+        url = app if isinstance(app, str) else app.url
+        if name == "500 in an evaluation":
+            flags = ("--seeds", "0-15", "--task-url", url, "--env-name", "letters", "--max-tokens", "12")
+            made[name] = platform.shell.ok("eval", "--model", "tiny-qwen3", *flags, "--detach").strip()
+        else:
+            made[name] = platform.submit(rl("tiny-qwen3", url, rollout=ONCE))
+    made["good"] = platform.submit(sft(steps=60), "--dataset", rows.name)
+    return made
+
+
+@pytest.mark.parametrize("name", AT_THE_DOOR)
+def test_a_job_on_an_app_that_is_no_good_is_refused_in_one_problem(
+    platform: Platform, apps: dict[str, Served | str], jobs: dict[str, str], name: str
+):
+    code, job = platform.outcome(jobs[name])
+    assert (code, job["state"]) == (3, "rejected")
+    [problem] = job["problems"]
+    assert AT_THE_DOOR[name] in problem["what"]
+    app = apps[name]
+    assert problem["where"] == (app if isinstance(app, str) else app.url)
+    assert problem["fix"]
+
+
+@pytest.mark.parametrize("fault", UNDER_WAY)
+def test_a_job_whose_app_breaks_under_way_fails_with_the_cause(
+    platform: Platform, apps: dict[str, Served | str], jobs: dict[str, str], fault: Fault
+):
+    code, job = platform.outcome(jobs[f"{fault} under way"])
+    assert (code, job["state"], job["code"]) == (3, "failed", "task_app_failed")
+    assert job["step"] == 1
+    [problem] = job["problems"]
+    assert UNDER_WAY[fault] in problem["what"]
+    app = apps[f"{fault} under way"]
+    assert isinstance(app, Served)
+    assert problem["where"].startswith(app.url)
+
+
+def test_an_evaluation_whose_app_breaks_fails_with_the_cause(platform: Platform, jobs: dict[str, str]):
+    code, job = platform.outcome(jobs["500 in an evaluation"])
+    assert (code, job["state"], job["code"]) == (3, "failed", "task_app_failed")
+    assert "out of letters" in job["problems"][0]["what"]
+
+
+def test_rollouts_that_fail_now_and_then_cost_their_groups_and_are_counted(platform: Platform, jobs: dict[str, str]):
+    job = platform.succeeded(jobs["now and then"])
+    failed = platform.events(jobs["now and then"], "rollout.failed")
+    assert len(failed) == job["rollouts"]["failed"] == 5
+    assert job["rollouts"]["completed"] == 3 * FIRST_ITERATION - 5
+    assert all("out of letters" in f["problem"]["what"] for f in failed)
+    steps: list[dict[str, Any]] = platform.steps(jobs["now and then"])
+    assert sum(step["rollouts_failed"] for step in steps) == 5
+    for i, step in enumerate(steps, 1):
+        groups = {f["group"] for f in failed if f["iteration"] == i}
+        assert step["groups_dropped"] >= len(groups) > 0
+        assert step["groups_kept"] + step["groups_dropped"] == 4
+
+
+def test_the_other_jobs_and_the_cluster_do_not_notice(platform: Platform, jobs: dict[str, str]):
+    platform.succeeded(jobs["good"])
+    report = platform.shell.json("status")
+    assert report["state"] == "healthy"
+    assert {p["name"]: p["restarts"] for p in report["processes"] if p["restarts"]} == {}
+    assert len(platform.greedy("tiny-qwen3", "Still there?")) >= 0

@@ -1,0 +1,83 @@
+"""Where training processes come from: one waits with its imports done, and every job gets one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from synth.trainer.process import TrainingProcess, TrainingProcesses, TrainingStopped
+from synth.trainer.protocol import Failed, Start
+
+DEADLINE_S = 60
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[TrainingProcesses]:
+    """With one process waiting, as in a service that has settled."""
+    found = TrainingProcesses(threads=1)
+    keeping = asyncio.create_task(found.keep_one_waiting())
+    await one_is_waiting(found)
+    yield found
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert children() == []
+
+
+async def one_is_waiting(processes: TrainingProcesses) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while processes.waiting_pid is None:  # noqa: ASYNC110 - nobody else is told
+            await asyncio.sleep(0)
+
+
+def children() -> list[int]:
+    return [c.pid for c in psutil.Process().children() if "synth.trainer.child" in c.cmdline()]
+
+
+def bad_start(folder: Path) -> Start:
+    return Start(kind="rl", recipe={"lr": -1}, model_dir=str(folder), work_dir=str(folder))
+
+
+async def says_what_is_wrong(child: TrainingProcess, folder: Path) -> None:
+    """That it listens: it answers a job that nobody could train."""
+    await child.begin(bad_start(folder), progress=lambda stage: None)
+    assert isinstance(await child.hear(silence=DEADLINE_S), Failed)
+
+
+async def test_a_job_gets_the_process_that_waits_and_the_next_job_another(
+    processes: TrainingProcesses, tmp_path: Path
+) -> None:
+    waiting = processes.waiting_pid
+    async with processes.one() as first:
+        assert first.pid == waiting
+        assert children() == [waiting]
+        await says_what_is_wrong(first, tmp_path)
+    await one_is_waiting(processes)
+    async with processes.one() as second:
+        assert second.pid != waiting
+        await says_what_is_wrong(second, tmp_path)
+
+
+async def test_a_waiting_process_that_was_killed_is_not_handed_out(
+    processes: TrainingProcesses, tmp_path: Path
+) -> None:
+    waiting = processes.waiting_pid
+    assert waiting is not None
+    os.kill(waiting, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        while processes.waiting_pid is not None:  # noqa: ASYNC110 - nobody else is told
+            await asyncio.sleep(0)
+    async with processes.one() as child:
+        await says_what_is_wrong(child, tmp_path)
+
+
+async def test_a_process_that_is_killed_at_work_ends_the_attempt(processes: TrainingProcesses, tmp_path: Path) -> None:
+    async with processes.one() as child:
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(TrainingStopped):
+            await says_what_is_wrong(child, tmp_path)

@@ -1,0 +1,89 @@
+"""Taking recordings: many rollouts in one request, and each with a fate of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from synth.errors import Transient
+from synth.keys import internal_token
+from synth.rollouts.recorder_client import RecorderClient
+from synth.trajectories import ClosedRollout, CompletionRecord, closed_to_bytes, records_to_bytes
+
+SECRET = "secret"
+
+
+def sampled(cid: str) -> bytes:
+    """Records that tell whose they are."""
+    ids = np.frombuffer(cid.encode(), np.uint8).astype(np.int32)
+    n = len(ids)
+    record = CompletionRecord(
+        ids, ids, np.zeros(n, np.float32), np.zeros(n, np.int32), np.ones(n, np.bool_), finish_reason="stop"
+    )
+    return records_to_bytes([record])
+
+
+class Replica:
+    """Closes rollouts, counting requests; a cid that begins with "gone" is refused."""
+
+    def __init__(self) -> None:
+        self.requests: list[list[str]] = []
+        self.answer: httpx.Response | None = None
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == f"Bearer {internal_token(SECRET)}"
+        cids: list[str] = msgspec.json.decode(request.content)["cids"]
+        self.requests.append(cids)
+        if self.answer is not None:
+            return self.answer
+        closed = [ClosedRollout(refused="closed") if c.startswith("gone") else ClosedRollout(sampled(c)) for c in cids]
+        return httpx.Response(200, content=closed_to_bytes(closed))
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+@pytest.fixture
+def client(replica: Replica) -> RecorderClient:
+    return RecorderClient(SECRET, transport=httpx.MockTransport(replica))
+
+
+async def test_rollouts_that_end_together_are_closed_by_one_request(client: RecorderClient, replica: Replica) -> None:
+    cids = [f"trace_{i}" for i in range(50)]
+    taken = await asyncio.gather(*(client.take("http://replica", cid) for cid in cids))
+    assert [bytes(r[0].sampled_ids.astype(np.uint8)).decode() for r in taken] == cids
+    assert replica.requests == [cids]
+
+
+async def test_a_flock_is_split_so_that_an_answer_stays_small(client: RecorderClient, replica: Replica) -> None:
+    await asyncio.gather(*(client.take("http://replica", f"trace_{i}") for i in range(150)))
+    assert [len(r) for r in replica.requests] == [64, 64, 22]
+
+
+async def test_a_refused_credential_costs_only_its_own_rollout(client: RecorderClient) -> None:
+    kept, gone = await asyncio.gather(
+        client.take("http://replica", "trace_1"), client.take("http://replica", "gone_1"), return_exceptions=True
+    )
+    assert isinstance(kept, list)
+    assert isinstance(gone, Transient)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [httpx.Response(503), httpx.Response(200, content=b"{}"), httpx.Response(200, content=closed_to_bytes([]))],
+    ids=["unavailable", "garbage", "too few"],
+)
+async def test_an_answer_that_cannot_be_used_loses_the_recordings_and_says_so(
+    client: RecorderClient, replica: Replica, answer: httpx.Response
+) -> None:
+    replica.answer = answer
+    with pytest.raises(Transient, match="recorder"):
+        await client.take("http://replica", "trace_1")
+    replica.answer = None
+    assert len(await client.take("http://replica", "trace_1")) == 1
