@@ -66,6 +66,16 @@ class Kept:
     calls: int
 
 
+@dataclass(frozen=True)
+class Before:
+    """What the log has of a request already: rollouts that are done, and those that were given up, by index."""
+
+    done: dict[int, Collected]
+    failed: dict[int, Problem]
+
+
+NOTHING_BEFORE = Before({}, {})
+
 Try = Callable[[Request, Spot, int], Awaitable[Tried]]
 Keep = Callable[[Request, Kept], Awaitable[None]]
 GiveUp = Callable[[Request, Spot, Problem, int], Awaitable[None]]
@@ -104,20 +114,17 @@ class Collector:
         self.busy = 0
         """Requests that are being collected now."""
 
-    async def collect(self, request: Request, done: dict[int, Collected]) -> tuple[list[Collected], int] | Broken:
-        """Run what is missing of a request; returns its rollouts and how many of them failed.
-
-        done: rollouts of it that are in the log already, by index.
-        """
+    async def collect(self, request: Request, before: Before) -> tuple[list[Collected], int] | Broken:
+        """Run what is missing of a request; returns its rollouts and how many of them failed."""
         self.busy += 1
         try:
-            return await self._collect(request, done)
+            return await self._collect(request, before)
         finally:
             self.busy -= 1
 
-    async def _collect(self, request: Request, done: dict[int, Collected]) -> tuple[list[Collected], int] | Broken:
-        found = dict(done)
-        failures: list[Problem] = []
+    async def _collect(self, request: Request, before: Before) -> tuple[list[Collected], int] | Broken:
+        found = dict(before.done)
+        failures = list(before.failed.values())
         allowed = max(1, int(request.size * MAX_FAILED_SHARE))
 
         async def one(spot: Spot) -> None:
@@ -131,17 +138,19 @@ class Collector:
                 found[spot.index] = result
             self._progress(len(found) + len(failures), request.size)
 
-        broken: Broken | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for spot in self._spots(request):
-                    if spot.index not in done:
+                    if spot.index not in before.done and spot.index not in before.failed:
                         group.create_task(one(spot))
-        except* _TooMany as many:
-            last = many.exceptions[0]
-            assert isinstance(last, _TooMany)
-            broken = Broken(last.problem)
-        return broken or (list(found.values()), len(failures))
+        except ExceptionGroup as group:
+            first = group.exceptions[0]
+            if not isinstance(first, _TooMany):
+                raise first from group
+            return Broken(first.problem)
+        if failures and not found:
+            return Broken(failures[-1])
+        return list(found.values()), len(failures)
 
     def _spots(self, request: Request) -> list[Spot]:
         return [

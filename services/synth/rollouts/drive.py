@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import time
@@ -10,17 +11,18 @@ import structlog
 
 from synth import logs
 from synth.bus.replicas import Replica, ReplicaTable
-from synth.errors import Problem, Transient
+from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
 from synth.rollouts.collector import Request, Spot, Tried
-from synth.rollouts.outcome import EnvironmentFailed, Reply, judge
-from synth.rollouts.task_client import RecorderClient, TaskClient
+from synth.rollouts.outcome import Reply, judge
+from synth.rollouts.recorder_client import RecorderClient
+from synth.rollouts.task_client import TaskClient
 
 log = logs.get("drive")
 
-#: Tries that an infrastructure of ours may cost a rollout before it counts as the environment's.
-_LOST_RECORDINGS = 20
+#: How long a rollout is played again because its recording was lost, before its task is handed back.
+_LOST_BUDGET_S = 180.0
 
 
 class Driver:
@@ -50,17 +52,24 @@ class Driver:
         self._attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
 
     async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
-        """One try. A recording that is lost (the replica died) is not the environment's fault, and is tried again."""
-        with structlog.contextvars.bound_contextvars(rollout=spot.rollout_id):
-            for lost in range(_LOST_RECORDINGS):
-                try:
-                    return await self._play(request, spot)
-                except Transient as error:
-                    log.warning("recording lost, rollout played again", reason=str(error), lost=lost + 1)
-        problem = Problem(what=f"the recording of {spot.rollout_id} was lost {_LOST_RECORDINGS} times")
-        return Tried(EnvironmentFailed(problem), [])
+        """One try. A recording that is lost (its replica died) is not the environment's fault: it is played again.
 
-    async def _play(self, request: Request, spot: Spot) -> Tried:
+        Raises `Transient` when recordings are lost for too long: then somebody else may fare better.
+        """
+        deadline = time.monotonic() + _LOST_BUDGET_S
+        with structlog.contextvars.bound_contextvars(rollout=spot.rollout_id):
+            for losses in itertools.count(1):
+                try:
+                    # A call that was cut off once may be ours; the second time it is the app that hung up.
+                    return await self._play(request, spot, forgive_cut=losses == 1)
+                except Transient as error:
+                    if time.monotonic() > deadline:
+                        raise
+                    log.warning("recording lost, rollout played again", reason=str(error), losses=losses)
+                    await asyncio.sleep(min(5.0, 0.25 * 2**losses))
+        raise AssertionError("counting never ends")
+
+    async def _play(self, request: Request, spot: Spot, *, forgive_cut: bool) -> Tried:
         replica = await self._replica(spot)
         cid = mint_cid(
             Cid(
@@ -76,8 +85,12 @@ class Driver:
         base = self._public_url or replica.url
         url = f"{base}/v1/chat/completions?cid={cid}"
         reply: Reply = await self._app.play(request, spot, inference_url=url, cid=cid)
-        records = await self._recorder.take(replica.url, cid)
-        if any(r.finish_reason == "abort" for r in records) and reply.status != 200:
+        try:
+            records = await self._recorder.take(replica.url, cid)
+        except Transient:
+            self._replicas.forget(replica)
+            raise
+        if forgive_cut and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
         verdict = judge(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
         return Tried(verdict, records)
@@ -87,5 +100,5 @@ class Driver:
             able = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
         except TimeoutError as error:
             raise Transient(f"no replica serves {self._job_id} after {self._replica_wait_s:.0f} s") from error
-        # By index, so that the samples of one prompt, which share its prefill, meet at one replica.
-        return able[spot.group % len(able)]
+        # By group, so that the samples of one prompt, which share its prefill, meet at one replica.
+        return sorted(able, key=lambda replica: replica.id)[spot.group % len(able)]

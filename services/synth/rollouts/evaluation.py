@@ -8,6 +8,7 @@ from contextlib import aclosing
 from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
 from synth.bus.publish import Fence
 from synth.catalogue import Event
+from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, JobCancelled, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
 from synth.jobs.lifecycle import TERMINAL, State, apply
 from synth.jobs.resolved import EvalJob
@@ -66,15 +67,26 @@ async def _interruption(collection: Collection) -> Event:
 
 
 async def _play(collection: Collection, job: EvalJob) -> Event:
-    await collection.record.read()
+    try:
+        await collection.record.read()
+        done = collection.record.evaluation(0) or await _collect(collection, job)
+    except Permanent as error:
+        return JobFailed(code="cannot_run", problem=Problem(what=str(error)))
+    if isinstance(done, Broken):
+        return JobFailed(code="task_app_failed", problem=done.problem)
+    return JobSucceeded(steps=0, values=done.values)
+
+
+async def _collect(collection: Collection, job: EvalJob) -> EvalCompleted | Broken:
     request = Request(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
-    result = await collection.collector.collect(request, await collection.record.durable(request))
+    result = await collection.collector.collect(request, await collection.record.before(request))
     if isinstance(result, Broken):
-        return JobFailed(code="task_app_failed", problem=result.problem)
+        return result
     rollouts, lost = result
     values = collection_values(rollouts, failed=lost)
-    await collection.record.evaluated(EvalCompleted(model=job.model, instances=len(rollouts), values=values))
-    return JobSucceeded(steps=0, values=values)
+    done = EvalCompleted(model=job.model, instances=len(rollouts), values=values)
+    await collection.record.evaluated(done)
+    return done
 
 
 async def _end(collection: Collection, fence: Fence, ending: Event) -> None:

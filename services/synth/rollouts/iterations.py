@@ -11,6 +11,7 @@ import time
 from contextlib import aclosing
 
 from synth import logs
+from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import TERMINAL, State, apply
 from synth.jobs.resolved import RlJob
@@ -23,13 +24,15 @@ log = logs.get("iterations")
 
 
 async def collect_iterations(collection: Collection, job: RlJob) -> None:
-    """Serve a job's trainer until the job has ended. Raises what ended a request: `Transient`, `Permanent`."""
-    await collection.record.read()
+    """Serve a job's trainer until the job has ended. What makes that impossible is said, and its owner ends it."""
     try:
+        await collection.record.read()
         await _until_ended(collection, job)
     except ExceptionGroup as group:
         # One request's failure is the task's: whoever owns the task looks at the error itself.
-        raise group.exceptions[0] from group
+        if not isinstance(group.exceptions[0], Permanent):
+            raise group.exceptions[0] from group
+        await collection.record.blocked(0, Problem(what=str(group.exceptions[0])))
 
 
 async def _until_ended(collection: Collection, job: RlJob) -> None:
@@ -60,7 +63,7 @@ class _Iterations:
         self._job = job
         self._running: set[asyncio.Task[None]] = set()
         self._started: set[tuple[str, int]] = set()
-        self._last_batch: asyncio.Task[None] | None = None
+        self._last: dict[str, asyncio.Task[None]] = {}
 
     def start(self, request: Request, group: asyncio.TaskGroup) -> None:
         """Collect a request, unless it is finished in the log or under way."""
@@ -68,10 +71,8 @@ class _Iterations:
         if self._collection.record.finished(request) or key in self._started:
             return
         self._started.add(key)
-        if request.mode == "eval":
-            task = group.create_task(self._evaluate(request))
-        else:
-            task = self._last_batch = group.create_task(self._iteration(request, self._last_batch))
+        run = self._evaluate if request.mode == "eval" else self._iteration
+        task = self._last[request.mode] = group.create_task(run(request, self._last.get(request.mode)))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -82,7 +83,8 @@ class _Iterations:
 
     async def _iteration(self, request: Request, before: asyncio.Task[None] | None) -> None:
         found = await self._collect(request)
-        if found is None:
+        if isinstance(found, Broken):
+            await self._collection.record.blocked(request.iteration, found.problem)
             return
         rollouts, values = found
         job = self._job
@@ -101,11 +103,18 @@ class _Iterations:
         await self._collection.record.batch(batch, values)
         log.info("batch", iteration=request.iteration, sequences=batch.sequences, reward=values.get("reward_mean"))
 
-    async def _evaluate(self, request: Request) -> None:
+    async def _evaluate(self, request: Request, before: asyncio.Task[None] | None) -> None:
+        # One after the other: each needs a place of its own for its pinned version beside the live policy.
+        if before is not None:
+            await asyncio.wait([before])
         found = await self._collect(request)
-        if found is None:
-            return
-        rollouts, values = found
+        if isinstance(found, Broken):
+            # An evaluation that cannot be played is a figure that is missing, not the end of the training.
+            log.error("evaluation failed", iteration=request.iteration, reason=found.problem.text())
+            rollouts: list[Collected] = []
+            values = collection_values(rollouts, failed=request.size)
+        else:
+            rollouts, values = found
         event = EvalCompleted(
             model=f"{self._collection.history.job_id}@v{request.pinned_version}",
             instances=len(rollouts),
@@ -115,16 +124,15 @@ class _Iterations:
         )
         await self._collection.record.evaluated(event)
 
-    async def _collect(self, request: Request) -> tuple[list[Collected], dict[str, float]] | None:
-        """A request's rollouts and their figures; None when the environment is broken, which is then in the log."""
+    async def _collect(self, request: Request) -> tuple[list[Collected], dict[str, float]] | Broken:
+        """A request's rollouts and their figures, or why the environment cannot give them."""
         collection = self._collection
         version = max(request.oldest_version, request.pinned_version or 0)
         await self.versions.at_least(version, timeout=collection.settings.policy_wait_s)
         started = time.monotonic()
-        result = await collection.collector.collect(request, await collection.record.durable(request))
+        result = await collection.collector.collect(request, await collection.record.before(request))
         if isinstance(result, Broken):
-            await collection.record.blocked(request.iteration, result.problem)
-            return None
+            return result
         rollouts, failed = result
         values = collection_values(rollouts, failed=failed)
         return rollouts, values | {"collect_seconds": time.monotonic() - started}

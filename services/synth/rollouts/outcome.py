@@ -14,12 +14,16 @@ from typing import Any
 from synth.errors import Problem
 from synth.trajectories import CompletionRecord
 
-_POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure", "length")
+#: What the published task apps say in an error when the policy, not the environment, failed.
+_POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (None: it was not JSON)."""
+    """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
+
+    status 0: there was no answer, and body says why.
+    """
 
     status: int
     body: Any
@@ -48,7 +52,8 @@ def judge(
     if reply.status != 200:
         return _refused(reply, records, url=url, failure_reward=failure_reward)
     if not isinstance(reply.body, dict) or not isinstance(reply.body.get("metrics"), dict):
-        return _environment(url, "the answer is not a rollout response", 'a JSON object with "metrics"')
+        what = f"the answer is not a rollout response: {str(reply.body)[:100]!r}"
+        return _environment(url, what, 'a JSON object with "metrics"')
     metrics: dict[str, Any] = reply.body["metrics"]
     if not records:
         return _environment(
@@ -60,7 +65,7 @@ def judge(
     details = metrics.get("details")
     info: dict[str, Any] = {"details": details} if isinstance(details, dict) else {}
     if reward is None:
-        if reply.body.get("aborted") is not None or _names_policy_failure(reply.body):
+        if reply.body.get("aborted") or "policy_failure" in info.get("details", {}):
             return Rewarded(failure_reward, "policy_failure", info)
         return _environment(url, "the answer has no reward", "metrics.outcome_score or metrics.mean_return")
     if not math.isfinite(reward):
@@ -71,7 +76,7 @@ def judge(
 def _refused(
     reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
-    if records and reply.status not in (401, 403) and _names_policy_failure(reply.body):
+    if reply.status not in (0, 401, 403) and _is_the_policys(reply, records):
         return Rewarded(failure_reward, "policy_failure", {"status": reply.status})
     if reply.status in (400, 401, 403) and "unauthori" in str(reply.body).lower():
         return EnvironmentFailed(
@@ -83,7 +88,9 @@ def _refused(
                 "POST /api/environment-keys",
             )
         )
-    return _environment(url, f"HTTP {reply.status}: {str(reply.body)[:300]}", "HTTP 200 with a rollout response")
+    said = str(reply.body)[:300]
+    what = f"HTTP {reply.status}: {said}" if reply.status else said
+    return _environment(url, what, "HTTP 200 with a rollout response")
 
 
 def _reward(metrics: dict[str, Any]) -> float | None:
@@ -101,9 +108,18 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _names_policy_failure(body: Any) -> bool:
-    text = str(body).lower()
-    return any(word in text for word in _POLICY_FAILURES)
+def _is_the_policys(reply: Reply, records: list[CompletionRecord]) -> bool:
+    """Whether an error is the policy's: its last reply was cut off, or the app's own error says so."""
+    if not records:
+        return False
+    if records[-1].finish_reason == "length":
+        return True
+    said = reply.body
+    if isinstance(said, dict):
+        # The error alone: anywhere else the same words may mean anything.
+        said = [said.get(field) for field in ("detail", "error", "code", "message")]
+    text = str(said).lower()
+    return any(words in text for words in _POLICY_FAILURES)
 
 
 def _environment(url: str, what: str, expected: str) -> EnvironmentFailed:

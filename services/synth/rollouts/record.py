@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.publish import Publisher
@@ -9,6 +11,7 @@ from synth.bus.recorded import Recorded
 from synth.bus.replay import replay
 from synth.errors import Conflict, Problem
 from synth.events import (
+    BlobRef,
     EvalCompleted,
     RolloutBatched,
     RolloutBlocked,
@@ -16,7 +19,7 @@ from synth.events import (
     RolloutFailed,
     RolloutRequested,
 )
-from synth.rollouts.collector import Kept, Request, Spot
+from synth.rollouts.collector import Before, Kept, Request, Spot
 from synth.rollouts.groups import Collected
 from synth.trajectories import RolloutBatch, Trajectory
 
@@ -31,39 +34,45 @@ class RolloutLog:
         self._org = org
         self._job_id = job_id
         self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
+        self._failed: dict[tuple[str, int], dict[int, Problem]] = {}
         self._finished: set[tuple[str, int]] = set()
+        self._evaluations: dict[int, EvalCompleted] = {}
         self._last_batch = 0
 
-    async def read(self) -> list[Request]:
-        """Read the job's past; returns the requests that are still open, in their order."""
-        facts = ("rollout.requested", "rollout.completed", "rollout.batch", "eval.completed")
-        requests: list[Request] = []
+    async def read(self) -> None:
+        """Read what collectors before us announced."""
+        facts = ("rollout.completed", "rollout.failed", "rollout.batch", "eval.completed")
         for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts]):
-            self._apply(event, requests)
-        return [r for r in requests if (r.mode, r.iteration) not in self._finished]
+            self._apply(event)
 
-    def _apply(self, recorded: Recorded, requests: list[Request]) -> None:
+    def _apply(self, recorded: Recorded) -> None:
         match recorded.event:
-            case RolloutRequested() as event:
-                requests.append(as_request(event))
             case RolloutCompleted() as event:
                 self._completed.setdefault((event.mode, event.iteration), {})[event.index] = event
+            case RolloutFailed() as event:
+                self._failed.setdefault((event.mode, event.iteration), {})[event.index] = event.problem
             case RolloutBatched(iteration=iteration):
                 self._finished.add(("train", iteration))
                 self._last_batch = recorded.seq
-            case EvalCompleted(iteration=iteration):
-                self._finished.add(("eval", iteration))
+            case EvalCompleted() as event:
+                self._finished.add(("eval", event.iteration))
+                self._evaluations[event.iteration] = event
 
     def finished(self, request: Request) -> bool:
         """Whether this request's batch or evaluation is in the log."""
         return (request.mode, request.iteration) in self._finished
 
-    async def durable(self, request: Request) -> dict[int, Collected]:
-        """The rollouts of a request that a collector before us completed, with their trajectories."""
-        found: dict[int, Collected] = {}
-        for index, event in self._completed.get((request.mode, request.iteration), {}).items():
+    def evaluation(self, iteration: int) -> EvalCompleted | None:
+        """An evaluation that is in the log."""
+        return self._evaluations.get(iteration)
+
+    async def before(self, request: Request) -> Before:
+        """What a collector before us completed of a request, with the trajectories, and what it gave up."""
+        key = (request.mode, request.iteration)
+        done: dict[int, Collected] = {}
+        for index, event in self._completed.get(key, {}).items():
             trajectory = Trajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
-            found[index] = Collected(
+            done[index] = Collected(
                 rollout_id=event.rollout_id,
                 group=event.group,
                 seed=event.seed,
@@ -72,14 +81,14 @@ class RolloutLog:
                 seconds=event.seconds,
                 tries=event.tries,
             )
-        return found
+        return Before(done, self._failed.get(key, {}))
 
     async def keep(self, request: Request, kept: Kept) -> None:
         """Make one rollout durable: its trajectory, then the event that names it."""
         c = kept.collected
         trajectory = Trajectory(branches=c.branches, reward=c.reward, info=kept.verdict.info)
-        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{kept.spot.index}.safetensors"
-        blob = await self._blobs.put_bytes(key, trajectory.to_bytes())
+        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{kept.spot.index}"
+        blob = await self._put(key, trajectory.to_bytes())
         versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]
         event = RolloutCompleted(
             rollout_id=c.rollout_id,
@@ -116,7 +125,7 @@ class RolloutLog:
     async def batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
         """Publish an iteration's batch, the next one of the chain. Another collector's batch is as good as ours."""
         k = batch.meta.iteration
-        blob = await self._blobs.put_bytes(f"jobs/{self._job_id}/batches/{k}.safetensors", batch.to_bytes())
+        blob = await self._put(f"jobs/{self._job_id}/batches/{k}", batch.to_bytes())
         event = RolloutBatched(
             iteration=k,
             batch=blob,
@@ -134,6 +143,11 @@ class RolloutLog:
             if ("train", k) not in self._finished:
                 raise
         self._finished.add(("train", k))
+
+    async def _put(self, key: str, body: bytes) -> BlobRef:
+        # The content is in the name: a collector that was replaced and does not know it yet, or one that plays a
+        # rollout again, can never put other bytes where an event says that these are.
+        return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.safetensors", body)
 
     async def evaluated(self, event: EvalCompleted) -> None:
         """Publish an evaluation."""

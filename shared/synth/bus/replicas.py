@@ -76,6 +76,12 @@ class ReplicaTable:
         finally:
             await follower.close()
 
+    def forget(self, replica: Replica) -> None:
+        """It did not answer: leave it out until it announces itself again."""
+        known = self._seen.get(replica.id)
+        if known is not None and known[1].boot == replica.boot:
+            del self._seen[replica.id]
+
     def alive(self) -> list[Replica]:
         """Every live replica."""
         since = time.monotonic() - REPLICA_TTL_S
