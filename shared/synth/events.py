@@ -67,6 +67,7 @@ class JobCreated(Event, frozen=True, kw_only=True):
     task_url: str | None = None
     examples: int | None = None
     seed: int | None = None
+    allow_experimental: bool = False
     created_by: str = ""
 
 
@@ -354,7 +355,7 @@ class BlobExpired(Event, frozen=True, kw_only=True):
 
 @event("watch.heartbeat", by=Role.GATEWAY)
 class Heartbeat(Event, frozen=True, kw_only=True):
-    """A live job has been silent for a while; nothing is wrong. Clients give up without it (decision 10)."""
+    """A live job has been silent for a while; nothing is wrong. Some clients give up without it."""
 
     state: str
 

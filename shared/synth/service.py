@@ -27,23 +27,28 @@ from synth.settings import ServiceSettings
 
 log = logs.get("service")
 
+_START_RUSH_S = 3.0
+
 Check = Callable[[], str | None]
 
 
 @dataclass
 class Service:
-    """A running service: its connections, and what it tells of itself. A check returns what is wrong, or None."""
+    """A running service: its connections, and what it tells of itself. A check returns what is wrong, or None.
+
+    ready: set once the service is set up and answers.
+    """
 
     name: str
     settings: ServiceSettings
     bus: Connection
     blobs: BlobStore
     port: int
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     checks: dict[str, Check] = field(default_factory=dict[str, Check])
     _tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     _helpers: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
-    _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
@@ -71,14 +76,19 @@ class Service:
 
     async def _healthz(self, request: Request) -> Response:
         ills = self.health()
-        if not self._ready.is_set():
+        if not self.ready.is_set():
             ills["start"] = "not ready yet"
         body = {"service": self.name, "status": "ill" if ills else "healthy", "ills": ills, "pid": os.getpid()}
         return JSONResponse(body, status_code=503 if ills else 200)
 
+    async def settled(self) -> None:
+        """Wait until a cluster's start is over: what only saves time later must not slow its services down."""
+        await self.ready.wait()
+        await asyncio.sleep(_START_RUSH_S)
+
     async def supervise(self) -> None:
         """Wait for the stop, or for the first of the service's tasks to end before it."""
-        self._ready.set()
+        self.ready.set()
         stopped = asyncio.create_task(self.stop.wait())
         done, _ = await asyncio.wait([stopped, *self._tasks, *self._helpers], return_when=asyncio.FIRST_COMPLETED)
         self.stop.set()

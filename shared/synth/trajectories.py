@@ -209,6 +209,23 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
     ]
 
 
+class ClosedRollout(msgspec.Struct, frozen=True, array_like=True):
+    """One of the rollouts that were closed together: what `records_to_bytes` wrote, or why there are no records."""
+
+    records: bytes = b""
+    refused: str | None = None
+
+
+def closed_to_bytes(closed: list[ClosedRollout]) -> bytes:
+    """Rollouts that were closed together, in the order in which they were asked for."""
+    return msgspec.msgpack.encode(closed)
+
+
+def closed_from_bytes(body: bytes) -> list[ClosedRollout]:
+    """Read what `closed_to_bytes` wrote. Raises `msgspec.DecodeError` on anything else."""
+    return msgspec.msgpack.decode(body, type=list[ClosedRollout])
+
+
 def branches_of(records: list[CompletionRecord]) -> list[Branch]:
     """The linear segments of a rollout: a call extends the segment that is an exact prefix of its prompt.
 

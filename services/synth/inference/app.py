@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from synth.bus.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
+from synth.inference.engine_metrics import EngineMetrics
 from synth.inference.openai_api import build_api
-from synth.inference.opening import Opening
+from synth.inference.opening import Opening, import_engine
 from synth.inference.policies import Policies
 from synth.inference.recorder import Recorder
 from synth.inference.routing import ServiceRouter
@@ -20,6 +22,8 @@ from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, InvalidKey, internal_token, read_cid
 from synth.models import Registry
 from synth.service import Service, run
+
+_SWEEP_S = 30.0
 
 
 def main() -> int:
@@ -35,15 +39,16 @@ def main() -> int:
             router.files_of, Opening(settings), max_models=settings.max_models, load_timeout=settings.load_timeout_s
         )
         router.serve_from(policies)
+        REGISTRY.register(EngineMetrics(policies))
 
         def describe() -> Replica:
-            stats = policies.stats()
+            stats = policies.stats().values()
             return Replica(
                 id=settings.replica,
                 boot=boot,
                 url=settings.public_url or service.url,
                 pool=settings.pool,
-                models=policies.names(),
+                models=router.served(),
                 running=sum(s.running for s in stats),
                 waiting=sum(s.waiting for s in stats),
             )
@@ -62,18 +67,35 @@ def main() -> int:
             return request.headers.get("x-synth-org", "")
 
         serving = ServeService(service.bus, service.blobs, settings, router, boot, changed)
-        worker = TaskWorker(
-            service.bus, kind="serve", pool=settings.pool, capacity=settings.max_models, run=serving.run
-        )
+        # One place is left for whoever chats while jobs train, or wait for a trainer.
+        capacity = max(1, settings.max_models - 1)
+        worker = TaskWorker(service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run)
         service.checks["worker"] = worker.ill
         service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
+        service.stop_with(asyncio.create_task(_warm_up(service)))
+        recorder = Recorder(read)
+        service.stop_with(asyncio.create_task(_sweep(recorder)))
         return build_api(
             router,
-            Recorder(read),
+            recorder,
             authenticate,
             internal_token=internal_token(secret),
             extra_routes=service.observability(),
         )
 
     return run("inference", settings, setup)
+
+
+async def _warm_up(service: Service) -> None:
+    """Have ready what the first model needs."""
+    await service.settled()
+    await asyncio.to_thread(import_engine)
+    await service.stop.wait()
+
+
+async def _sweep(recorder: Recorder) -> None:
+    """Let go of rollouts that nobody closed: their collectors are gone."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        recorder.sweep()

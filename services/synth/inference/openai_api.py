@@ -1,4 +1,4 @@
-"""The OpenAI API over engines, and the one internal call that hands a rollout's records over."""
+"""The OpenAI API over engines, and the one internal call that hands rollouts' records over."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from synth.inference.completion import Completion, EventStream, PolicyBinding
 from synth.inference.recorder import Call, Recorder
 from synth.inference.requests import decode_request
 from synth.keys import Cid, InvalidKey
+from synth.trajectories import ClosedRollout, closed_to_bytes
 
 _MOST_BODY_BYTES = 8 << 20
 
@@ -45,7 +46,7 @@ Authenticate = Callable[[Request], Awaitable[str]]
 
 
 class _Close(msgspec.Struct):
-    cid: str
+    cids: list[str]
 
 
 def build_api(
@@ -118,7 +119,10 @@ class _Api:
         return Response(body, media_type="application/json")
 
     async def close(self, request: Request) -> Response:
-        """POST /internal/rollouts/close {"cid": …}: the rollout's records as one safetensors body."""
+        """POST /internal/rollouts/close {"cids": […]}: what `closed_from_bytes` reads, one entry a credential.
+
+        Many at once, because a request costs ten times what closing one rollout does.
+        """
         try:
             offered = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(offered.encode(), self._internal_token.encode()):
@@ -126,11 +130,17 @@ class _Api:
             try:
                 asked = msgspec.json.decode(await _body(request), type=_Close)
             except msgspec.DecodeError as error:
-                raise UserError(Problem(what=str(error), expected='{"cid": "trace_…"}', where="body")) from error
-            body = self._recorder.close(asked.cid)
+                raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
         except SynthError as error:
             return error_response(error)
-        return Response(body, media_type="application/octet-stream")
+        body = closed_to_bytes([self._closed(cid) for cid in asked.cids])
+        return Response(body, media_type="application/msgpack")
+
+    def _closed(self, cid: str) -> ClosedRollout:
+        try:
+            return ClosedRollout(self._recorder.close(cid))
+        except SynthError as error:
+            return ClosedRollout(refused=str(error))
 
 
 def cid_of(query: bytes) -> str | None:

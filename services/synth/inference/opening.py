@@ -11,6 +11,15 @@ from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
 
 
+def import_engine() -> None:
+    """Import what the first model will need, which takes seconds."""
+    import transformers.models.auto.modeling_auto
+    import transformers.models.auto.tokenization_auto
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+    import synth.inference.engines.loading  # noqa: F401
+
+
 @dataclass(frozen=True)
 class Opening:
     """Loads files with the transformers engine. Raises `Permanent` for what it cannot serve."""
@@ -18,7 +27,7 @@ class Opening:
     settings: InferenceSettings
 
     async def __call__(self, files: ModelFiles) -> Loaded:
-        # torch is imported when the first model is, so that a process is healthy within a second.
+        # torch is imported after the process is healthy, by `import_engine` or by the first model.
         from synth.inference.engines.settings import EngineSettings
         from synth.inference.engines.transformers import TransformersEngine
 

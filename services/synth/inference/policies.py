@@ -1,7 +1,8 @@
 """Which models this process holds: training policies for as long as their job says, served models by use.
 
-A training policy is never evicted for a served model; an idle served model is evicted for either. A model is loaded
-once however many ask for it at the same time.
+A training policy is never evicted for a served model; an idle served model is evicted for either. What an evaluation
+pins of a training policy stands beside it and takes no place: an evaluation that had to wait for another job's end
+would fail its own. A model is loaded once however many ask for it at the same time.
 """
 
 from __future__ import annotations
@@ -48,10 +49,14 @@ Opener = Callable[[ModelFiles], Awaitable[Loaded]]
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """One of the process's places for a model. used: the tick of its last use; leases: requests that run on it."""
+    """One of the process's places for a model. used: the tick of its last use; leases: requests that run on it.
+
+    beside: the training policy of which this is another version, and which it goes with.
+    """
 
     loading: asyncio.Task[Loaded]
     training: bool
+    beside: str | None = None
     used: int = 0
     leases: int = 0
 
@@ -75,15 +80,15 @@ class Policies:
     @property
     def free(self) -> int:
         """Places that a training policy could take now."""
-        return self._max_models - sum(not p.evictable for p in self._places.values())
+        return self._max_models - sum(not p.evictable for p in self._places.values() if p.beside is None)
 
     def names(self) -> list[str]:
         """What is loaded, training policies included."""
         return [name for name, place in self._places.items() if _ready(place)]
 
-    def stats(self) -> list[EngineStats]:
-        """A reading of every loaded engine."""
-        return [place.loading.result().engine.stats() for place in self._places.values() if _ready(place)]
+    def stats(self) -> dict[str, EngineStats]:
+        """A reading of every loaded engine, by the name of its model."""
+        return {name: place.loading.result().engine.stats() for name, place in self._places.items() if _ready(place)}
 
     def training(self, name: str) -> Loaded | None:
         """A training policy, if it is loaded."""
@@ -103,11 +108,15 @@ class Policies:
         place = self._places.get(name)
         if place is not None and place.training:
             await self._drop(name, place)
+        for pinned, version in list(self._places.items()):
+            if version.beside == name:
+                await self._drop(pinned, version)
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Loaded]:
+    async def lease(self, name: str, *, beside: str | None = None) -> AsyncIterator[Loaded]:
         """A served model for one request, loaded first if need be; it is not evicted meanwhile.
 
+        beside: the training policy that this is another version of.
         Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
         """
         place = await self._unless_dead(name)
@@ -115,7 +124,9 @@ class Policies:
             async with self._room:
                 place = self._places.get(name)  # another request may have begun to load it meanwhile
                 if place is None:
-                    place = await self._take_place(name, lambda: self._find_and_open(name), training=False)
+                    place = await self._take_place(
+                        name, lambda: self._find_and_open(name), training=False, beside=beside
+                    )
         place.leases += 1
         place.used = next(self._ticks)
         try:
@@ -131,9 +142,13 @@ class Policies:
     async def _find_and_open(self, name: str) -> Loaded:
         return await self._opener(await self._loader(name))
 
-    async def _take_place(self, name: str, load: Callable[[], Awaitable[Loaded]], *, training: bool) -> _Place:
-        if len(self._places) >= self._max_models:
-            idle = [(p.used, n) for n, p in self._places.items() if p.evictable]
+    async def _take_place(
+        self, name: str, load: Callable[[], Awaitable[Loaded]], *, training: bool, beside: str | None = None
+    ) -> _Place:
+        rivals = {n: p for n, p in self._places.items() if p.beside == beside}
+        # Beside a training policy there is room for one more version of it; the idle ones before it are history.
+        if len(rivals) >= (self._max_models if beside is None else 1):
+            idle = [(p.used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
                 raise Transient(f"all {self._max_models} places for a model are in use; {name!r} has to wait", delay=5)
             _, oldest = min(idle)
@@ -143,7 +158,7 @@ class Policies:
             async with asyncio.timeout(self._load_timeout):
                 return await load()
 
-        place = _Place(asyncio.create_task(bounded(), name=f"load {name}"), training)
+        place = _Place(asyncio.create_task(bounded(), name=f"load {name}"), training, beside)
         self._places[name] = place
         return place
 

@@ -8,7 +8,6 @@ a task app says about tokens is believed.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +17,8 @@ from synth.keys import Cid
 from synth.trajectories import CompletionRecord, records_to_bytes
 
 _CLOSED_KEPT = 60.0
+# A sweep looks at every rollout of the last minutes: one for each close would cost more the longer a job runs.
+_SWEEP_PAUSE = 1.0
 
 
 class CidVoid(SynthError):
@@ -96,8 +97,10 @@ class Recorder:
         self._max_bytes = max_bytes
         self._now = now
         self._open: dict[str, OpenCid] = {}
-        self._closed: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._closed: dict[str, tuple[float, bytes]] = {}  # by the time of the close
+        self._closed_bytes = 0
         self._gone: dict[str, int] = {}  # closed before it expires: text -> expiry
+        self._sweep_due = 0.0
         self.nbytes = 0
         self.late_records = 0
         self.branch_breaks = 0
@@ -148,34 +151,45 @@ class Recorder:
         A credential that was never used closes with no records. Raises `InvalidKey` if it is not ours, `CidVoid` if
         its records have been handed over too long ago, or it expired unclosed.
         """
-        self.sweep()
-        if text in self._closed:
-            return self._closed[text][1]
+        now = self._now()
+        if now >= self._sweep_due:
+            self.sweep()
+        until, body = self._closed.get(text, (0.0, b""))
+        if until > now:
+            return body
         rollout = self._open.pop(text, None)
         if rollout is None:
-            cid = self._read(text)
-            if text in self._gone or cid.expires <= self._now():
+            rollout = OpenCid(self._read(text))
+            if text in self._gone or rollout.cid.expires <= now:
                 raise CidVoid("this rollout's records are no longer held")
-            rollout = OpenCid(cid)
+        elif rollout.cid.expires <= now:
+            self._end(text, rollout)
+            raise CidVoid("this rollout's credential has expired, and its records with it")
         self._end(text, rollout)
         body = records_to_bytes([rollout.records[n] for n in sorted(rollout.records)])
-        self._closed[text] = (self._now() + _CLOSED_KEPT, body)
+        self._closed[text] = (now + _CLOSED_KEPT, body)
+        self._closed_bytes += len(body)
+        self._shed(now)
         return body
 
     def sweep(self) -> None:
         """Drop what expired: open rollouts, and closed bytes past their minute or beyond the memory."""
         now = self._now()
+        self._sweep_due = now + _SWEEP_PAUSE
         for text in [t for t, r in self._open.items() if r.cid.expires <= now]:
             self._end(text, self._open.pop(text))
-        held = sum(len(body) for _, body in self._closed.values())
-        while self._closed:
-            until, body = next(iter(self._closed.values()))
-            if until > now and held <= self._max_bytes:
-                break
-            held -= len(body)
-            self._closed.popitem(last=False)
+        self._shed(now)
         for text in [t for t, expires in self._gone.items() if expires <= now]:
             del self._gone[text]
+
+    def _shed(self, now: float) -> None:
+        """Drop closed bytes, the oldest first: those past their minute, and what is beyond the memory."""
+        while self._closed:
+            text, (until, body) = next(iter(self._closed.items()))
+            if until > now and self._closed_bytes <= self._max_bytes:
+                return
+            del self._closed[text]
+            self._closed_bytes -= len(body)
 
     def _end(self, text: str, rollout: OpenCid) -> None:
         rollout.void = True

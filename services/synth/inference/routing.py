@@ -38,7 +38,7 @@ class ServedJob:
 
 @dataclass
 class ServiceRouter:
-    """See `synth.inference.openai_api.Router`. jobs: those served now, by their id."""
+    """See `synth.inference.openai_api.Router`. jobs: those whose newest policy is live, by their id."""
 
     bus: Connection
     blobs: BlobStore
@@ -64,7 +64,7 @@ class ServiceRouter:
         if job is None:
             raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
         if cid.version is not None:
-            async with self.policies.lease(pinned_name(cid.job_id, cid.version)) as pinned:
+            async with self.policies.lease(pinned_name(cid.job_id, cid.version), beside=cid.job_id) as pinned:
                 yield _binding(pinned, cid.job_id, job.sampling)
             return
         live = self.policies.training(cid.job_id)
@@ -82,6 +82,10 @@ class ServiceRouter:
     async def models(self, principal: str) -> list[str]:
         """The base models of this cluster; a gateway adds what the organisation has made."""
         return [spec.id for spec in self.registry.bases() if spec.path]
+
+    def served(self) -> list[str]:
+        """What may be asked for now: a training policy only when it stands at the version that its job is at."""
+        return [n for n in self.policies.names() if self.policies.training(n) is None or n in self.jobs]
 
     async def files_of(self, name: str) -> ModelFiles:
         """The files behind a name of `Policies`: a pinned version of a served job, or a model found before."""

@@ -60,7 +60,6 @@ class ServeService:
                 trained=isinstance(job, RlJob),
             )
             serving = _Serving(self, served)
-            self.router.jobs[task.job_id] = served
             try:
                 await serving.until_ended(lease)
             except Permanent as error:
@@ -94,6 +93,8 @@ class _Serving:
                 await self._catch_up(held.engine)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
+            # Not sooner: what was loaded first is the source, which is nobody's policy after the first iteration.
+            service.router.jobs[job.job_id] = job
             service.changed.set()
             # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
             await self._train_is_due()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+
 from synth.bus.worker import TaskWorker
 from synth.service import Service, run
+from synth.trainer import training
 from synth.trainer.job import TrainerService
+from synth.trainer.process import TrainingProcesses
 from synth.trainer.settings import TrainerSettings
-from synth.trainer.training import train
 
 
 def main() -> int:
@@ -14,9 +18,17 @@ def main() -> int:
     settings = TrainerSettings()
 
     async def setup(service: Service) -> None:
+        processes = TrainingProcesses(threads=settings.threads)
+        train = functools.partial(training.train, processes=processes)
         trainer = TrainerService(service.bus, service.blobs, settings, train)
         worker = TaskWorker(service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run)
         service.checks["worker"] = worker.ill
+        service.stop_with(asyncio.create_task(_keep_one_waiting(service, processes)))
         service.run("train", worker.serve(service.stop))
 
     return run("trainer", settings, setup)
+
+
+async def _keep_one_waiting(service: Service, processes: TrainingProcesses) -> None:
+    await service.settled()
+    await processes.keep_one_waiting()

@@ -101,8 +101,8 @@ class Announcer:
         self._waiting: list[TrainStep] = []
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
-    async def resumed(self, ready: Ready) -> None:
-        """Say that this attempt goes on from a checkpoint, with the proof; then a step that was never announced."""
+    async def resumed(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
+        """Say that this attempt goes on from a checkpoint, with the proof; then the steps that were never announced."""
         event = TrainResumed(
             step=ready.step,
             attempt=self._fence.attempt,
@@ -111,9 +111,9 @@ class Announcer:
             same_fingerprint=ready.same_fingerprint,
         )
         await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
-        if ready.values is not None:
-            await self._step(ready.step, ready.values)
-            await self._flush()
+        for step, values in sorted(reports.items()):
+            await self._step(step, values)
+        await self._flush()
 
     async def requested(self, event: RolloutRequested) -> None:
         """Ask for rollouts, once."""

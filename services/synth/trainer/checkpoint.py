@@ -48,15 +48,16 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says of itself.
 
     step: steps done, which is also the policy version and, for RL, the last batch's iteration; the data cursor of
-    SFT follows from it. values: what that step reported. loss: of the probe under these weights; None before
-    anything was trained. best: the best validation figure so far, and the step that reached it.
+    SFT follows from it. reports: what each step since the checkpoint before reported, which nobody may have heard.
+    loss: of the probe under these weights; None before anything was trained. best: the best validation figure so far,
+    and the step that reached it.
     """
 
     kind: Literal["sft", "rl"]
     step: int
     recipe: dict[str, Any]
     fingerprint: Fingerprint
-    values: dict[str, float]
+    reports: dict[int, dict[str, float]]
     loss: float | None
     temperature: float = 1.0
     best: tuple[float, int] | None = None

@@ -71,6 +71,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     parent = Parent(sys.stdin.buffer, lines_out)
     try:
+        _warm_up()
         start = parent.hear()
         if not isinstance(start, Start):
             raise TrainingFailed("bad_message", "expected `start` first")
@@ -91,6 +92,12 @@ def main() -> NoReturn:
     lines_out.flush()
     # No interpreter teardown: the reader thread is still in a read of stdin.
     os._exit(0)
+
+
+def _warm_up() -> None:
+    """Import what every job needs, before the job is there."""
+    import transformers.models.auto.modeling_auto
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
 
 def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
@@ -176,7 +183,7 @@ def _ready(run: Run, resumed: Resumed | None, total: int, parent: Parent) -> Non
             loss_then=None if resumed is None else resumed.loss_then,
             loss_now=None if resumed is None else resumed.loss_now,
             same_fingerprint=True if resumed is None else resumed.same_fingerprint,
-            values=None if resumed is None else run.values,
+            reports={} if resumed is None else resumed.reports,
         )
     )
 

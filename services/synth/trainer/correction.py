@@ -18,7 +18,7 @@ from synth.trainer.recipe import RlRecipe
 
 @dataclass(frozen=True)
 class Correction:
-    """weight_N: float32, min(π_old/μ, truncation). keep_S: bool. values: sums and counts, for `rates`."""
+    """weight_N: float32, min(π_old/μ, truncation). keep_S: bool. values: sums, counts and `…/max`, for `rates`."""
 
     weight_N: Tensor
     keep_S: Tensor
@@ -54,6 +54,7 @@ def correct(
             f"{name}/rejected": float(outside_S.sum()),
             # Schulman's k3 estimate of KL(μ ‖ π_old): x = log π_old/μ, e^x − 1 − x, never negative.
             f"{name}/kl": float((log_ratio.expm1() - log_ratio).sum()),
+            f"{name}/max": float(log_ratio.abs().max()) if len(log_ratio) else 0.0,
         }
     return Correction(weight_N=weight_N, keep_S=keep_S, values=values)
 
@@ -65,6 +66,7 @@ def rates(sums: dict[str, float]) -> dict[str, float]:
         tokens, sequences = sums.get(f"{name}/tokens", 0.0), sums.get(f"{name}/sequences", 0.0)
         if tokens:
             out[f"mismatch_kl_{name}"] = sums[f"{name}/kl"] / tokens
+            out[f"mismatch_max_{name}"] = sums[f"{name}/max"]
             out[f"token_truncated_rate_{name}"] = sums[f"{name}/truncated"] / tokens
             out[f"rejected_rate_{name}"] = sums[f"{name}/rejected"] / sequences
     total = sum(sums.get(f"{name}/tokens", 0.0) for name in ("lag0", "lag1"))

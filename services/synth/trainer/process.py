@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -26,14 +27,14 @@ class TrainingStopped(Transient):
 class TrainingProcess:
     """One `python -m synth.trainer.child`. Its log lines are ours; its messages come out of `hear`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, progress: Callable[[str], None]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._progress = progress
+        self._progress: Callable[[str], None] = lambda stage: None
         self._log = asyncio.create_task(self._forward_log())
 
     @classmethod
-    async def start(cls, start: Start, *, threads: int, progress: Callable[[str], None]) -> TrainingProcess:
-        """Start it and hand it its job. progress: called with the stage whenever it shows a sign of life."""
+    async def spawn(cls, *, threads: int) -> TrainingProcess:
+        """Start it; it imports what training needs, which takes seconds, and waits for its job."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -45,9 +46,21 @@ class TrainingProcess:
             limit=_LINE,
             env=environment,
         )
-        child = cls(process, progress)
-        await child.say(start)
-        return child
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
+    async def begin(self, start: Start, *, progress: Callable[[str], None]) -> None:
+        """Hand it its job, its only one. progress: called with the stage whenever it shows a sign of life."""
+        self._progress = progress
+        await self.say(start)
 
     async def say(self, message: Start | Step | Finish) -> None:
         """Send one message. Raises `TrainingStopped` when nobody listens any more."""
@@ -92,3 +105,46 @@ class TrainingProcess:
         while line := await self._process.stderr.readline():
             if text := line.decode(errors="replace").rstrip():
                 log.info(text, child=self._process.pid)
+
+
+class TrainingProcesses:
+    """Where training processes come from. One waits, its imports done, so that a job starts seconds earlier.
+
+    A process runs one job and ends: nothing of a job, not even its allocator's state, can reach the next one.
+    """
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = threads
+        self._waiting: TrainingProcess | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+
+    @property
+    def waiting_pid(self) -> int | None:
+        """The process that waits, if one does."""
+        return self._waiting.pid if self._waiting is not None and self._waiting.running else None
+
+    async def keep_one_waiting(self) -> None:
+        """Have a process waiting whenever none is at work, for ever; it is ended with this."""
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                if self._waiting is None or not self._waiting.running:
+                    self._waiting = await TrainingProcess.spawn(threads=self._threads)
+        finally:
+            if self._waiting is not None:
+                await self._waiting.end()
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncGenerator[TrainingProcess]:
+        """The process that waits, or a new one; ended afterwards."""
+        self._wanted.clear()
+        process, self._waiting = self._waiting, None
+        if process is None or not process.running:
+            process = await TrainingProcess.spawn(threads=self._threads)
+        try:
+            yield process
+        finally:
+            await process.end()
+            self._wanted.set()

@@ -37,7 +37,8 @@ class Finish(msgspec.Struct, tag="finish", tag_field="op"):
 
 
 class Ready(msgspec.Struct, tag="ready", tag_field="event"):
-    """Loaded; `step` of `total` steps are done. values: what the last of them reported, when resumed.
+    """Loaded; `step` of `total` steps are done. reports: what the last of them reported, by
+    step, when resumed: all that the checkpoint covers, as their announcements may not have been made.
 
     fingerprint: of build, instruction set, threads, world size and dtype. same_fingerprint: as the checkpoint's.
     """
@@ -48,7 +49,7 @@ class Ready(msgspec.Struct, tag="ready", tag_field="event"):
     loss_then: float | None = None
     loss_now: float | None = None
     same_fingerprint: bool = True
-    values: dict[str, float] | None = None
+    reports: dict[int, dict[str, float]] = {}
 
 
 class Stepped(msgspec.Struct, tag="step", tag_field="event"):

@@ -66,7 +66,7 @@ class RlTrainer:
         live = sorted(i for micros, _ in minibatches for m in micros for i in m.rows)
         self.run.keep_probe(sequences, live, temperature=batch.meta.temperature)
         now = time.perf_counter()
-        self.run.values = {
+        values = self.run.reports[step] = {
             **batch_values(batch, sequences, lag_T, live, self.policy.eos_ids),
             **tally.values(),
             "seconds_old_logprobs": scored - started,
@@ -74,7 +74,7 @@ class RlTrainer:
             "tokens_per_second": len(batch.tokens) / (now - started),
             "peak_memory_bytes": peak_memory_bytes(self.policy.device),
         }
-        return StepResult(step=step, values=self.run.values)
+        return StepResult(step=step, values=values)
 
     def _check(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
         """The batch as sequences, and the lag of each token in policy versions."""

@@ -135,4 +135,5 @@ def _unique(batch: RolloutBatch) -> int:
 
 def _add(total: dict[str, float], more: dict[str, float]) -> None:
     for name, value in more.items():
-        total[name] = total.get(name, 0.0) + value
+        so_far = total.get(name, 0.0)
+        total[name] = max(so_far, value) if name.endswith("/max") else so_far + value

@@ -44,25 +44,28 @@ class Resumed:
     """loss_then, loss_now: of the probe, when it was saved and now; None before anything was trained.
 
     same_fingerprint: False where the bytes of a straight run can no longer be expected.
+    reports: of the steps that the checkpoint covers and the one before it does not.
     """
 
     loss_then: float | None
     loss_now: float | None
     same_fingerprint: bool
     best_file: Path | None
+    reports: dict[int, dict[str, float]]
 
 
 @dataclass
 class Run:
     """Where a training run stands.
 
-    step: steps done. values: of that step. probe: a few sequences of the last batch, and the temperature at which
-    they are scored. best: the best validation figure and its step.
+    step: steps done. reports: what each step since the last checkpoint reported, which the next one keeps.
+    probe: a few sequences of the last batch, and the temperature at which they are scored.
+    best: the best validation figure and its step.
     """
 
     policy: Policy
     step: int = 0
-    values: dict[str, float] = field(default_factory=dict)
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
     probe: Sequences | None = None
     temperature: float = 1.0
     best: tuple[float, int] | None = None
@@ -84,7 +87,7 @@ class Run:
             step=self.step,
             recipe=recipe_as_json(recipe),
             fingerprint=fingerprint(recipe),
-            values=self.values,
+            reports=self.reports,
             loss=self._probe_loss(),
             temperature=self.temperature,
             best=self.best,
@@ -106,6 +109,7 @@ class Run:
             probe=probe,
             best_file=best_file,
         )
+        self.reports = {}
 
     def resume(self, folder: Path) -> Resumed:
         """Take a run up from a checkpoint, and prove that the policy is the one that was saved.
@@ -122,7 +126,7 @@ class Run:
             )
         self.policy.load(found.weights)
         self.optimizer.load(found.optimizer)
-        self.step, self.values, self.best = state.step, state.values, state.best
+        self.step, self.best = state.step, state.best
         self.temperature = state.temperature
         if found.probe:
             self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
@@ -136,6 +140,7 @@ class Run:
             loss_now=now,
             same_fingerprint=state.fingerprint == here,
             best_file=found.best_file,
+            reports=state.reports,
         )
 
     def _probe_loss(self) -> float | None:

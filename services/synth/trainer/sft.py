@@ -79,7 +79,7 @@ class SftTrainer:
         self.run.keep_probe(sequences, rows)
         tokens = sum(lengths.values())
         seconds = time.perf_counter() - started
-        self.run.values = {
+        values = self.run.reports[step] = {
             "loss": loss,
             "lr": rate,
             "grad_norm": grad_norm,
@@ -94,7 +94,7 @@ class SftTrainer:
             "peak_memory_bytes": peak_memory_bytes(self.policy.device),
             **self._validate(step),
         }
-        return StepResult(step=step, values=self.run.values)
+        return StepResult(step=step, values=values)
 
     def use_best(self) -> None:
         """Put the best weights into the policy, where `best_metric` asks for them and a validation has been run."""

@@ -14,10 +14,10 @@ from synth.errors import Problem
 from synth.events import JobSucceeded, JobVerified, ModelRef
 from synth.jobs.resolved import RlJob, SftJob, lora_shape
 from synth.model_files import LocalModel, continues, training_source
-from synth.trainer.attempt import Announcer
+from synth.trainer.attempt import Announcer, Past
 from synth.trainer.job import Attempt, JobFailure
 from synth.trainer.plan import recipe_of
-from synth.trainer.process import TrainingProcess
+from synth.trainer.process import TrainingProcess, TrainingProcesses
 from synth.trainer.protocol import Done, Failed, Finish, Ready, Start, Stepped
 from synth.trainer.rollout_feed import RolloutFeed
 
@@ -29,14 +29,12 @@ _M = TypeVar("_M", Ready, Stepped, Done)
 _SKIPPED_IN_A_ROW = 5
 
 
-async def train(attempt: Attempt, job: RlJob | SftJob) -> JobSucceeded:
+async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProcesses) -> JobSucceeded:
     """Run an attempt to its success. Raises `JobFailure` when training cannot go on, `TrainingStopped` on a crash."""
-    run = await _Run.open(attempt, job)
-    try:
+    async with processes.one() as child:
+        run = await _Run.open(attempt, job, child)
         done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run))
         return await _publish_model(run, done)
-    finally:
-        await run.child.end()
 
 
 @dataclass
@@ -50,8 +48,8 @@ class _Run:
     values: dict[str, float]
 
     @classmethod
-    async def open(cls, attempt: Attempt, job: RlJob | SftJob) -> _Run:
-        """Start the training process at the last checkpoint and announce the resume."""
+    async def open(cls, attempt: Attempt, job: RlJob | SftJob, child: TrainingProcess) -> _Run:
+        """Have the training process begin at the last checkpoint, and announce the resume."""
         settings, lease, past = attempt.settings, attempt.lease, attempt.past
         silence = settings.child_silence_s
         lease.progress("fetch the model", deadline=3600)
@@ -64,23 +62,25 @@ class _Run:
         def alive(stage: str) -> None:
             lease.progress(stage, deadline=silence)
 
-        child = await TrainingProcess.start(start, threads=settings.threads, progress=alive)
-        try:
-            ready = await _hear(child, Ready, silence)
-            announce = Announcer(attempt.bus, attempt.blobs, attempt.fence, past, total=ready.total)
-            if attempt.fence.attempt > 1:
-                await announce.resumed(ready)
-        except BaseException:
-            await child.end()
-            raise
+        await child.begin(start, progress=alive)
+        ready = await _hear(child, Ready, silence)
+        announce = Announcer(attempt.bus, attempt.blobs, attempt.fence, past, total=ready.total)
+        reports = {k: _collected(past, k) | values for k, values in ready.reports.items()}
+        if attempt.fence.attempt > 1:
+            await announce.resumed(ready, reports)
         log.info("training", step=ready.step, of=ready.total, resumed=past.checkpoint is not None)
-        return cls(attempt, job, child, ready, announce, verified, dict(ready.values or {}))
+        return cls(attempt, job, child, ready, announce, verified, reports.get(ready.step, {}))
 
     async def hear_step(self) -> Stepped:
         return await _hear(self.child, Stepped, self.attempt.settings.child_silence_s)
 
     async def hear_done(self) -> Done:
         return await _hear(self.child, Done, self.attempt.settings.child_silence_s)
+
+
+def _collected(past: Past, step: int) -> dict[str, float]:
+    """What the collector reported of a step's batch; nothing for SFT."""
+    return past.batches[step].values if step in past.batches else {}
 
 
 async def _sft(run: _Run) -> Done:

@@ -1,0 +1,40 @@
+"""What the loaded engines tell Prometheus, read when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from synth.inference.policies import Policies
+
+_GAUGES = {
+    "running": "Requests in the engine's batch",
+    "waiting": "Requests that wait for room in the KV cache",
+    "kv_tokens_used": "Tokens that the KV cache has reserved",
+    "kv_tokens_budget": "Tokens that the KV cache can hold",
+}
+_COUNTERS = {
+    "steps": "Decoding steps",
+    "sampled_tokens": "Tokens sampled",
+    "prefills": "Prompts that went through the model",
+    "prompts_shared": "Requests that reused another's prompt",
+    "cpu_seconds": "CPU time of the engine's own thread",
+}
+
+
+class EngineMetrics(Collector):
+    """`synth_engine_…{model}` of every loaded engine; an engine that is unloaded takes its series with it."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._policies.stats()
+        for kind, names in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, meaning in names.items():
+                family = kind(f"synth_engine_{name}", meaning, labels=["model"])
+                for model, reading in stats.items():
+                    family.add_metric([model], getattr(reading, name))
+                yield family

@@ -1,0 +1,95 @@
+"""A cluster to be harmed, with a model that RL can improve and the Math task app."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from synth.bus.connection import connect
+from synth.bus.server import free_port
+from synth.settings import ServiceSettings
+from task_apps.math import dataset
+from tests.chaos.witness import Witness
+from tests.e2e.cli.conftest import Shell
+from tests.e2e.platform import Platform
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """The cluster, with the tiny base model."""
+    shell = Shell(tmp_path_factory.mktemp("chaos"))
+    shell.ok("up", "--detach", "--port", str(shell.port))
+    try:
+        shell.ok("models", "make", "tiny-qwen3")
+        yield Platform(shell)
+    finally:
+        shell.run("down")
+    assert shell.alive() == []
+
+
+@pytest.fixture(scope="session")
+def math_url(platform: Platform) -> Iterator[str]:
+    """The Math task app, a process with the keys that `synthctl up` wrote to .env."""
+    port, log = free_port(), platform.shell.folder / "math.log"
+    command = [sys.executable, "-m", "task_apps.math", "--port", str(port)]
+    with log.open("wb") as out:
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        app = subprocess.Popen(command, cwd=platform.shell.folder, env=env, stdout=out, stderr=out)
+    yield f"http://127.0.0.1:{port}"
+    app.terminate()
+    app.wait(10)
+
+
+@pytest.fixture(scope="session")
+def math_rows(platform: Platform) -> Path:
+    """Sums to train on."""
+    file = platform.shell.folder / "math.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(8000, seed=0)))
+    return file
+
+
+@pytest.fixture(scope="session")
+def sft_model(platform: Platform, math_rows: Path) -> str:
+    """A model that is right now and then: RL has a signal from its first step on."""
+    job = platform.submit(demo("sft", total_steps=400), "--dataset", str(math_rows))
+    return platform.succeeded(job)["model"]
+
+
+@pytest.fixture(scope="session")
+def witness(platform: Platform):
+    """Watches a job's log as it grows."""
+
+    @asynccontextmanager
+    async def watch(job: str) -> AsyncIterator[Witness]:
+        state = platform.shell.state()
+        port = next(p["port"] for p in state["processes"] if p["name"] == "nats")
+        settings = ServiceSettings(
+            nats_url=f"nats://127.0.0.1:{port}", nats_user="bus", nats_password=SecretStr(state["users"]["bus"])
+        )
+        bus = await connect(settings, "bus")
+        try:
+            async with Witness(bus, job) as watching:
+                yield watching
+        finally:
+            await bus.close()
+
+    return watch
+
+
+def demo(name: str, **changes: int) -> str:
+    """A job file of the demo with other numbers."""
+    lines = (ROOT / "configs" / "demo" / f"{name}.toml").read_text().splitlines()
+    for key, value in changes.items():
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} = "))
+        lines[at] = f"{key} = {value}"
+    return "\n".join(lines) + "\n"

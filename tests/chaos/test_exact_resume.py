@@ -1,0 +1,92 @@
+"""A trainer that is killed again and again makes the very model that an undisturbed one makes of the same batches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from synth.blobs import BlobStore
+from synth.events import JobStarted, JobValidated, JobVerified, ModelPublished, RolloutBatched, TrainResumed, TrainStep
+from synth.jobs.resolved import RlJob, job_from_data
+from synth.model_files import training_source
+from synth.trainer import randomness
+from synth.trainer.plan import recipe_of
+from synth.trainer.policy import load_policy
+from synth.trainer.recipe import RlRecipe
+from synth.trainer.rl import RlTrainer
+from synth.trainer.settings import TrainerSettings
+from synth.trajectories import RolloutBatch
+from tests.chaos.conftest import demo
+from tests.chaos.witness import Witness, pid_of
+from tests.e2e.platform import Platform
+
+STEPS = 16
+
+#: Each opens another window of a step: asked for, collected, published, resumable, announced.
+MOMENTS = ["rollout.requested", "rollout.batch", "policy.published", "checkpoint.saved", "train.step"]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_the_byte(
+    platform: Platform, witness, sft_model: str, math_url: str, tmp_path: Path
+):
+    job = await asyncio.to_thread(
+        platform.submit,
+        demo("rl_long", iterations_per_epoch=STEPS, async_level=1),
+        *("--model", sft_model, "--task-url", math_url),
+    )
+    async with witness(job) as log:
+        moments = random.Random(0).sample(MOMENTS, len(MOMENTS))
+        for attempt, moment in enumerate(moments, start=1):
+            await log.until("job.started", such=lambda r, k=attempt: _attempt(r.event) == k, timeout=60)
+            trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
+            await log.until(moment, after=len(log.seen), timeout=60)
+            os.kill(trainer, signal.SIGKILL)
+        await log.until("job.succeeded", timeout=90)
+
+        assert [_attempt(r.event) for r in log.of("job.started")] == [1, 2, 3, 4, 5, 6]
+        steps = [r.event for r in log.of("train.step")]
+        assert [s.step for s in steps if isinstance(s, TrainStep)] == list(range(1, STEPS + 1))
+        assert all("reward_mean" in s.values for s in steps if isinstance(s, TrainStep))
+        for resumed in (r.event for r in log.of("train.resumed")):
+            assert isinstance(resumed, TrainResumed)
+            assert resumed.same_fingerprint
+            assert resumed.loss_then == resumed.loss_now
+        blobs = BlobStore.open(f"file:{platform.shell.folder / '.synth' / 'blobs'}")
+        replayed = await _replay(log, blobs, tmp_path)
+        published = log.of("model.published")[-1].event
+        assert isinstance(published, ModelPublished)
+        assert published.model.tree is not None
+        model = await blobs.fetch_tree(published.model.tree, tmp_path / "published")
+    for file in sorted(replayed.iterdir()):
+        assert (model / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+async def _replay(log: Witness, blobs: BlobStore, work: Path) -> Path:
+    """Train the job's source model on the job's batches, in one go; returns the model's folder."""
+    validated, verified = log.of("job.validated")[0].event, log.of("job.verified")[0].event
+    assert isinstance(validated, JobValidated)
+    assert isinstance(verified, JobVerified)
+    job = job_from_data(validated.job)
+    assert isinstance(job, RlJob)
+    recipe = recipe_of(job, TrainerSettings())
+    assert isinstance(recipe, RlRecipe)
+    source = await training_source(verified.source, None, blobs, work / "models")
+    randomness.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
+    trainer = RlTrainer(load_policy(source.model, recipe, dropout=False), recipe)
+    for batched in (r.event for r in log.of("rollout.batch")):
+        assert isinstance(batched, RolloutBatched)
+        batch = RolloutBatch.from_bytes(await blobs.get_bytes(batched.batch))
+        await asyncio.to_thread(trainer.step, batch)
+    trainer.policy.write_model(work / "replayed")
+    return work / "replayed"
+
+
+def _attempt(event: object) -> int | None:
+    return event.attempt if isinstance(event, JobStarted) else None
