@@ -10,7 +10,7 @@ import yaml
 from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT
 from synth.bus.topology import EVENTS, WORK
 from synth.catalogue import CATALOGUE, Spec
-from synth.events import TASKS, Task
+from synth.work import TASKS, Task
 
 _SCHEMA_REF = "#/components/schemas/{name}"
 _ABOUT = """\

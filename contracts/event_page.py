@@ -11,7 +11,8 @@ import msgspec
 
 from synth.catalogue import CATALOGUE, Spec
 from synth.errors import Problem
-from synth.events import TASKS, BlobRef, LineProblem, LoraShape, ModelRef
+from synth.events import BlobRef, LineProblem, LoraShape, ModelRef
+from synth.work import TASKS
 
 _HEAD = """\
 # Events

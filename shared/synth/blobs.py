@@ -15,7 +15,6 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import obstore
@@ -45,10 +44,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         return sum(ref.size for ref in self.files.values())
-
-
-class _Source(Protocol):
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -131,11 +126,19 @@ class BlobStore:
                 raise BlobMissing(f"{ref.uri} is not in the blob store")
             await _check(local, ref)
             return local
+        if path.exists() and await asyncio.to_thread(_digest, path) == (ref.size, ref.sha256):
+            return path
+        # Never written in place: whoever has the file mapped would die of it.
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as out:
-            async for chunk in self.stream(ref):
-                await asyncio.to_thread(out.write, chunk)
-        await _check(path, ref)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            with partial.open("wb") as out:
+                async for chunk in self.stream(ref):
+                    await asyncio.to_thread(out.write, chunk)
+            await _check(partial, ref)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
         return path
 
     async def fetch_tree(self, tree: BlobRef, directory: Path) -> Path:
@@ -157,25 +160,6 @@ class BlobStore:
             except FileNotFoundError:
                 continue
 
-    async def put_stream(self, key: str, chunks: _Source, *, limit: int | None = None) -> BlobRef:
-        """Write a blob from pieces at constant memory. Raises `ValueError` past `limit` bytes; nothing is kept then."""
-        digest, size = hashlib.sha256(), 0
-        if self.root is None:
-            raise Permanent("streamed uploads to a remote store go through a temporary file: use put_file")
-        temporary = self._temporary()
-        try:
-            with temporary.open("wb") as out:
-                async for chunk in chunks:
-                    size += len(chunk)
-                    if limit is not None and size > limit:
-                        raise ValueError(f"more than {limit} bytes")
-                    digest.update(chunk)
-                    await asyncio.to_thread(out.write, chunk)
-            await asyncio.to_thread(self._take_local, key, temporary, True)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return BlobRef(uri=f"blob://{key}", size=size, sha256=digest.hexdigest())
-
     def _temporary(self) -> Path:
         assert self.root is not None
         folder = self.root / ".incoming"
@@ -190,6 +174,7 @@ class BlobStore:
     def _take_local(self, key: str, path: Path, move: bool) -> None:
         assert self.root is not None
         target = self.root / key
+        new_folder = not target.parent.exists()
         target.parent.mkdir(parents=True, exist_ok=True)
         if not move:
             path = Path(shutil.copy(path, self._temporary()))
@@ -203,11 +188,14 @@ class BlobStore:
                 os.fsync(written.fileno())
             copy.replace(target)
             path.unlink()
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        # A rename is as durable as its folder, and a new folder as its own.
+        above = target.parent.relative_to(self.root).parents if new_folder else ()
+        for folder in (target.parent, *(self.root / parent for parent in above)):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 def _key(ref: BlobRef) -> str:

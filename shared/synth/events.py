@@ -164,7 +164,7 @@ class FileUploaded(Event, frozen=True, kw_only=True):
     blob: BlobRef
 
 
-@event("file.ready", by=Role.FILES)
+@event("file.ready", by=Role.FILES, reads={Role.VERIFIER: Reading.FOLLOW})
 class FileReady(Event, frozen=True, kw_only=True):
     """The file is valid JSONL of conversations. rows: one per conversation; characters: of all message text."""
 
@@ -181,7 +181,7 @@ class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-@event("file.rejected", by=Role.FILES)
+@event("file.rejected", by=Role.FILES, reads={Role.VERIFIER: Reading.FOLLOW})
 class FileRejected(Event, frozen=True, kw_only=True):
     """The file cannot be trained on: the first problems, and how many lines have one."""
 
@@ -253,7 +253,7 @@ class RolloutBatched(Event, frozen=True, kw_only=True):
     values: dict[str, float]
 
 
-@event("eval.completed", by=Role.ROLLOUTS)
+@event("eval.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
 class EvalCompleted(Event, frozen=True, kw_only=True):
     """An evaluation is done. step: the training step of the policy version, None in an evaluation job."""
 
@@ -264,7 +264,7 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     iteration: int = 0
 
 
-@event("rollout.blocked", by=Role.ROLLOUTS)
+@event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW})
 class RolloutBlocked(Event, frozen=True, kw_only=True):
     """Too many rollouts failed: the collector has stopped, and the owner fails the job with this cause."""
 
@@ -334,6 +334,14 @@ class TrainResumed(Event, frozen=True, kw_only=True):
     same_fingerprint: bool
 
 
+@event("train.handed_back", by=Role.TRAINER, write=Write.FENCED)
+class TrainHandedBack(Event, frozen=True, kw_only=True):
+    """An attempt ended in good order before its job (a drain, a wait that was too long): the next one goes on."""
+
+    attempt: int
+    reason: str
+
+
 @event("model.published", by=Role.TRAINER, write=Write.FENCED)
 class ModelPublished(Event, frozen=True, kw_only=True):
     """The finished model: it serves under this id from now on."""
@@ -368,33 +376,3 @@ class QueueWaiting(Event, frozen=True, kw_only=True):
     pool: str
     position: int
     seconds: float
-
-
-# -- tasks: work, not events ------------------------------------------------------------------------------------
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that exactly one owner does, on `work.<kind>.<pool>.<org>.<job>[.<i>]`.
-
-    It says only whose job it is: everything that its owner needs is in that job's log.
-    """
-
-    kind: str
-    pool: str
-    org: str
-    job_id: str
-    index: int | None = None
-
-    @property
-    def subject(self) -> str:
-        tail = "" if self.index is None else f".{self.index}"
-        return f"work.{self.kind}.{self.pool}.{self.org}.{self.job_id}{tail}"
-
-
-#: Who takes a kind of task, and who alone may queue it: training on rollouts is due when its policy is served,
-#: training on a file as soon as the job is verified (decision 16).
-TASKS: dict[str, tuple[Role, tuple[Role, ...]]] = {
-    "serve": (Role.INFERENCE, (Role.VERIFIER,)),
-    "collect": (Role.ROLLOUTS, (Role.VERIFIER,)),
-    "train": (Role.TRAINER, (Role.INFERENCE, Role.VERIFIER)),
-}

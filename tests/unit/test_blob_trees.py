@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 
 from synth.blobs import BlobCorrupt, BlobStore
 
@@ -51,3 +52,14 @@ async def test_a_tree_with_a_changed_file_is_not_handed_out(store: BlobStore, di
     (store.root / manifest.files["manifest.json"].uri.removeprefix("blob://")).write_bytes(b"other")
     with pytest.raises(BlobCorrupt, match=r"manifest\.json"):
         await store.fetch_tree(tree, tmp_path / "out")
+
+
+async def test_a_blob_that_was_fetched_from_afar_is_not_written_again_under_who_has_it_open(tmp_path: Path):
+    remote = BlobStore(MemoryStore(), None)
+    ref = await remote.put_bytes("jobs/job_1/w", b"w" * 1000)
+    path = await remote.fetch(ref, tmp_path / "w")
+    inode = path.stat().st_ino
+    assert (await remote.fetch(ref, path)).stat().st_ino == inode
+    path.write_bytes(b"not what was fetched")
+    assert (await remote.fetch(ref, path)).read_bytes() == b"w" * 1000
+    assert [p.name for p in tmp_path.iterdir()] == ["w"]

@@ -12,7 +12,7 @@ import pytest
 
 from synth.bus.topology import EVENTS, SERVICES, WORK, may_publish, queue_name, roles_of, task_queue_name, topology
 from synth.catalogue import CATALOGUE, Reading, Role, Write, spec_of, subject_of
-from synth.events import TASKS, Task
+from synth.work import TASKS, Task
 
 ROOT = Path(__file__).parents[2]
 _TYPE = re.compile(r"[a-z]+\.[a-z_]+")

@@ -15,7 +15,7 @@ from openapi_spec_validator import validate
 
 from contracts.documents import DOCUMENTS
 from synth.catalogue import CATALOGUE
-from synth.events import TASKS
+from synth.work import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 ASYNC: dict[str, Any] = yaml.safe_load((DOCS / "asyncapi.yaml").read_text())

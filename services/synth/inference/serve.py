@@ -16,13 +16,14 @@ from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
 from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem, Transient
-from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused, Task
+from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
 from synth.inference.engines.protocol import Engine
 from synth.inference.requests import JobSampling
 from synth.inference.routing import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import TERMINAL, State, apply
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
+from synth.work import Task
 
 log = logs.get("serve")
 
@@ -99,10 +100,12 @@ class _Serving:
             # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
             await self._train_is_due()
             while not self.ended:
-                lease.progress("serve", deadline=60)
                 if not held.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
+                # Fetching, hashing and swapping a large policy takes minutes; waiting for one does not.
+                lease.progress("load a version", deadline=service.settings.load_timeout_s)
                 await self._catch_up(held.engine)
+                lease.progress("serve", deadline=60)
                 await self._wait(following)
         finally:
             following.cancel()

@@ -18,7 +18,7 @@ from synth.bus.job_log import JobHistory, read_job
 from synth.bus.replicas import ReplicaTable
 from synth.bus.secrets import SecretStore
 from synth.bus.worker import Lease
-from synth.events import JobValidated, JobVerified, Task
+from synth.events import JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.collection import Collection
 from synth.rollouts.collector import Collector
@@ -29,6 +29,7 @@ from synth.rollouts.record import RolloutLog
 from synth.rollouts.recorder_client import RecorderClient
 from synth.rollouts.settings import RolloutsSettings
 from synth.rollouts.task_client import TaskClient
+from synth.work import Task
 
 #: How long a try waits for a replica of the job's policy: one that died is back, or taken over, well within it.
 _REPLICA_WAIT_S = 120.0

@@ -26,6 +26,7 @@ from synth.events import (
     PolicyPublished,
     RolloutBatched,
     RolloutRequested,
+    TrainHandedBack,
     TrainResumed,
     TrainStep,
 )
@@ -42,6 +43,7 @@ _FACTS = (
     "eval.completed",
     "model.published",
     "blob.expired",
+    "train.handed_back",
 )
 
 
@@ -52,12 +54,15 @@ class Past:
     last_step: int = 0
     checkpoint: CheckpointSaved | None = None
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
-    weights: dict[int, BlobRef] = field(default_factory=dict)
+    weights: dict[tuple[int, int], BlobRef] = field(default_factory=dict)
+    """Live weights files, by attempt and version."""
     requested: set[tuple[str, int]] = field(default_factory=set)
     batches: dict[int, RolloutBatched] = field(default_factory=dict)
     evaluated: set[int] = field(default_factory=set)
     model: ModelPublished | None = None
+    expired_last: list[str] = field(default_factory=list)
     seq: int = 0
+    handed_back: set[int] = field(default_factory=set)
 
 
 async def read_past(bus: Connection, org: str, job_id: str) -> Past:
@@ -72,8 +77,8 @@ async def read_past(bus: Connection, org: str, job_id: str) -> Past:
             case CheckpointSaved() as event:
                 past.checkpoint = event
                 past.checkpoints.append(event)
-            case PolicyPublished(version=version, weights=weights):
-                past.weights[version] = weights
+            case PolicyPublished(version=version, attempt=attempt, weights=weights):
+                past.weights[attempt, version] = weights
             case RolloutRequested(mode=mode, iteration=iteration):
                 past.requested.add((mode, iteration))
             case RolloutBatched() as event:
@@ -82,9 +87,12 @@ async def read_past(bus: Connection, org: str, job_id: str) -> Past:
                 past.evaluated.add(iteration)
             case ModelPublished() as event:
                 past.model = event
+            case TrainHandedBack(attempt=attempt):
+                past.handed_back.add(attempt)
             case BlobExpired(uris=uris):
                 expired.update(uris)
-    past.weights = {v: ref for v, ref in past.weights.items() if ref.uri not in expired}
+                past.expired_last = uris
+    past.weights = {key: ref for key, ref in past.weights.items() if ref.uri not in expired}
     past.checkpoints = [c for c in past.checkpoints if c.tree.uri not in expired]
     return past
 
@@ -115,6 +123,10 @@ class Announcer:
             await self._step(step, values)
         await self._flush()
 
+    async def expired_again(self) -> None:
+        """Delete what a predecessor said has expired: it may have died before it had deleted it."""
+        await self._blobs.delete(self._past.expired_last)
+
     async def requested(self, event: RolloutRequested) -> None:
         """Ask for rollouts, once."""
         key = (event.mode, event.iteration)
@@ -129,7 +141,7 @@ class Announcer:
             ref = await self._blobs.put_file(f"{self._prefix}/policy-{k}.safetensors", Path(stepped.weights), move=True)
             event = PolicyPublished(version=k, attempt=self._fence.attempt, kind=kind, weights=ref)
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
-            self._past.weights[k] = ref
+            self._past.weights[self._fence.attempt, k] = ref
         await self._step(k, values)
         if stepped.checkpoint is not None:
             tree, manifest = await self._blobs.put_tree(
@@ -155,12 +167,17 @@ class Announcer:
 
         pinned: versions that an evaluation still reads.
         """
-        newest = max(self._past.weights, default=0)
-        versions = [v for v in self._past.weights if v <= newest - keep_versions and v not in pinned]
+        newest = max((version for _, version in self._past.weights), default=0)
+        latest = {version: attempt for attempt, version in sorted(self._past.weights)}
+        old = [
+            (attempt, version)
+            for attempt, version in self._past.weights
+            if version not in pinned and (version <= newest - keep_versions or attempt < latest[version])
+        ]
         checkpoints = self._past.checkpoints[:-2]
-        uris = [self._past.weights[v].uri for v in versions]
+        uris = [self._past.weights[key].uri for key in old]
         for checkpoint in checkpoints:
-            # A predecessor may have deleted it and died before it could say so.
+            # A predecessor said that it expired, and may have died in the middle of deleting it.
             with contextlib.suppress(BlobMissing):
                 manifest = await self._blobs.manifest(checkpoint.tree)
                 uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
@@ -169,8 +186,8 @@ class Announcer:
         event = BlobExpired(uris=uris)
         await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
         await self._blobs.delete(uris)
-        for version in versions:
-            del self._past.weights[version]
+        for key in old:
+            del self._past.weights[key]
         self._past.checkpoints = self._past.checkpoints[-2:]
 
     async def _step(self, step: int, values: dict[str, float]) -> None:

@@ -42,6 +42,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     world_size: int
     dtype: str
+    deterministic: bool
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,7 @@ def fingerprint(recipe: Recipe) -> Fingerprint:
         threads=torch.get_num_threads(),
         world_size=1,
         dtype=recipe.dtype,
+        deterministic=recipe.deterministic,
     )
 
 
@@ -149,12 +151,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) -> None:
     """The proof that a resumed policy is the one that was saved.
 
-    Exact on the same fingerprint; on another, within 1e-3 (fp32) or 2e-2 (bf16). Raises `TrainingFailed`
-    (resume_mismatch) with both losses and what differs.
+    Exact on the same fingerprint where training is deterministic; else within 1e-3 (fp32) or 2e-2 (bf16). Raises
+    `TrainingFailed` (resume_mismatch) with both losses and what differs.
     """
     assert state.loss is not None
-    same = state.fingerprint == here
-    tolerance = 0.0 if same else _TOLERANCE[here.dtype]
+    exact = state.fingerprint == here and here.deterministic
+    tolerance = 0.0 if exact else _TOLERANCE[here.dtype]
     if abs(state.loss - loss_now) <= tolerance:
         return
     differs = [

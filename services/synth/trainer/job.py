@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -13,11 +15,11 @@ from synth import logs
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
-from synth.bus.publish import Fence
+from synth.bus.publish import Fence, Publisher
 from synth.bus.replay import follow
 from synth.bus.worker import Lease
 from synth.catalogue import Event
-from synth.errors import Permanent, Problem
+from synth.errors import Permanent, Problem, SynthError, Transient
 from synth.events import (
     JobCancelled,
     JobFailed,
@@ -26,12 +28,14 @@ from synth.events import (
     JobValidated,
     PolicyRefused,
     RolloutBlocked,
-    Task,
+    TrainHandedBack,
 )
 from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob, job_from_data
 from synth.trainer.attempt import Past, read_past
+from synth.trainer.process import TrainingStopped
 from synth.trainer.settings import TrainerSettings
+from synth.work import Task
 
 log = logs.get("train")
 
@@ -47,7 +51,10 @@ class JobFailure(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a training run is given: its job, its right to publish, what was done before it, and its lease."""
+    """What a training run is given: its job, its right to publish, what was done before it, and its lease.
+
+    work_dir: of this attempt alone; a predecessor that still cleans up cannot touch it.
+    """
 
     bus: Connection
     blobs: BlobStore
@@ -56,6 +63,7 @@ class Attempt:
     fence: Fence
     past: Past
     lease: Lease
+    work_dir: Path
 
 
 Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded]]
@@ -82,13 +90,13 @@ class TrainerService:
     async def _attempt(self, history: JobHistory, fence: Fence, lease: Lease) -> None:
         lease.progress("read the log", deadline=60)
         past = await read_past(self.bus, fence.org, fence.job_id)
-        work_dir = self.settings.work_dir / fence.job_id
+        work_dir = self.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
         if history.state is State.CANCELLING:
-            await self._end(fence, JobCancelled(step=past.last_step))
+            await self._end(fence, JobCancelled(step=past.last_step), past)
             return
         job = job_from_data(history.need(JobValidated).job)
         assert isinstance(job, RlJob | SftJob)
-        attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, past, lease)
+        attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, past, lease, work_dir)
         try:
             self._check_crashes(history, past)
             ending: Event = await self._until_cancelled(attempt, job)
@@ -97,15 +105,31 @@ class TrainerService:
             ending = JobFailed(code=failure.code, problem=failure.problem)
         except Permanent as error:
             ending = JobFailed(code="cannot_run", problem=Problem(what=str(error)))
+        except TrainingStopped:
+            raise
+        except (Transient, asyncio.CancelledError) as reason:
+            await self._hand_back(fence, reason)
+            raise
         finally:
             await asyncio.to_thread(shutil.rmtree, work_dir, ignore_errors=True)
-        await self._end(fence, ending)
+        await self._end(fence, ending, past)
+
+    async def _hand_back(self, fence: Fence, reason: BaseException) -> None:
+        """Say that this attempt ends in good order, so that it does not count as a crash."""
+        why = str(reason) or "the trainer was asked to stop"
+        event = TrainHandedBack(attempt=fence.attempt, reason=why)
+        try:
+            async with asyncio.timeout(2):
+                await Publisher(self.bus).fenced(event, fence=fence, id=str(fence.attempt))
+        except (TimeoutError, SynthError) as error:
+            log.warning("cannot say that the attempt is handed back", error=str(error))
 
     def _check_crashes(self, history: JobHistory, past: Past) -> None:
         """Give up when attempt after attempt dies without a new checkpoint."""
         since = past.checkpoint.attempt if past.checkpoint else 0
         started = [f.event for f in history.facts if isinstance(f.event, JobStarted)]
-        fruitless = sum(1 for s in started if s.attempt > since)
+        fruitless = sum(1 for s in started if s.attempt > since and s.attempt not in past.handed_back)
+        fruitless -= 1  # the one that has just started
         if fruitless >= self.settings.crashes:
             raise JobFailure(
                 "trainer_crashed",
@@ -125,19 +149,20 @@ class TrainerService:
                 return training.result()
             training.cancel()
             await asyncio.wait([training])
-            return interrupted.result()
+            ending = interrupted.result()
+            return JobCancelled(step=attempt.past.last_step) if isinstance(ending, JobCancelled) else ending
         finally:
             for task in (training, interrupted):
                 task.cancel()
             await asyncio.gather(training, interrupted, return_exceptions=True)
 
-    async def _end(self, fence: Fence, ending: Event) -> None:
+    async def _end(self, fence: Fence, ending: Event, past: Past) -> None:
         def decide(history: JobHistory) -> Event | None:
             if history.ended:
                 return None
             # A cancellation that came while we were finishing wins: the user was told that it would.
             if history.state is State.CANCELLING and not isinstance(ending, JobFailed | JobCancelled):
-                return JobCancelled(step=0)
+                return JobCancelled(step=past.last_step)
             return ending
 
         await append_as_owner(self.bus, fence, decide)
@@ -146,12 +171,13 @@ class TrainerService:
 async def _interruption(bus: Connection, fence: Fence) -> Event:
     """Wait for a reason to stop: the user's cancellation, a broken environment, a policy that cannot be served."""
     facts = ("job.cancel_requested", "rollout.blocked", "policy.refused")
-    async for recorded in follow(bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]):
-        match recorded.event:
-            case RolloutBlocked(problem=problem):
-                return JobFailed(code="task_app_failed", problem=problem)
-            case PolicyRefused(problem=problem):
-                return JobFailed(code="cannot_serve", problem=problem)
-            case _:
-                return JobCancelled(step=0)
+    async with aclosing(follow(bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts])) as events:
+        async for recorded in events:
+            match recorded.event:
+                case RolloutBlocked(problem=problem):
+                    return JobFailed(code="task_app_failed", problem=problem)
+                case PolicyRefused(problem=problem):
+                    return JobFailed(code="cannot_serve", problem=problem)
+                case _:
+                    return JobCancelled(step=0)
     raise AssertionError("a follow never ends")

@@ -57,6 +57,10 @@ class TrainingProcess:
         """Whether it has not ended."""
         return self._process.returncode is None
 
+    async def ended(self) -> None:
+        """Return when it has ended, for whatever reason."""
+        await self._process.wait()
+
     async def begin(self, start: Start, *, progress: Callable[[str], None]) -> None:
         """Hand it its job, its only one. progress: called with the stage whenever it shows a sign of life."""
         self._progress = progress

@@ -82,6 +82,7 @@ class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
     gate_fresh, gate_stale: the range that the geometric mean of π_old/μ may take over a sequence's tokens
     of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28).
+    max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
     """
 
     steps: int
@@ -91,6 +92,7 @@ class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token_truncation: float = 2.0
     gate_fresh: tuple[float, float] = (0.99, 1.01)
     gate_stale: tuple[float, float] = (0.5, 2.0)
+    max_staleness: int = 8
 
 
 def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:

@@ -52,7 +52,8 @@ class RlTrainer:
         sequences, lag_T = self._check(batch, step)
         rate = learning_rate(self.recipe, step, self.recipe.steps)
         tally = Tally(lr=rate)
-        minibatches = self._minibatches(sequences, batch.advantages, step)
+        fresh_S = self._fresh(batch, lag_T)
+        minibatches = self._minibatches(sequences, np.where(fresh_S, batch.advantages, 0.0), step)
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
         scored = time.perf_counter()
         done, forwards = 0, sum(len(micros) for micros, _ in minibatches)
@@ -69,6 +70,7 @@ class RlTrainer:
         values = self.run.reports[step] = {
             **batch_values(batch, sequences, lag_T, live, self.policy.eos_ids),
             **tally.values(),
+            "sequences_stale": float((~fresh_S).sum()),
             "seconds_old_logprobs": scored - started,
             "seconds_train": now - scored,
             "tokens_per_second": len(batch.tokens) / (now - started),
@@ -93,6 +95,12 @@ class RlTrainer:
             )
         weights = batch.loss_mask.astype(np.float32)
         return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
+
+    def _fresh(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Which sequences have no token older than `max_staleness`: the bound at use, whatever was admitted."""
+        if not batch.sequences:
+            return np.zeros(0, np.bool_)
+        return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.recipe.max_staleness
 
     def _minibatches(
         self, sequences: Sequences, advantages: npt.NDArray[np.float32], step: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 from synth.bus.replay import follow
@@ -12,7 +13,6 @@ from synth.events import EvalCompleted, RolloutBatched, RolloutRequested
 from synth.jobs.resolved import RlJob
 from synth.trainer.attempt import Announcer
 from synth.trainer.job import Attempt
-from synth.trainer.protocol import Step
 
 
 class RolloutFeed:
@@ -65,12 +65,8 @@ class RolloutFeed:
         """The batch of iteration k, as an event and as a file; waits for the collector."""
         await self._until(lambda: k in self._past.batches, f"wait for batch {k}")
         event = self._past.batches[k]
-        work = self._attempt.settings.work_dir / self._attempt.fence.job_id
-        return event, await self._attempt.blobs.fetch(event.batch, work / f"batch-{k}.safetensors")
-
-    def step_message(self, k: int, path: Path) -> Step:
-        """What tells the training process to train on it."""
-        return Step(iteration=k, batch=str(path))
+        path = self._attempt.work_dir / f"batch-{k}.safetensors"
+        return event, await self._attempt.blobs.fetch(event.batch, path)
 
     async def evaluations_done(self) -> None:
         """Wait for every evaluation that was asked for."""
@@ -95,13 +91,14 @@ class RolloutFeed:
         fence = self._attempt.fence
         subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in ("rollout.batch", "eval.completed")]
         try:
-            async for recorded in follow(self._attempt.bus.nc, subjects, after=self._past.seq):
-                async with self._news:
-                    if isinstance(recorded.event, RolloutBatched):
-                        self._past.batches[recorded.event.iteration] = recorded.event
-                    elif isinstance(recorded.event, EvalCompleted):
-                        self._past.evaluated.add(recorded.event.iteration)
-                    self._news.notify_all()
+            async with aclosing(follow(self._attempt.bus.nc, subjects, after=self._past.seq)) as events:
+                async for recorded in events:
+                    async with self._news:
+                        if isinstance(recorded.event, RolloutBatched):
+                            self._past.batches[recorded.event.iteration] = recorded.event
+                        elif isinstance(recorded.event, EvalCompleted):
+                            self._past.evaluated.add(recorded.event.iteration)
+                        self._news.notify_all()
         finally:
             async with self._news:
                 self._news.notify_all()

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from synth.trainer.recipe import RlRecipe, recipe_as_json
 
 # (stage, done, of): called at least once a micro-batch.
 Progress = Callable[[str, int, int], None]
+
+_OF_THE_MACHINE = frozenset({"device", "dtype", "threads", "deterministic"})
 
 # Sequences of the last batch that a checkpoint keeps, to prove itself with on resume.
 _PROBE_ROWS = 8
@@ -119,7 +122,10 @@ class Run:
         found = load_checkpoint(folder)
         state = found.state
         parameters = self.policy.trainable()
-        if state.recipe != recipe_as_json(self.policy.recipe) or found.weights.keys() != parameters.keys():
+        if (
+            _asked(state.recipe) != _asked(recipe_as_json(self.policy.recipe))
+            or found.weights.keys() != parameters.keys()
+        ):
             raise TrainingFailed(
                 "bad_checkpoint",
                 f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
@@ -145,6 +151,11 @@ class Run:
 
     def _probe_loss(self) -> float | None:
         return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)
+
+
+def _asked(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What the job asks of a recipe; the rest is the machine's, which the fingerprint is for (decision 29)."""
+    return {name: value for name, value in recipe.items() if name not in _OF_THE_MACHINE}
 
 
 @torch.no_grad()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,13 +19,17 @@ from synth.model_files import LocalModel, continues, training_source
 from synth.trainer.attempt import Announcer, Past
 from synth.trainer.job import Attempt, JobFailure
 from synth.trainer.plan import recipe_of
-from synth.trainer.process import TrainingProcess, TrainingProcesses
-from synth.trainer.protocol import Done, Failed, Finish, Ready, Start, Stepped
+from synth.trainer.process import TrainingProcess, TrainingProcesses, TrainingStopped
+from synth.trainer.protocol import Done, Failed, Finish, Ready, Start, Step, Stepped
 from synth.trainer.rollout_feed import RolloutFeed
 
 log = logs.get("training")
 
 _M = TypeVar("_M", Ready, Stepped, Done)
+_T = TypeVar("_T")
+
+#: How long hashing and storing a step's weights and checkpoint may take: 100 GB at a slow disk's speed.
+_PUBLISH_S = 3600.0
 
 #: Iterations in a row without one group that has a signal before the job ends (decision 26).
 _SKIPPED_IN_A_ROW = 5
@@ -66,12 +72,28 @@ class _Run:
         ready = await _hear(child, Ready, silence)
         announce = Announcer(attempt.bus, attempt.blobs, attempt.fence, past, total=ready.total)
         reports = {k: _collected(past, k) | values for k, values in ready.reports.items()}
-        if attempt.fence.attempt > 1:
+        await announce.expired_again()
+        if past.checkpoint is not None:
             await announce.resumed(ready, reports)
         log.info("training", step=ready.step, of=ready.total, resumed=past.checkpoint is not None)
         return cls(attempt, job, child, ready, announce, verified, reports.get(ready.step, {}))
 
+    async def unless_it_dies(self, waiting: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something else, but not past the end of the training process. Raises `TrainingStopped`."""
+        wait = asyncio.create_task(waiting)
+        died = asyncio.create_task(self.child.ended())
+        try:
+            await asyncio.wait([wait, died], return_when=asyncio.FIRST_COMPLETED)
+            if wait.done():
+                return wait.result()
+            raise TrainingStopped("the training process ended while it waited for a batch")
+        finally:
+            wait.cancel()
+            died.cancel()
+            await asyncio.gather(wait, died, return_exceptions=True)
+
     async def hear_step(self) -> Stepped:
+        self.attempt.lease.progress("train", deadline=self.attempt.settings.child_silence_s)
         return await _hear(self.child, Stepped, self.attempt.settings.child_silence_s)
 
     async def hear_done(self) -> Done:
@@ -87,6 +109,7 @@ async def _sft(run: _Run) -> Done:
     for _ in range(run.ready.step, run.ready.total):
         stepped = await run.hear_step()
         run.values = stepped.values
+        run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
         await run.announce.stepped(stepped, stepped.values, kind=run.job.mode)
         if stepped.checkpoint is not None:
             await run.announce.expire(keep_versions=0, pinned=set())
@@ -97,15 +120,19 @@ async def _rl(run: _Run, job: RlJob) -> Done:
     feed = RolloutFeed(run.attempt, job, run.announce)
     skipped = 0
     try:
+        if run.ready.step:
+            # The attempt before may have died between this step and the request of its evaluation.
+            await feed.evaluate_after(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()
-            batch, path = await feed.batch(k)
+            batch, path = await run.unless_it_dies(feed.batch(k))
             waited = time.monotonic() - waited
-            await run.child.say(feed.step_message(k, path))
+            await run.child.say(Step(iteration=k, batch=str(path)))
             stepped = await run.hear_step()
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
+            run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
             await run.announce.stepped(stepped, run.values, kind=job.mode)
             await feed.evaluate_after(k)
             await run.announce.expire(keep_versions=job.max_staleness + 2, pinned=feed.pinned())
@@ -135,8 +162,7 @@ def _no_signal(step: int) -> JobFailure:
 async def _start_message(
     attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
 ) -> Start:
-    past, fence, blobs = attempt.past, attempt.fence, attempt.blobs
-    work_dir = attempt.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
+    past, blobs, work_dir = attempt.past, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(past.checkpoint.tree, work_dir / "resume") if past.checkpoint else None
     files = (verified.training_data, verified.validation_data)

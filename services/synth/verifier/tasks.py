@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from synth.events import Task
 from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob
+from synth.work import Task
 
 
 def first_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int) -> list[Task]:

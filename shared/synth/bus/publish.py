@@ -25,8 +25,9 @@ from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, encode
 from synth.bus.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
 from synth.catalogue import Event, Write, spec_of, subject_of
 from synth.errors import Conflict, Fenced, Permanent, Transient
-from synth.events import TASKS, JobStarted, Task
+from synth.events import JobStarted
 from synth.telemetry import current_traceparent
+from synth.work import TASKS, Task
 
 log = logs.get("publish")
 
@@ -124,7 +125,7 @@ class Publisher:
                 if ours is not None:
                     return ours
                 if not await self._is_stale(headers):
-                    error_text = str(error)  # 10164: another append raced this one inside the server
+                    error_text = str(error)  # 10164 (another append raced this one inside the server), or a stall
                 else:
                     raise lost(f"{subject}: {error.description}") from error
             except _STALLS as error:
@@ -151,6 +152,9 @@ class Publisher:
             last = await self._bus.js.get_last_msg(EVENTS, subject)
         except NotFoundError:
             return headers[_EXPECTED] != "0"
+        except _STALLS:
+            # Nobody can say now: the append is tried again, and refused again if it has lost.
+            return False
         return last.seq != int(headers[_EXPECTED])
 
 

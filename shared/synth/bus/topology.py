@@ -15,7 +15,7 @@ from nats.js.api import (
 )
 
 from synth.catalogue import CATALOGUE, Reading, Role
-from synth.events import TASKS
+from synth.work import TASKS
 
 EVENTS = "EVENTS"
 WORK = "WORK"

@@ -3,7 +3,8 @@
 Invariants. A task is one message of the work queue; its owner says `in_progress` every 3 s, and only while the
 task's progress mark is younger than its deadline, so that a hung owner loses it. A redelivered task that this
 process still runs is adopted (its new reply subject), never run twice. A task that its owner cannot do now goes back
-with a delay; SIGTERM hands everything back at once.
+with a delay; SIGTERM hands everything back at once. What can never be done, and what still ends in a bug after six
+deliveries, is a dead letter; whoever waits for its end is told first, through `give_up`.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -25,9 +26,9 @@ from nats.js.errors import NotFoundError
 from synth import logs
 from synth.bus.connection import Connection
 from synth.bus.dead import bury
-from synth.bus.topology import HEARTBEAT_S, WORK, task_queue_name
+from synth.bus.topology import HEARTBEAT_S, MAX_DELIVERIES, WORK, task_queue_name
 from synth.errors import Fenced, Permanent, Transient
-from synth.events import Task
+from synth.work import Task
 
 log = logs.get("worker")
 
@@ -43,6 +44,7 @@ class Lease:
         self._mark = time.monotonic()
         self._deadline = 60.0
         self._stage = "start"
+        self._let_go = False
 
     def progress(self, stage: str, *, deadline: float) -> None:
         """It advances: it is in `stage`, and silent for longer than `deadline` seconds it counts as hung."""
@@ -51,6 +53,16 @@ class Lease:
     @property
     def hung(self) -> bool:
         return time.monotonic() - self._mark > self._deadline
+
+    def let_go(self) -> bool:
+        """It is to be ended; False when it was told already: its clean-up must not be cancelled in its turn."""
+        first, self._let_go = not self._let_go, True
+        return first
+
+    @property
+    def deliveries(self) -> int:
+        """How often the queue has given the task to somebody, this time included."""
+        return self._reply.metadata.num_delivered
 
     @property
     def standing(self) -> str:
@@ -85,13 +97,19 @@ class TaskWorker:
         pool: str,
         capacity: int,
         run: Callable[[Task, Lease], Awaitable[None]],
+        give_up: Callable[[Task, str], Awaitable[None]] | None = None,
     ) -> None:
-        """run: does the task; returning acknowledges it, `Transient` and cancellation hand it back."""
+        """run: does the task; returning acknowledges it, `Transient` and cancellation hand it back.
+
+        give_up: told of each task that becomes a dead letter, and why, before it leaves the queue; what it raises
+        hands the task back, so it may be told of one task twice.
+        """
         self._bus = bus
         self._kind = kind
         self._pool = pool
         self._capacity = capacity
         self._run = run
+        self._give_up = give_up
         self._held: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
         self.last_turn = time.monotonic()
 
@@ -169,7 +187,7 @@ class TaskWorker:
         task = lease.task
         log.info("task taken", task=task.subject, job=task.job_id)
         try:
-            await self._run(task, lease)
+            await self._run_or_bury(lease)
             await lease.done()
             log.info("task done", task=task.subject, job=task.job_id)
         except asyncio.CancelledError:
@@ -178,9 +196,6 @@ class TaskWorker:
         except Fenced as error:
             # Another attempt runs it; the queue already knows its delivery, not ours.
             log.warning("task lost to another attempt", task=task.subject, job=task.job_id, reason=str(error))
-        except Permanent as error:
-            await bury(self._bus, task.subject, msgspec.json.encode(task), reason=str(error))
-            await lease.done()
         except Transient as error:
             log.warning("task handed back", task=task.subject, job=task.job_id, reason=str(error))
             await lease.give_back(error.delay or 1.0)
@@ -191,13 +206,32 @@ class TaskWorker:
         finally:
             self._held.pop(task.subject, None)
 
+    async def _run_or_bury(self, lease: Lease) -> None:
+        try:
+            await self._run(lease.task, lease)
+        except (Transient, Fenced):
+            raise
+        except Permanent as error:
+            await self._bury(lease.task, str(error))
+        except Exception as error:
+            if lease.deliveries < MAX_DELIVERIES:
+                raise
+            log.exception("task fails again and again", task=lease.task.subject, deliveries=lease.deliveries)
+            await self._bury(lease.task, f"after {lease.deliveries} deliveries: {error!r}")
+
+    async def _bury(self, task: Task, reason: str) -> None:
+        if self._give_up is not None:
+            await self._give_up(task, reason)
+        await bury(self._bus, task.subject, msgspec.json.encode(task), reason=reason)
+
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for lease, running in list(self._held.values()):
                 if lease.hung:
-                    log.error("task hangs, letting it go", task=lease.task.subject, standing=lease.standing)
-                    running.cancel()
+                    if lease.let_go():
+                        log.error("task hangs, letting it go", task=lease.task.subject, standing=lease.standing)
+                        running.cancel()
                     continue
                 try:
                     await lease.keep()

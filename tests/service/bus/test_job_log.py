@@ -10,17 +10,10 @@ from synth.bus.job_log import append_as_owner, append_decided, read_job, start_a
 from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
 from synth.errors import Conflict, Fenced, Permanent
-from synth.events import (
-    JobCreated,
-    JobSucceeded,
-    JobValidated,
-    JobVerified,
-    ModelRef,
-    Task,
-    TrainStep,
-)
+from synth.events import JobCreated, JobSucceeded, JobValidated, JobVerified, ModelRef, TrainStep
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
+from synth.work import Task
 
 
 async def verified_job(bus_as) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from synth.bus.publish import enqueue
 from synth.bus.topology import SERVICES, topology
 from synth.catalogue import CATALOGUE, Role
 from synth.errors import Permanent
-from synth.events import TASKS, Task
+from synth.work import TASKS, Task
 
 
 async def state_of(js):

@@ -10,7 +10,8 @@ from synth.bus.job_log import append_decided, read_job
 from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
 from synth.errors import Conflict
-from synth.events import BlobRef, FileUploaded, JobCreated, Task
+from synth.events import BlobRef, FileUploaded, JobCreated
+from synth.work import Task
 
 UPLOAD = FileUploaded(name="f", purpose="fine-tune", blob=BlobRef(uri="blob://f", size=1, sha256="0"))
 CREATED = JobCreated(config="", config_name="j", body_sha256="0")

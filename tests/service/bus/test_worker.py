@@ -13,7 +13,7 @@ import pytest
 from synth.bus.publish import enqueue
 from synth.bus.worker import Lease, TaskWorker
 from synth.errors import Fenced, Permanent, Transient
-from synth.events import Task
+from synth.work import Task
 from tests.service.bus.own_server import ACK_WAIT_S, OwnServer, is_queued, next_dead_letter
 
 Run = Callable[[Task, Lease], Awaitable[None]]

@@ -10,8 +10,8 @@ from pydantic import SecretStr
 from synth import logs
 from synth.bus.connection import connect
 from synth.bus.worker import Lease, TaskWorker
-from synth.events import Task
 from synth.settings import ServiceSettings
+from synth.work import Task
 
 
 async def hold(task: Task, lease: Lease) -> None:

@@ -25,13 +25,13 @@ from synth.events import (
     JobWithdrawn,
     ModelPublished,
     ModelRef,
-    Task,
 )
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.models import Registry
 from synth.validator.validate import validate
 from synth.verifier.files import wait_for_file
+from synth.work import Task
 from tests.service.jobs import RL, SFT, create, make_model_dir, upload, wait_for
 from tests.service.process import running
 from tests.service.verifier.task_apps import good, opened_by, scripted

@@ -78,6 +78,11 @@ def test_another_recipe_is_not_resumed(model_dir: Path, folder: Path) -> None:
         trainer_for(model_dir, lr=1e-4).run.resume(folder)
 
 
+def test_what_the_machine_decides_is_no_other_recipe(model_dir: Path, folder: Path) -> None:
+    resumed = trainer_for(model_dir, threads=2, deterministic=False).run.resume(folder)
+    assert resumed.loss_now == pytest.approx(resumed.loss_then, abs=1e-3)
+
+
 def test_weights_that_do_not_reproduce_the_loss_stop_the_resume(model_dir: Path, folder: Path) -> None:
     """A checkpoint of the right bytes on the wrong code: only the loss can tell."""
     trainer = trainer_for(model_dir)

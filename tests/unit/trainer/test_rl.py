@@ -141,6 +141,16 @@ def test_staleness_and_truncation_are_reported(model_dir: Path) -> None:
     assert all(isinstance(v, float) and np.isfinite(v) for v in values.values())
 
 
+def test_a_sequence_that_is_too_stale_is_counted_and_not_trained(model_dir: Path) -> None:
+    trainer = trainer_for(model_dir, max_staleness=1, **OPEN_GATES)
+    for k in (1, 2, 3):
+        trainer.step(scored_by(trainer.policy, random_batch(k)))
+    before = weights(trainer.policy)
+    values = trainer.step(random_batch(4, version=1)).values
+    assert (values["sequences_stale"], values["skipped"]) == (16, 1)
+    assert not moved(before, trainer.policy)
+
+
 def test_a_batch_out_of_order_is_refused(model_dir: Path) -> None:
     with pytest.raises(TrainingFailed, match="expected 1") as caught:
         trainer_for(model_dir).step(random_batch(2))
