@@ -136,7 +136,7 @@ def report(c: Comparison) -> None:
     w = c.workload
     what = f"{c.parameters / 1e6:.2f} M parameters, {w.groups}x{w.group_size} rollouts of ≤ {w.max_tokens} tokens"
     table = Table(title=f"{w.model}: {what}, seconds a step (medians)", title_justify="left")
-    for column in ("", "step", "collect", "wait", "train", "rest"):
+    for column in ("", "step", "collect", "wait", "train", "rest", "CPU"):
         table.add_column(column, justify="left" if not column else "right")
     for name, steps in (("one process", c.plain), ("one process, 2 threads", c.two_threads)):
         rest = median(s.batch + s.weights for s in steps)
@@ -147,16 +147,18 @@ def report(c: Comparison) -> None:
             "",
             _s(median(s.train for s in steps)),
             _s(rest),
+            _s(median(s.cpu for s in steps)),
         )
     step, wait = median(c.cluster.step_s), _value(c, "wait_seconds")
     train = _value(c, "seconds_train") + _value(c, "seconds_old_logprobs")
     collect = _value(c, "collect_seconds")
-    table.add_row(
-        f"cluster, async {w.async_level}", _s(step), _s(collect), _s(wait), _s(train), _s(step - wait - train)
-    )
+    parts = (step, collect, wait, train, step - wait - train, sum(c.cpu_ms.values()) * w.rollouts / 1000)
+    table.add_row(f"cluster, async {w.async_level}", *map(_s, parts))
     console.print(table)
     verdict = f" (limit {RATIO_LIMIT})" if w.model == LARGE.model else ""
     drift = median(s.total for s in c.plain[-2:]) / median(s.total for s in c.plain[:-2])
+    if not 0.8 < drift < 1.25:
+        console.print("  [yellow]other programs ran meanwhile: believe the CPU column, and measure again[/]")
     console.print(
         f"  cluster / one process: [bold]{c.ratio:.2f}[/]{verdict} · one process after / before the cluster's run: "
         f"{drift:.2f} · submit to first step {c.cluster.first_step_s:.1f} s (start {c.cluster.start_s:.1f} s)\n",

@@ -11,7 +11,6 @@ JobId = NewType("JobId", str)
 FileId = NewType("FileId", str)
 ModelId = NewType("ModelId", str)
 RolloutId = NewType("RolloutId", str)
-PolicyVersion = NewType("PolicyVersion", int)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 

@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,6 +24,7 @@ from synth.errors import Problem, UserError
 Prefix = Literal["ft", "fft", "peft", "qft", "rl"]
 _PREFIXES: dict[str, Prefix] = {"ft": "ft", "fft": "fft", "peft": "peft", "qft": "qft", "rl": "rl"}
 
+_KNOWN_S = 1.0
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
 _FAMILIES = {
@@ -137,12 +139,22 @@ class Registry:
 
     def __init__(self, models_dir: Path | None = None) -> None:
         self.models_dir = models_dir
+        self._known: tuple[float, dict[str, ModelSpec]] = (0.0, {})
 
     def find(self, model_id: str, *, where: str = "") -> ModelSpec:
         """The spec of a base or fine-tuned id; base ids match in any case.
 
         where: the place that named the model, for the error. Raises UserError with the nearest known id.
+        What was found is believed for a second: every chat call asks.
         """
+        since, known = self._known
+        if time.monotonic() - since > _KNOWN_S:
+            self._known = (time.monotonic(), known := {})
+        if model_id not in known:
+            known[model_id] = self._find(model_id, where=where)
+        return known[model_id]
+
+    def _find(self, model_id: str, *, where: str) -> ModelSpec:
         bases = self._directories()
         finetuned = parse_finetuned(model_id)
         if finetuned is not None:

@@ -22,12 +22,13 @@ from synth import logs
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
 from synth.bus.server import free_port
-from synth.errors import SynthError
+from synth.errors import Problem, SynthError, UserError
 from synth.settings import ServiceSettings
 
 log = logs.get("service")
 
 _START_RUSH_S = 3.0
+_SECRET_LENGTH = 16
 
 Check = Callable[[], str | None]
 
@@ -49,6 +50,7 @@ class Service:
     checks: dict[str, Check] = field(default_factory=dict[str, Check])
     _tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     _helpers: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    _closings: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
 
     @property
     def url(self) -> str:
@@ -62,6 +64,10 @@ class Service:
     def stop_with(self, task: asyncio.Task[None]) -> None:
         """Keep something running beside the service's parts, which a drain cancels at once."""
         self._helpers.append(task)
+
+    def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something when the service is over, after its last answer."""
+        self._closings.append(close)
 
     def health(self) -> dict[str, str]:
         """Every check that is not well, by name; empty when all is."""
@@ -107,6 +113,11 @@ class Service:
                 log.error("did not drain in time", part=task.get_name())
                 task.cancel()
 
+    async def close(self) -> None:
+        """Close what `close_with` was given."""
+        for close in self._closings:
+            await close()
+
 
 class _Server(uvicorn.Server):
     """Leaves signals to the service: its own handling would swallow the drain."""
@@ -126,9 +137,10 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
     """Run one service until SIGTERM or SIGINT, or until a part of it fails.
 
     setup: wires the service (registers checks, starts its parts with `run`) and returns its ASGI app, if it has one
-    beyond `/healthz` and `/metrics`.
+    beyond `/healthz` and `/metrics`. Raises `UserError` for a cluster secret that anybody could guess.
     """
     logs.configure(name, level=settings.log_level, replica=settings.replica)
+    _check_secret(settings)
     settings.work_dir.mkdir(parents=True, exist_ok=True)
     bus = await connect(settings, name)
     service = Service(
@@ -160,9 +172,23 @@ async def serve(name: str, settings: ServiceSettings, setup: Setup) -> None:
             await service.drain()
             server.should_exit = True
             await web
+            await service.close()
     finally:
         await bus.close()
     log.info("service down")
+
+
+def _check_secret(settings: ServiceSettings) -> None:
+    length = len(settings.cluster_secret.get_secret_value())
+    if length < _SECRET_LENGTH:
+        raise UserError(
+            Problem(
+                what=f"the cluster secret has {length} characters",
+                expected=f"at least {_SECRET_LENGTH}: it signs credentials and seals stored keys",
+                fix="set the same long random value in every service, such as `openssl rand -hex 24` gives",
+                where="SYNTH_CLUSTER_SECRET",
+            )
+        )
 
 
 def run(name: str, settings: ServiceSettings, setup: Setup) -> int:

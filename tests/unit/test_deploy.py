@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from synth.bus.server import deployed_config
+from synth.bus.server import deployed_config, password_variable
 from synth.bus.topology import SERVICES
 from synth.settings import ServiceSettings
 
@@ -69,6 +69,17 @@ def test_the_deployed_bus_has_the_users_and_permissions_of_the_catalogue():
     assert (ROOT / "deploy/nats.conf").read_text() == deployed_config(), (
         "the catalogue has changed: write deploy/nats.conf anew with synth.bus.server.deployed_config()"
     )
+
+
+def test_every_user_of_the_bus_has_a_password_of_its_own():
+    containers = {"bus-init": COMPOSE["services"]["bus-init"], **OURS}
+    for service in containers.values():
+        variable = password_variable(service["environment"]["SYNTH_NATS_USER"])
+        assert service["environment"]["SYNTH_NATS_PASSWORD"] == f"${{{variable}}}"
+    wanted = {password_variable(user) for user in ("bus", *SERVICES)}
+    assert set(COMPOSE["services"]["nats"]["environment"]) == wanted
+    example = (ROOT / "deploy/env.example").read_text().splitlines()
+    assert wanted <= {line.partition("=")[0] for line in example}
 
 
 def _settings_of(service: str) -> set[str]:

@@ -81,3 +81,9 @@ def test_every_state_can_be_reached_and_every_other_one_can_end():
 )
 def test_a_job_is_the_fold_of_its_facts(facts, state):
     assert fold(f"job.{fact}" for fact in facts) == state
+
+
+def test_a_fact_that_only_a_newer_version_knows_leaves_a_job_as_it_is():
+    assert fold(["job.created", "job.annotated", "job.validated"]) is State.VALIDATED
+    with pytest.raises(IllegalTransition):
+        fold(["job.created", "job.annotated", "job.started"])

@@ -16,10 +16,11 @@ from synth.inference.openai_api import build_api
 from synth.inference.opening import Opening, import_engine
 from synth.inference.policies import Policies
 from synth.inference.recorder import Recorder
+from synth.inference.recorder_metrics import RecorderMetrics
 from synth.inference.routing import ServiceRouter
 from synth.inference.serve import ServeService
 from synth.inference.settings import InferenceSettings
-from synth.keys import Cid, InvalidKey, internal_token, read_cid
+from synth.keys import Cid, InvalidKey, bears, internal_token, read_cid
 from synth.models import Registry
 from synth.service import Service, run
 
@@ -32,6 +33,7 @@ def main() -> int:
 
     async def setup(service: Service) -> ASGIApp:
         secret = settings.cluster_secret.get_secret_value()
+        bearer = internal_token(secret)
         boot = secrets.token_hex(4)
         changed = asyncio.Event()
         router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", Registry(settings.models_dir))
@@ -39,6 +41,7 @@ def main() -> int:
             router.files_of, Opening(settings), max_models=settings.max_models, load_timeout=settings.load_timeout_s
         )
         router.serve_from(policies)
+        service.close_with(policies.close)
         REGISTRY.register(EngineMetrics(policies))
 
         def describe() -> Replica:
@@ -62,25 +65,28 @@ def main() -> int:
             return cid
 
         async def authenticate(request: Request) -> str:
-            if request.headers.get("authorization") != f"Bearer {internal_token(secret)}":
+            if not bears(request.headers.get("authorization", ""), bearer):
                 raise InvalidKey("calls without a rollout credential come through the gateway")
             return request.headers.get("x-synth-org", "")
 
         serving = ServeService(service.bus, service.blobs, settings, router, boot, changed)
         # One place is left for whoever chats while jobs train, or wait for a trainer.
         capacity = max(1, settings.max_models - 1)
-        worker = TaskWorker(service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run)
+        worker = TaskWorker(
+            service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run, give_up=serving.give_up
+        )
         service.checks["worker"] = worker.ill
         service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
         service.stop_with(asyncio.create_task(_warm_up(service)))
         recorder = Recorder(read)
+        REGISTRY.register(RecorderMetrics(recorder))
         service.stop_with(asyncio.create_task(_sweep(recorder)))
         return build_api(
             router,
             recorder,
             authenticate,
-            internal_token=internal_token(secret),
+            internal_token=bearer,
             extra_routes=service.observability(),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
@@ -19,7 +18,7 @@ from synth.inference.api_errors import error_response
 from synth.inference.completion import Completion, EventStream, PolicyBinding
 from synth.inference.recorder import Call, Recorder
 from synth.inference.requests import decode_request
-from synth.keys import Cid, InvalidKey
+from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 _MOST_BODY_BYTES = 8 << 20
@@ -124,8 +123,7 @@ class _Api:
         Many at once, because a request costs ten times what closing one rollout does.
         """
         try:
-            offered = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(offered.encode(), self._internal_token.encode()):
+            if not bears(request.headers.get("authorization", ""), self._internal_token):
                 raise InvalidKey("not a service of this cluster")
             try:
                 asked = msgspec.json.decode(await _body(request), type=_Close)

@@ -24,12 +24,14 @@ class ModelFiles:
     """A model on this machine's disk. adapter: a peft directory over it, or None.
 
     weights: a policy weights file to load over it, of this version; None for the model as it lies there.
+    copied: weights is a copy for this one load, to be deleted after it.
     """
 
     model_dir: Path
     adapter: Path | None = None
     weights: Path | None = None
     version: int = 0
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,6 @@ class Policies:
         self._places: dict[str, _Place] = {}
         self._ticks = itertools.count(1)
         self._room = asyncio.Lock()
-
-    @property
-    def free(self) -> int:
-        """Places that a training policy could take now."""
-        return self._max_models - sum(not p.evictable for p in self._places.values() if p.beside is None)
 
     def names(self) -> list[str]:
         """What is loaded, training policies included."""

@@ -127,7 +127,7 @@ class ServiceRouter:
         if not found:
             raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)
         weights = await self.blobs.fetch(found[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
-        return replace(source, weights=weights, version=version)
+        return replace(source, weights=weights, version=version, copied=self.blobs.root is None)
 
 
 def pinned_name(job_id: str, version: int) -> str:

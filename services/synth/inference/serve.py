@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from synth import logs
-from synth.blobs import BlobMissing, BlobStore
+from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.job_log import read_job
 from synth.bus.publish import Publisher, enqueue
@@ -17,11 +17,11 @@ from synth.bus.replay import follow, replay
 from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
-from synth.inference.engines.protocol import Engine
+from synth.inference.engines.protocol import Engine, WeightProof
 from synth.inference.requests import JobSampling
 from synth.inference.routing import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
-from synth.jobs.lifecycle import TERMINAL, State, apply
+from synth.jobs.lifecycle import TERMINAL, State, follow_on
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
 from synth.work import Task
 
@@ -64,11 +64,27 @@ class ServeService:
             try:
                 await serving.until_ended(lease)
             except Permanent as error:
-                await serving.refuse(error)
+                await self.refuse(task.org, task.job_id, str(error), train=served.trained)
             finally:
                 self.router.jobs.pop(task.job_id, None)
                 await self.router.policies.release(task.job_id)
                 self.changed.set()
+
+    async def give_up(self, task: Task, reason: str) -> None:
+        """The task is a dead letter: say that the policy cannot be served, so that its owner ends the job."""
+        history = await read_job(self.bus, task.org, task.job_id)
+        if history.ended:
+            return
+        job = job_from_data(history.need(JobValidated).job)
+        await self.refuse(task.org, task.job_id, reason, train=isinstance(job, RlJob))
+
+    async def refuse(self, org: str, job_id: str, reason: str, *, train: bool) -> None:
+        """Say that a policy cannot be served. The trainer's task is due all the same: it ends the job."""
+        log.error("policy refused", job=job_id, reason=reason)
+        event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {reason}"))
+        await Publisher(self.bus).once(event, org=org, key=job_id, id="refused")
+        if train:
+            await enqueue(self.bus, Task(kind="train", pool=self.settings.pool, org=org, job_id=job_id))
 
 
 @dataclass
@@ -85,12 +101,11 @@ class _Serving:
         lease.progress("load", deadline=service.settings.load_timeout_s + 60)
         started = time.monotonic()
         held = await service.router.policies.hold(job.job_id, await service.router.source_of(job))
-        past = await replay(service.bus.nc, [f"policy.published.{job.org}.{job.job_id}"], last_per_subject=True)
+        self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
-            if past and isinstance(past[-1].event, PolicyPublished):
+            if self.newest is not None:
                 # Whoever takes over serves the latest version at once: the ones before it are history.
-                self.newest = past[-1].event
                 await self._catch_up(held.engine)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
@@ -111,13 +126,6 @@ class _Serving:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def refuse(self, error: Permanent) -> None:
-        """Say that this policy cannot be served. The trainer's task is due all the same: it ends the job."""
-        log.error("policy refused", reason=str(error))
-        event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {error}"))
-        await Publisher(self.service.bus).once(event, org=self.job.org, key=self.job.job_id, id="refused")
-        await self._train_is_due()
-
     async def _train_is_due(self) -> None:
         if self.job.trained:
             pool = self.service.settings.pool
@@ -134,21 +142,41 @@ class _Serving:
         self.news.clear()
 
     async def _catch_up(self, engine: Engine) -> None:
-        event = self.newest
-        if event is None or (event.attempt, event.version) <= self.loaded:
-            return
-        started = time.monotonic()
+        while (event := self.newest) is not None and (event.attempt, event.version) > self.loaded:
+            started = time.monotonic()
+            try:
+                proof = await self._load(engine, event)
+            except Permanent:
+                # A version expires, at any moment, once there is a newer one, of which our follower may be the last
+                # to hear. What is still the newest is broken.
+                newest = await self._last_published()
+                if newest is not None and self._is_news(newest):
+                    self.newest = newest
+                if self.newest == event:
+                    raise
+                continue
+            self.loaded = (event.attempt, event.version)
+            await self._announce(event.version, time.monotonic() - started, proven=proof.matched)
+
+    async def _load(self, engine: Engine, event: PolicyPublished) -> WeightProof:
+        blobs = self.service.blobs
         name = f"{self.job.job_id}-{event.attempt}-{event.version}.safetensors"
+        file = await blobs.fetch(event.weights, self.service.router.cache / name)
         try:
-            file = await self.service.blobs.fetch(event.weights, self.service.router.cache / name)
-            proof = await engine.update_weights(file, event.version)
-        except (BlobMissing, FileNotFoundError):
-            # Expired between its event and our read: only a newer version makes that so.
-            if self.newest is event:
-                raise
-            return
-        self.loaded = (event.attempt, event.version)
-        await self._announce(event.version, time.monotonic() - started, proven=proof.matched)
+            return await engine.update_weights(file, event.version)
+        finally:
+            if blobs.root is None:
+                # Our copy; of a local store it is the blob itself.
+                file.unlink(missing_ok=True)
+
+    async def _last_published(self) -> PolicyPublished | None:
+        subject = f"policy.published.{self.job.org}.{self.job.job_id}"
+        past = await replay(self.service.bus.nc, [subject], last_per_subject=True)
+        return past[-1].event if past and isinstance(past[-1].event, PolicyPublished) else None
+
+    def _is_news(self, event: PolicyPublished) -> bool:
+        known = self.newest
+        return known is None or (event.attempt, event.version) > (known.attempt, known.version)
 
     async def _announce(self, version: int, seconds: float, *, proven: int) -> None:
         service = self.service
@@ -167,9 +195,11 @@ class _Serving:
             self.service.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]
         ):
             if isinstance(recorded.event, PolicyPublished):
-                self.newest = recorded.event
+                # We follow from the log's beginning: what is told may be long past.
+                if self._is_news(recorded.event):
+                    self.newest = recorded.event
             elif recorded.type.startswith("job."):
-                state = apply(state, recorded.type)
+                state = follow_on(state, recorded.type)
                 self.ended = state in TERMINAL
             self.news.set()
             if self.ended:

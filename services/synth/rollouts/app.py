@@ -18,7 +18,14 @@ def main() -> int:
     async def setup(service: Service) -> None:
         replicas = ReplicaTable(service.bus)
         collector = CollectorService(service.bus, service.blobs, settings, replicas)
-        worker = TaskWorker(service.bus, kind="collect", pool=settings.pool, capacity=settings.jobs, run=collector.run)
+        worker = TaskWorker(
+            service.bus,
+            kind="collect",
+            pool=settings.pool,
+            capacity=settings.jobs,
+            run=collector.run,
+            give_up=collector.give_up,
+        )
         service.checks["worker"] = worker.ill
         following = asyncio.create_task(replicas.follow())
         service.stop_with(following)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+from synth.bus.connection import Connection
 from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
 from synth.bus.publish import Fence
 from synth.catalogue import Event
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, JobCancelled, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
-from synth.jobs.lifecycle import TERMINAL, State, apply
+from synth.jobs.lifecycle import TERMINAL, State, follow_on
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection import Collection
 from synth.rollouts.collector import Broken, Request
@@ -25,7 +26,7 @@ async def evaluate(collection: Collection, job: EvalJob) -> None:
     if fence is None:
         return
     if obstacle is not None or history.state is State.CANCELLING:
-        await _end(collection, fence, obstacle or JobCancelled(step=0))
+        await _end(collection.bus, fence, obstacle or JobCancelled(step=0))
         return
     work = asyncio.create_task(_play(collection, job))
     interrupted = asyncio.create_task(_interruption(collection))
@@ -36,7 +37,14 @@ async def evaluate(collection: Collection, job: EvalJob) -> None:
         for task in (work, interrupted):
             task.cancel()
         await asyncio.gather(work, interrupted, return_exceptions=True)
-    await _end(collection, fence, ending)
+    await _end(collection.bus, fence, ending)
+
+
+async def fail(bus: Connection, history: JobHistory, ending: JobFailed, worker: str) -> None:
+    """End an evaluation that nobody can run."""
+    _, fence = await start_attempt(bus, history.org, history.job_id, worker=worker)
+    if fence is not None:
+        await _end(bus, fence, ending)
 
 
 async def _until_served(collection: Collection) -> JobFailed | None:
@@ -50,7 +58,7 @@ async def _until_served(collection: Collection) -> JobFailed | None:
                 case PolicyRefused(problem=problem):
                     return JobFailed(code="cannot_serve", problem=problem)
                 case _:
-                    state = apply(state, recorded.type)
+                    state = follow_on(state, recorded.type)
                     if state in TERMINAL:
                         return None
     raise AssertionError("a follow never ends")
@@ -89,10 +97,10 @@ async def _collect(collection: Collection, job: EvalJob) -> EvalCompleted | Brok
     return done
 
 
-async def _end(collection: Collection, fence: Fence, ending: Event) -> None:
+async def _end(bus: Connection, fence: Fence, ending: Event) -> None:
     def unless_ended(history: JobHistory) -> Event | None:
         if history.ended:
             return None
         return JobCancelled(step=0) if history.state is State.CANCELLING else ending
 
-    await append_as_owner(collection.bus, fence, unless_ended)
+    await append_as_owner(bus, fence, unless_ended)

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from synth import logs
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
-from synth.jobs.lifecycle import TERMINAL, State, apply
+from synth.jobs.lifecycle import TERMINAL, State, follow_on
 from synth.jobs.resolved import RlJob
 from synth.rollouts.collection import Collection
 from synth.rollouts.collector import Broken, PolicyVersions, Request
@@ -48,7 +48,7 @@ async def _until_ended(collection: Collection, job: RlJob) -> None:
                 case RolloutRequested() as event:
                     iterations.start(as_request(event), group)
                 case _:
-                    state = apply(state, recorded.type)
+                    state = follow_on(state, recorded.type)
                     if state in TERMINAL:
                         break
         iterations.stop()

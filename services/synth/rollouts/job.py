@@ -18,12 +18,13 @@ from synth.bus.job_log import JobHistory, read_job
 from synth.bus.replicas import ReplicaTable
 from synth.bus.secrets import SecretStore
 from synth.bus.worker import Lease
-from synth.events import JobValidated, JobVerified
+from synth.errors import Problem
+from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.collection import Collection
 from synth.rollouts.collector import Collector
 from synth.rollouts.drive import Driver
-from synth.rollouts.evaluation import evaluate
+from synth.rollouts.evaluation import evaluate, fail
 from synth.rollouts.iterations import collect_iterations
 from synth.rollouts.record import RolloutLog
 from synth.rollouts.recorder_client import RecorderClient
@@ -57,6 +58,17 @@ class CollectorService:
                     await collect_iterations(collection, job)
                 else:
                     await evaluate(collection, job)
+
+    async def give_up(self, task: Task, reason: str) -> None:
+        """The task is a dead letter: end its job, or let its owner end it, so that nobody waits in silence."""
+        problem = Problem(what=f"the rollouts cannot be collected: {reason}", fix="look at the rollouts service's log")
+        history = await read_job(self.bus, task.org, task.job_id)
+        if history.ended:
+            return
+        if isinstance(job_from_data(history.need(JobValidated).job), EvalJob):
+            await fail(self.bus, history, JobFailed(code="internal", problem=problem), self.settings.replica)
+        else:
+            await RolloutLog(self.bus, self.blobs, task.org, task.job_id).blocked(0, problem)
 
     @asynccontextmanager
     async def _collection(self, history: JobHistory, job: RlJob | EvalJob, lease: Lease) -> AsyncIterator[Collection]:

@@ -21,7 +21,9 @@ def main() -> int:
         processes = TrainingProcesses(threads=settings.threads)
         train = functools.partial(training.train, processes=processes)
         trainer = TrainerService(service.bus, service.blobs, settings, train)
-        worker = TaskWorker(service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run)
+        worker = TaskWorker(
+            service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up
+        )
         service.checks["worker"] = worker.ill
         service.stop_with(asyncio.create_task(_keep_one_waiting(service, processes)))
         service.run("train", worker.serve(service.stop))

@@ -87,6 +87,14 @@ class TrainerService:
             with structlog.contextvars.bound_contextvars(attempt=fence.attempt):
                 await self._attempt(history, fence, lease)
 
+    async def give_up(self, task: Task, reason: str) -> None:
+        """The task is a dead letter: end its job, so that nobody waits for it in silence."""
+        _, fence = await start_attempt(self.bus, task.org, task.job_id, worker=self.settings.replica)
+        if fence is not None:
+            past = await read_past(self.bus, fence.org, fence.job_id)
+            problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
+            await self._end(fence, JobFailed(code="internal", problem=problem), past)
+
     async def _attempt(self, history: JobHistory, fence: Fence, lease: Lease) -> None:
         lease.progress("read the log", deadline=60)
         past = await read_past(self.bus, fence.org, fence.job_id)

@@ -18,6 +18,8 @@ log = logs.get("child")
 
 Said = Ready | Stepped | Done | Failed
 _LINE = 16 << 20
+# It talks to its supervisor alone: neither the bus and the cluster's secret nor the blob store are its business.
+_WITHHELD = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY")
 
 
 class TrainingStopped(Transient):
@@ -35,7 +37,8 @@ class TrainingProcess:
     @classmethod
     async def spawn(cls, *, threads: int) -> TrainingProcess:
         """Start it; it imports what training needs, which takes seconds, and waits for its job."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD)}
+        environment = {**inherited, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

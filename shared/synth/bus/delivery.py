@@ -109,7 +109,8 @@ async def watch_consumers(bus: Connection, queues: list[str], stop: asyncio.Even
         except (NatsError, TimeoutError) as error:
             log.warning("cannot look at the consumers", error=repr(error))
         try:
-            await asyncio.wait_for(stop.wait(), every_s)
+            async with asyncio.timeout(every_s):
+                await stop.wait()
         except TimeoutError:
             continue
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+from uuid import uuid4
 
 from synth.bus.connection import Connection
 from synth.bus.publish import Fence, Publisher
@@ -77,8 +78,9 @@ async def append_decided(
         fact = spec_of(event).type
         apply(history.state, fact)
         try:
-            # The id names the place in the history, so that a retry of this very append is recognised as ours.
-            id = f"{history.last_seq}:{bus.nc.client_id}"
+            # Ours alone, and one for every retry of this very append, which is so recognised as ours. (A client id
+            # would not do: each server of the bus counts its own.)
+            id = f"{history.last_seq}:{uuid4().hex}"
             seq = await publisher.lifecycle(event, org=org, key=job_id, id=id, after=history.last_seq)
             return history, seq
         except Conflict:

@@ -51,7 +51,8 @@ async def announce(bus: Connection, describe: Callable[[], Replica], changed: as
         except (NatsError, JetStreamError, TimeoutError) as error:
             log.warning("cannot announce", error=repr(error))
         try:
-            await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
+            async with asyncio.timeout(HEARTBEAT_S):
+                await changed.wait()
         except TimeoutError:
             continue
         changed.clear()
@@ -70,7 +71,12 @@ class ReplicaTable:
         follower = Follower(self._bus.nc, [f"$KV.{REPLICAS}.>"], stream=f"KV_{REPLICAS}", last=True)
         try:
             async for msg in follower.messages():
-                replica = msgspec.json.decode(msg.data, type=Replica)
+                try:
+                    replica = msgspec.json.decode(msg.data, type=Replica)
+                except msgspec.DecodeError as error:
+                    # A deletion's empty marker, or another version's record: whoever it is of can be done without.
+                    log.warning("a replica's record cannot be read", subject=msg.subject, error=str(error))
+                    continue
                 self._seen[replica.id] = (time.monotonic(), replica)
                 self._news.set()
         finally:

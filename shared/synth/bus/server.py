@@ -13,7 +13,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from synth.bus.topology import SERVICES, may_publish
+from synth.bus.permissions import may_publish
+from synth.bus.topology import SERVICES
 from synth.errors import Problem, UserError
 
 
@@ -44,20 +45,28 @@ class ServerConfig:
 
 
 def deployed_config() -> str:
-    """The configuration of the server that `docker-compose.yml` runs; every user's password is an environment variable.
+    """The configuration of the server that `docker-compose.yml` runs; every user's password is a variable of its own.
 
     Committed as `deploy/nats.conf`, so that a change of the catalogue's permissions is seen in review.
     """
-    variable = "$SYNTH_NATS_PASSWORD"
+    passwords = {user: f"${password_variable(user)}" for user in ("bus", *SERVICES)}
     config: dict[str, object] = {
         "listen": "0.0.0.0:4222",
         "http": "0.0.0.0:8222",
         "max_payload": 8 << 20,
         "jetstream": {"store_dir": "/data", "sync_interval": "always"},
-        "authorization": {"users": _users(dict.fromkeys(("bus", *SERVICES), variable))},
+        "authorization": {"users": _users(passwords)},
     }
-    # A variable is not looked up inside quotes.
-    return json.dumps(config, indent=2).replace(f'"{variable}"', variable) + "\n"
+    text = json.dumps(config, indent=2)
+    for variable in passwords.values():
+        # A variable is not looked up inside quotes.
+        text = text.replace(f'"{variable}"', variable)
+    return text + "\n"
+
+
+def password_variable(user: str) -> str:
+    """The environment variable that holds a user's password where the bus is deployed."""
+    return f"SYNTH_NATS_PASSWORD_{user.upper()}"
 
 
 def _users(passwords: dict[str, str]) -> list[dict[str, object]]:

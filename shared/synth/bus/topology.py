@@ -14,6 +14,8 @@ from nats.js.api import (
     StreamConfig,
 )
 
+# The catalogue is empty until its events have entered themselves.
+import synth.events  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from synth.catalogue import CATALOGUE, Reading, Role
 from synth.work import TASKS
 
@@ -152,15 +154,3 @@ _ROLES: dict[str, frozenset[Role]] = {
 def roles_of(service: str) -> frozenset[Role]:
     """The roles that a service plays: its own, and that of owner for those that run jobs."""
     return _ROLES[service]
-
-
-def may_publish(service: str) -> list[str]:
-    """The subjects that a service's user may publish to: its own facts, its tasks, and what consuming needs.
-
-    This makes "an event has one publisher" a rule of the server, not only of ours.
-    """
-    roles = roles_of(service)
-    facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
-    tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
-    buckets = [f"$KV.{REPLICAS}.>", f"$KV.{SECRETS}.>"] if service in ("gateway", "inference") else []
-    return [*facts, *tasks, *buckets, "dead.>", "_INBOX.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>"]

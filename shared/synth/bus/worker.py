@@ -33,6 +33,7 @@ from synth.work import Task
 log = logs.get("worker")
 
 _PULL_S = 1.0
+_BUG_PAUSE_S = 5.0
 
 
 class Lease:
@@ -202,7 +203,7 @@ class TaskWorker:
         except Exception:
             # A bug must cost this task a retry, not the process and its other tasks.
             log.exception("task failed, will be retried", task=task.subject, job=task.job_id)
-            await lease.give_back(5.0)
+            await lease.give_back(_BUG_PAUSE_S)
         finally:
             self._held.pop(task.subject, None)
 

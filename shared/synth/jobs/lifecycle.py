@@ -43,6 +43,8 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
     (State.CANCELLING, "job.failed"): State.FAILED,
 }
 
+_KNOWN = frozenset(fact for _, fact in TRANSITIONS)
+
 
 class IllegalTransition(SynthError):
     """A fact that cannot follow the state the job is in."""
@@ -61,9 +63,14 @@ def apply(state: State | None, fact: str) -> State:
     return after
 
 
+def follow_on(state: State | None, fact: str) -> State | None:
+    """Like `apply`, of a fact that is in the log: one of a newer version's kinds leaves the state as it is."""
+    return apply(state, fact) if fact in _KNOWN else state
+
+
 def fold(facts: Iterable[str]) -> State | None:
     """The state that a job's `job.*` facts, in their order, leave it in."""
     state: State | None = None
     for fact in facts:
-        state = apply(state, fact)
+        state = follow_on(state, fact)
     return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import nats
 import pytest
@@ -82,6 +83,44 @@ async def test_the_server_refuses_a_service_what_another_publishes(nats_server, 
     with pytest.raises(NatsTimeout):
         await nc.jetstream().publish(f"{others[0]}.org_x.job_x", b"{}", timeout=0.3)
     await nc.close()
+
+
+@pytest.mark.parametrize(
+    ("service", "subject"),
+    [
+        ("inference", "$KV.secrets.api.forged"),
+        ("gateway", "$KV.replicas.forged"),
+        ("validator", "$JS.API.CONSUMER.DELETE.EVENTS.verifier-job-validated"),
+        ("validator", "$JS.API.CONSUMER.DURABLE.CREATE.EVENTS.mine"),
+        ("verifier", "$JS.API.CONSUMER.CREATE.EVENTS.validator-job-created.job.created.>"),
+        ("verifier", "$JS.API.CONSUMER.MSG.NEXT.EVENTS.validator-job-created"),
+        ("trainer", "$JS.API.DIRECT.GET.KV_secrets"),
+        ("trainer", "$JS.API.STREAM.DELETE.DEAD"),
+        ("files", "$JS.API.STREAM.PURGE.WORK"),
+    ],
+)
+async def test_the_server_refuses_a_service_what_only_others_need(
+    settings_of, nats_server, bus_admin, service, subject
+):
+    refused: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_error(error: Exception) -> None:
+        refused.put_nowait(str(error))
+
+    options = connect_options(settings_of(service), service) | {"error_cb": on_error}
+    nc = await nats.connect(nats_server.url, **options)
+    await nc.publish(subject, b"{}")
+    assert "permissions violation" in (await asyncio.wait_for(refused.get(), 5)).lower()
+    await nc.close()
+
+
+async def test_a_consumer_that_a_reader_makes_for_itself_cannot_be_durable(bus_as):
+    """Or any service could change another's queue."""
+    bus = await bus_as("validator")
+    config = {"durable_name": "files-file-uploaded", "ack_policy": "explicit", "filter_subject": "job.created.>"}
+    body = json.dumps({"stream_name": "EVENTS", "config": config}).encode()
+    reply = json.loads((await bus.nc.request("$JS.API.CONSUMER.CREATE.EVENTS", body, timeout=5)).data)
+    assert "durable" in reply["error"]["description"]
 
 
 async def test_only_its_queuers_may_queue_a_task(bus_as):

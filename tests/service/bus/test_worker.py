@@ -17,6 +17,7 @@ from synth.work import Task
 from tests.service.bus.own_server import ACK_WAIT_S, OwnServer, is_queued, next_dead_letter
 
 Run = Callable[[Task, Lease], Awaitable[None]]
+GiveUp = Callable[[Task, str], Awaitable[None]]
 
 
 def a_task(n: int = 1) -> Task:
@@ -45,10 +46,10 @@ class Owner:
 
 
 @asynccontextmanager
-async def working(own: OwnServer, owner: Owner, *, capacity: int = 1):
+async def working(own: OwnServer, owner: Owner, *, capacity: int = 1, give_up: GiveUp | None = None):
     """A worker in this process; the event that stops it."""
     bus = await own.connect("trainer")
-    worker = TaskWorker(bus, kind="train", pool="default", capacity=capacity, run=owner)
+    worker = TaskWorker(bus, kind="train", pool="default", capacity=capacity, run=owner, give_up=give_up)
     stop = asyncio.Event()
     serving = asyncio.create_task(worker.serve(stop))
     try:
@@ -259,6 +260,75 @@ async def test_a_task_that_cannot_be_done_is_a_dead_letter(own):
     assert dead.subject == f"dead.trainer.{a_task(1).subject}"
     assert dead.headers["Synth-Reason"] == "no such model"
     assert owner.begun == ["job_1"]
+
+
+async def test_whoever_waits_for_a_task_is_told_of_its_death_before_it_leaves_the_queue(own):
+    bus = await own.provision()
+    told: list[tuple[str, str, bool]] = []
+
+    async def refuse(task: Task, lease: Lease) -> None:
+        raise Permanent("no such model")
+
+    async def give_up(task: Task, reason: str) -> None:
+        told.append((task.job_id, reason, await is_queued(bus, task.subject)))
+
+    async with working(own, Owner(refuse), give_up=give_up):
+        await queue(own, 1)
+        await gone(own, a_task(1))
+    assert told == [("job_1", "no such model", True)]
+
+
+async def test_a_bug_is_tried_a_few_times_and_then_given_up(own, monkeypatch):
+    bus = await own.provision()
+    monkeypatch.setattr("synth.bus.worker.MAX_DELIVERIES", 2)
+    monkeypatch.setattr("synth.bus.worker._BUG_PAUSE_S", 0.1)
+    told: list[str] = []
+
+    async def fail(task: Task, lease: Lease) -> None:
+        raise KeyError("a bug")
+
+    async def give_up(task: Task, reason: str) -> None:
+        told.append(reason)
+
+    owner = Owner(fail)
+    async with working(own, owner, give_up=give_up):
+        await queue(own, 1)
+        dead = await asyncio.wait_for(next_dead_letter(bus), 10)
+        await gone(own, a_task(1))
+    assert owner.begun == ["job_1", "job_1"]
+    assert told == [dead.headers["Synth-Reason"]] == ["after 2 deliveries: KeyError('a bug')"]
+
+
+async def test_the_clean_up_of_an_owner_that_hung_is_left_in_peace(own, monkeypatch):
+    await own.provision()
+    monkeypatch.setattr("synth.bus.worker.HEARTBEAT_S", 0.1)
+    cleaned, later_beats = asyncio.Event(), asyncio.Event()
+    let_go, beats = Lease.let_go, 0
+
+    def count(lease: Lease) -> bool:
+        nonlocal beats
+        beats += 1
+        if beats == 4:
+            later_beats.set()
+        return let_go(lease)
+
+    monkeypatch.setattr(Lease, "let_go", count)
+
+    async def hang(task: Task, lease: Lease) -> None:
+        lease.progress("stuck", deadline=0.1)
+        if len(owner.begun) > 1:
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.wait_for(later_beats.wait(), 10)
+            cleaned.set()
+
+    owner = Owner(hang)
+    async with working(own, owner):
+        await queue(own, 1)
+        await asyncio.wait_for(cleaned.wait(), 10)
+        await gone(own, a_task(1))
 
 
 async def test_an_owner_that_was_fenced_leaves_the_task_to_the_one_that_has_it(own):

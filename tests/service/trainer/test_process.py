@@ -81,3 +81,15 @@ async def test_a_process_that_is_killed_at_work_ends_the_attempt(processes: Trai
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(TrainingStopped):
             await says_what_is_wrong(child, tmp_path)
+
+
+async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch):
+    monkeypatch.setenv("SYNTH_CLUSTER_SECRET", "not-for-children")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-children")
+    process = await TrainingProcess.spawn(threads=1)
+    try:
+        given = psutil.Process(process.pid).environ()
+    finally:
+        await process.end()
+    assert given["OMP_NUM_THREADS"] == "1"
+    assert "not-for-children" not in given.values()

@@ -90,11 +90,6 @@ class Engine(Protocol):
         """False once the engine cannot answer any more (closed, or its thread died)."""
         ...
 
-    @property
-    def max_context(self) -> int:
-        """The most tokens, prompt and completion together, that one request can have."""
-        ...
-
     def generate(
         self,
         prompt_ids: Sequence[int],

@@ -180,8 +180,11 @@ class TransformersEngine:
         try:
             self._load(model_dir, adapter)
         except BaseException as error:  # noqa: BLE001 - the loader's caller gets it, whatever it is
-            ready.set_exception(error)
+            if not ready.cancelled():
+                ready.set_exception(error)
             return
+        if ready.cancelled():
+            return  # it took too long: nobody would ever close it
         ready.set_result(None)
         try:
             self._serve()

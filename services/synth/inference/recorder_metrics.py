@@ -1,0 +1,27 @@
+"""What the recorder tells Prometheus, read when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from synth.inference.recorder import Recorder
+
+
+class RecorderMetrics(Collector):
+    """`synth_recorder_…`: the memory that open rollouts take, and what was sampled and then not used."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Metric]:
+        held = self._recorder
+        yield GaugeMetricFamily("synth_recorder_bytes", "Bytes of the records of open rollouts", held.nbytes)
+        yield CounterMetricFamily(
+            "synth_recorder_late_records", "Completions that ended after their rollout was closed", held.late_records
+        )
+        yield CounterMetricFamily(
+            "synth_recorder_branch_breaks", "Calls that did not go on from their rollout's history", held.branch_breaks
+        )

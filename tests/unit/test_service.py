@@ -1,0 +1,21 @@
+"""What a service refuses to start with."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+
+from synth.errors import UserError
+from synth.service import Service, serve
+from synth.settings import ServiceSettings
+
+
+async def test_a_service_does_not_start_with_a_secret_that_could_be_guessed(tmp_path):
+    async def setup(service: Service) -> None:
+        raise AssertionError("it started")
+
+    for secret in ("", "fifteen letters"):
+        # Nothing listens there: it must end before it dials the bus.
+        settings = ServiceSettings(cluster_secret=SecretStr(secret), work_dir=tmp_path, nats_url="nats://127.0.0.1:9")
+        with pytest.raises(UserError, match=f"SYNTH_CLUSTER_SECRET: the cluster secret has {len(secret)} characters"):
+            await serve("files", settings, setup)
