@@ -123,7 +123,7 @@ def run(demo: Demo, port: int) -> None:
     subprocess.run(
         [sys.executable, "-m", "task_apps.math.dataset", "--out", str(dataset), "--rows", "16000", *seed], check=True
     )
-    demo.synthctl("models", "make", "tiny-qwen3", *seed, show=True)
+    demo.synthctl("models", "make", "tiny-qwen3", "--replace", *seed, show=True)
     with cluster(demo, port), task_app() as url:
         demo.evaluate("base", "tiny-qwen3", url)
         sft = demo.submit("sft", "configs/demo/sft.toml", "--dataset", str(dataset), *seed)

@@ -171,7 +171,11 @@ def _check(out_dir: Path, *, hidden: int, layers: int, heads: int, kv_heads: int
     problems: list[Problem] = []
     if out_dir.exists():
         problems.append(
-            Problem(what="this directory exists already", fix="remove it, or choose another --out", where=str(out_dir))
+            Problem(
+                what="this directory exists already",
+                fix="--replace makes it anew, --name makes another",
+                where=str(out_dir),
+            )
         )
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     problems += [

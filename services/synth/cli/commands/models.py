@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,7 @@ def make_tiny_qwen3(
     head_dim: Annotated[int, typer.Option(min=2, help="Width of a head.")] = 16,
     intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; 3 × hidden.")] = None,
     context: Annotated[int, typer.Option(min=64, help="Positions.")] = 4096,
+    replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
     data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = Path(".synth"),
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -72,8 +74,9 @@ def make_tiny_qwen3(
         # Imports torch, which takes seconds.
         from synth.cli.make_model import make_tiny_qwen3 as make
 
+        anew = replace and (target / "config.json").exists()
         made = make(
-            target,
+            target.with_name(f".{target.name}.new") if anew else target,
             seed=seed,
             hidden=hidden,
             layers=layers,
@@ -83,6 +86,9 @@ def make_tiny_qwen3(
             intermediate=intermediate,
             context=context,
         )
+        if anew:
+            shutil.rmtree(target)
+            target.with_name(f".{target.name}.new").rename(target)
     if fmt is Format.JSON:
         return output.print_json({"path": str(target), "parameters": made.parameters, "vocab": made.vocab})
     output.hint(f"{made.parameters:,} parameters, {made.vocab} tokens")
