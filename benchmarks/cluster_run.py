@@ -107,7 +107,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 def synthctl(folder: Path, *arguments: str) -> bytes:
     """Run `synthctl …` in a directory; returns what it prints. Raises `RunFailed` with its last words."""
     command = [str(Path(sys.executable).parent / "synthctl"), *arguments]
-    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, check=False)
     if done.returncode != 0:
         raise RunFailed(f"synthctl {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr.decode()}")
     return done.stdout
@@ -175,7 +175,7 @@ def _task_app(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.tax_app", "--port", str(port)]
     with (folder / "task_app.log").open("wb") as log:
-        app = subprocess.Popen(command, cwd=folder, env=_environment(), stdout=log, stderr=log)
+        app = subprocess.Popen(command, cwd=folder, env=clean_environment(), stdout=log, stderr=log)
     try:
         _wait_up(app, f"http://127.0.0.1:{port}/", folder / "task_app.log")
         yield app, f"http://127.0.0.1:{port}"
@@ -195,7 +195,7 @@ def _wait_up(app: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise RunFailed(f"the task app does not answer: {log.read_text()}")
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours, without what would point the client at another cluster."""
     foreign = ("SYNTH_", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

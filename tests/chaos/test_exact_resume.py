@@ -25,7 +25,8 @@ from tests.chaos.conftest import demo
 from tests.chaos.witness import Witness, pid_of
 from tests.e2e.platform import Platform
 
-STEPS = 16
+# Enough that the job outlives five kills however fast the machine is: a kill needs a look at the process table.
+STEPS = 60
 
 #: Each opens another window of a step: asked for, collected, published, resumable, announced.
 MOMENTS = ["rollout.requested", "rollout.batch", "policy.published", "checkpoint.saved", "train.step"]
