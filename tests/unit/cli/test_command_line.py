@@ -101,16 +101,3 @@ def test_a_dataset_that_is_not_there_is_named_before_anything_is_sent(tmp_path: 
 def test_debug_shows_the_traceback_that_is_hidden_otherwise(tmp_path: Path):
     run = synthctl("--debug", "submit", "missing.toml", cwd=tmp_path)
     assert "Traceback" in run.stderr
-
-
-def test_a_model_is_made_once_and_anew_only_when_asked_to(tmp_path: Path):
-    make = ("models", "make", "tiny-qwen3", "--seed")
-    weights = tmp_path / ".synth/models/tiny-qwen3/model.safetensors"
-    assert synthctl(*make, "0", cwd=tmp_path).returncode == 0
-    first = weights.read_bytes()
-    refused = synthctl(*make, "1", cwd=tmp_path)
-    assert (refused.returncode, weights.read_bytes() == first) == (2, True)
-    assert "--replace" in refused.stderr
-    assert synthctl(*make, "1", "--replace", cwd=tmp_path).returncode == 0
-    assert weights.read_bytes() != first
-    assert [p.name for p in weights.parent.parent.iterdir()] == ["tiny-qwen3"]
