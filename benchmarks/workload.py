@@ -8,6 +8,7 @@ from pathlib import Path
 from synth.cli.make_model import make_tiny_qwen3
 from synth.jobs.resolve import Overrides, check_job
 from synth.jobs.resolved import RlJob
+from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 
@@ -79,7 +80,9 @@ packing = false
 
     def job(self, models: Path, task_url: str) -> RlJob:
         """The job as the validator resolves it."""
-        resolved = check_job(self.toml(task_url), name="tax.toml", overrides=Overrides(), registry=Registry(models))
+        resolved = check_job(
+            read_toml(self.toml(task_url), name="tax.toml"), overrides=Overrides(), registry=Registry(models)
+        )
         assert isinstance(resolved.job, RlJob)
         return resolved.job
 

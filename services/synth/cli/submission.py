@@ -17,6 +17,7 @@ from synth.cli.uploads import check_readable, upload_ready
 from synth.errors import UserError
 from synth.jobs.resolve import Overrides, check_job
 from synth.jobs.resolved import ResolvedJob, SftJob
+from synth.jobs.toml import read_toml
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
 _MOST_BYTES = 256 * 1024
@@ -91,7 +92,9 @@ def draft(text: str, *, name: str, flags: Flags, models_dir: Path) -> Draft:
         seed=flags.seed,
         allow_experimental=flags.allow_experimental,
     )
-    resolved = check_job(text, name=name, overrides=overrides, registry=_OtherMachine(models_dir), uploaded=False)
+    resolved = check_job(
+        read_toml(text, name=name), overrides=overrides, registry=_OtherMachine(models_dir), uploaded=False
+    )
     job = resolved.job
     if isinstance(job, SftJob):
         for file in (job.training_file, job.validation_file):

@@ -27,6 +27,7 @@ from synth.events import (
     JobStarted,
     JobSucceeded,
     JobValidated,
+    JobVerified,
     LineProblem,
     ModelPublished,
     PolicyLoaded,
@@ -48,9 +49,10 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API shows it.
 
-    kind: "sft", "rl" or "eval", null until it is validated. name: of its configuration file. model: the id that the
-    result serves under. values: of the last training step; eval: of the last evaluation. waiting: what it lacks.
-    code: a stable word for why it failed. last_seq: the last event of the job.
+    kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
+    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
+    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
+    what it lacks. code: a stable word for why it failed. last_seq: the last event of the job.
     """
 
     id: str
@@ -75,6 +77,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: Rollouts = Rollouts()
     eval: dict[str, float] | None = None
     tags: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    stand_in: str | None = None
     last_seq: int
 
 
@@ -227,8 +231,10 @@ def _created(event: JobCreated, recorded: Recorded) -> JobRow:
     job = Job(
         id=recorded.key,
         state=State.CREATED,
+        kind=event.kind,
         name=event.config_name,
         source_model=event.model,
+        metadata=event.metadata,
         created_at=recorded.time,
         updated_at=recorded.time,
         last_seq=recorded.seq,
@@ -260,6 +266,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
             source = e.job.get("model", job.source_model)
             kind, tags = e.job.get("kind"), e.job.get("tags") or {}
             return {"kind": kind, "source_model": source, "tags": tags, "warnings": e.warnings}
+        case JobVerified() as e:
+            return {"stand_in": e.source.stand_in}
         case JobRejected() as e:
             return {"problems": e.problems, "code": "rejected"}
         case JobRefused() as e:

@@ -33,7 +33,7 @@ from synth.jobs.lifecycle import TERMINAL
 
 log = logs.get("read model")
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (

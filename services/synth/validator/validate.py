@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
+from synth.jobs.check import Kind
 from synth.jobs.resolve import Overrides, check_job
 from synth.jobs.resolved import job_to_data
+from synth.jobs.toml import Document, read_data, read_toml
 from synth.models import Registry
 
 _PROBLEMS_SHOWN = 100
@@ -27,7 +31,7 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         allow_experimental=created.allow_experimental,
     )
     try:
-        resolved = check_job(created.config, name=created.config_name, overrides=overrides, registry=registry)
+        resolved = check_job(_document(created), overrides=overrides, registry=registry, kind=_kind(created))
     except UserError as error:
         return JobRejected(problems=_first(error.problems))
     except RecursionError:
@@ -50,6 +54,16 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         )
         return JobRejected(problems=[problem])
     return validated
+
+
+def _document(created: JobCreated) -> Document:
+    if created.config_format == "json":
+        return read_data(msgspec.json.decode(created.config, type=dict[str, Any]), name=created.config_name)
+    return read_toml(created.config, name=created.config_name)
+
+
+def _kind(created: JobCreated) -> Kind | None:
+    return created.kind if created.kind in ("rl", "sft", "eval") else None
 
 
 def _first(problems: list[Problem]) -> list[Problem]:

@@ -14,6 +14,8 @@ class State(StrEnum):
     VERIFIED = "verified"
     STARTED = "started"
     CANCELLING = "cancelling"
+    PAUSING = "pausing"
+    PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -36,7 +38,17 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
     # A later attempt starts where the earlier one died, also to end a cancellation that it did not live to end.
     (State.STARTED, "job.started"): State.STARTED,
     (State.CANCELLING, "job.started"): State.CANCELLING,
+    (State.PAUSING, "job.started"): State.PAUSING,
     (State.STARTED, "job.cancel_requested"): State.CANCELLING,
+    (State.STARTED, "job.pause_requested"): State.PAUSING,
+    (State.PAUSING, "job.paused"): State.PAUSED,
+    (State.PAUSING, "job.cancel_requested"): State.CANCELLING,
+    # It was as good as done when the pause was asked for.
+    (State.PAUSING, "job.succeeded"): State.SUCCEEDED,
+    (State.PAUSING, "job.failed"): State.FAILED,
+    # As after its verification: its tasks are due, and nobody owns it.
+    (State.PAUSED, "job.resumed"): State.VERIFIED,
+    (State.PAUSED, "job.withdrawn"): State.CANCELLED,
     (State.STARTED, "job.succeeded"): State.SUCCEEDED,
     (State.STARTED, "job.failed"): State.FAILED,
     (State.CANCELLING, "job.cancelled"): State.CANCELLED,

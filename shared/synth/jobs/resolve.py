@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from synth.errors import Problem, UserError
-from synth.jobs.check import ParsedJob, in_file_order, parse_leniently
+from synth.jobs.check import Kind, ParsedJob, in_file_order, parse_leniently
 from synth.jobs.eval import EvalConfig
 from synth.jobs.resolve_eval import resolve_eval
 from synth.jobs.resolve_rl import resolve_rl
@@ -13,7 +13,7 @@ from synth.jobs.resolve_sft import resolve_sft
 from synth.jobs.resolved import ResolvedJob
 from synth.jobs.resolving import Overrides, Resolving
 from synth.jobs.rl import RlConfig
-from synth.jobs.toml import read_toml
+from synth.jobs.toml import Document
 from synth.models import Registry
 
 __all__ = ["Overrides", "check_job", "resolve"]
@@ -37,10 +37,13 @@ def resolve(parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uplo
 
 
 def check_job(
-    text: str | bytes, *, name: str, overrides: Overrides, registry: Registry, uploaded: bool = True
+    document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
 ) -> ResolvedJob:
-    """Read and resolve in one go, so that unknown keys and an unknown model are reported together."""
-    parsed, problems = parse_leniently(read_toml(text, name=name))
+    """Check and resolve in one go, so that unknown keys and an unknown model are reported together.
+
+    kind: where whoever sent the job already says it.
+    """
+    parsed, problems = parse_leniently(document, kind=kind)
     if parsed is None:
         raise UserError(in_file_order(problems))
     outcome = _resolve(parsed, overrides, registry, uploaded=uploaded)

@@ -59,7 +59,7 @@ def _places(error: UserError) -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_text_gives_a_job_or_a_user_error(text: str) -> None:
     try:
-        check_job(text, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
+        check_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
         _places(error)
 
@@ -68,7 +68,7 @@ def test_any_text_gives_a_job_or_a_user_error(text: str) -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
     try:
-        check_job(body, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
+        check_job(read_toml(body, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
         _places(error)
 
@@ -88,7 +88,7 @@ def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
 def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) -> None:
     started = time.process_time()
     with pytest.raises(UserError, match=words):
-        check_job(text, name="any.toml", overrides=Overrides(), registry=_REGISTRY)
+        check_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     assert time.process_time() - started < 3
 
 

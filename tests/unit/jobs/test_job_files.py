@@ -9,6 +9,7 @@ import pytest
 from synth.errors import Problem, UserError
 from synth.jobs.check import load_job, load_job_data
 from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 RL = """\
@@ -39,7 +40,7 @@ def registry(tmp_path: Path) -> Registry:
 
 def problems(text: str | bytes, registry: Registry, **overrides: str) -> list[Problem]:
     with pytest.raises(UserError) as caught:
-        check_job(text, name="job.toml", overrides=Overrides(**overrides), registry=registry)  # pyright: ignore[reportArgumentType]
+        check_job(read_toml(text, name="job.toml"), overrides=Overrides(**overrides), registry=registry)  # pyright: ignore[reportArgumentType]
     return caught.value.problems
 
 
@@ -150,7 +151,7 @@ def test_a_path_for_a_dataset_must_have_been_uploaded(registry: Registry) -> Non
     (problem,) = problems(text, registry)
     assert problem.where == "job.toml:3 [job].data"
     assert "was not uploaded" in problem.what
-    checked = check_job(text, name="job.toml", overrides=Overrides(), registry=registry, uploaded=False)
+    checked = check_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry, uploaded=False)
     assert checked.job.training_file == "math.jsonl"  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -210,7 +211,7 @@ def test_contradictory_modes_are_an_error_that_names_both(registry: Registry) ->
 
 def test_keys_of_the_contract_that_do_nothing_yet_are_warned_about(registry: Registry) -> None:
     text = RL + "step_rewards_enabled = true\n[vllm]\nmax_model_len = 2048\n[reference]\nplacement = 'none'\n"
-    checked = check_job(text, name="job.toml", overrides=Overrides(), registry=registry)
+    checked = check_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
     assert [w.split(" has no effect")[0] for w in checked.warnings] == [
         "job.toml:10 [vllm]",
         "job.toml:9 [training].step_rewards_enabled",

@@ -10,6 +10,7 @@ import pytest
 from synth.errors import UserError
 from synth.jobs.resolve import Overrides, check_job
 from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data
+from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
@@ -34,7 +35,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def resolved(text: str, registry: Registry, overrides: Overrides | None = None) -> ResolvedJob:
-    return check_job(text, name="job.toml", overrides=overrides or Overrides(), registry=registry)
+    return check_job(read_toml(text, name="job.toml"), overrides=overrides or Overrides(), registry=registry)
 
 
 def rl(text: str, registry: Registry, overrides: Overrides | None = None) -> RlJob:

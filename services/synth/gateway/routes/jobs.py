@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from typing import Annotated, Any
 
 import msgspec
@@ -11,25 +9,19 @@ from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
-from synth.bus.job_log import JobHistory, append_decided
-from synth.bus.secrets import ApiKey
-from synth.catalogue import Event
-from synth.errors import Conflict, Problem
-from synth.events import JobCancelRequested, JobCreated, JobWithdrawn
+from synth.events import JobCreated
 from synth.gateway.auth import Caller
-from synth.gateway.event_log import last_of
-from synth.gateway.failures import ApiError
 from synth.gateway.openapi import json_response, listing, many, one
 from synth.gateway.projection import Job, JobRow, Points
 from synth.gateway.state import Gateway, Parts
-from synth.ids import job_id_for, new_job_id
+from synth.gateway.steering import cancel_job, pause_job, resume_job
+from synth.gateway.submitting import submit_job
 from synth.jobs.lifecycle import State
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
 _MOST_CONFIG_BYTES = 256 << 10
-_NOT_TO_CANCEL = (State.SUCCEEDED, State.FAILED, State.REJECTED)
 
 
 class Submission(BaseModel):
@@ -56,10 +48,6 @@ class Submission(BaseModel):
             raise ValueError(f"{size} bytes; a job file may have {_MOST_CONFIG_BYTES}: put data into files")
         return config
 
-    def digest(self) -> str:
-        """Tells one submission from another under the same idempotency key."""
-        return hashlib.sha256(msgspec.json.encode(self.model_dump(), order="sorted")).hexdigest()
-
 
 @router.post("", status_code=201, summary="Submit a job", responses=one(Job, status=201) | one(Job, "The same job"))
 async def submit(
@@ -69,22 +57,9 @@ async def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
     """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
-    digest = submission.digest()
-    id = job_id_for(caller.org, _ROUTE, idempotency_key) if idempotency_key else new_job_id()
-    event = JobCreated(**submission.model_dump(), body_sha256=digest, created_by=caller.key_id)
-    known = parts.model.texts(id)
-    if known is not None:
-        return await _repeated(parts, caller, id, known.body_sha256 == digest)
-    try:
-        # The id is this request's own, so that its retries are known as ours and another request's are not.
-        seq = await parts.publisher.lifecycle(event, org=caller.org, key=id, id=uuid.uuid4().hex, after=0)
-    except Conflict:
-        created = await last_of(parts.bus, JobCreated, caller.org, id)
-        if created is None or not isinstance(created.event, JobCreated):
-            raise
-        await parts.hub.reached(created.seq, timeout=10)
-        return await _repeated(parts, caller, id, created.event.body_sha256 == digest)
-    return _shown(parts, await parts.job_at(caller.org, id, seq), 201)
+    created = JobCreated(**submission.model_dump(), body_sha256="", created_by=caller.key_id)
+    row, new = await submit_job(parts, caller.org, created, route=_ROUTE, key=idempotency_key)
+    return _shown(parts, row, 201 if new else 200)
 
 
 @router.get("", summary="List jobs, newest first", responses=many(Job))
@@ -111,21 +86,19 @@ async def get_job(job_id: str, caller: Caller, parts: Parts) -> Response:
 @router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=one(Job, status=202))
 async def cancel(job_id: str, caller: Caller, parts: Parts) -> Response:
     """Withdraw a job that nobody owns yet, or ask its owner to stop. Repeating it changes nothing."""
-    await parts.job(caller.org, job_id)
+    return _shown(parts, await cancel_job(parts, caller, job_id), 202)
 
-    def decide(history: JobHistory) -> Event | None:
-        if history.ended or history.state is State.CANCELLING:
-            return None
-        started = history.state is State.STARTED
-        return (JobCancelRequested if started else JobWithdrawn)(requested_by=caller.key_id)
 
-    history, seq = await append_decided(parts.bus, caller.org, job_id, decide)
-    if history.state in _NOT_TO_CANCEL:
-        problem = Problem(
-            what=f"the job has already ended: {history.state}", expected="a job that has not ended", where=job_id
-        )
-        raise ApiError(409, problem.text(), problems=[problem])
-    return _shown(parts, await parts.job_at(caller.org, job_id, seq or history.last_seq), 202)
+@router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=one(Job, status=202))
+async def pause(job_id: str, caller: Caller, parts: Parts) -> Response:
+    """Its owner lets go of it, and its workers are free for others. Repeating it changes nothing."""
+    return _shown(parts, await pause_job(parts, caller, job_id), 202)
+
+
+@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused job", responses=one(Job, status=202))
+async def resume(job_id: str, caller: Caller, parts: Parts) -> Response:
+    """It goes on from its last checkpoint. Repeating it changes nothing."""
+    return _shown(parts, await resume_job(parts, caller, job_id), 202)
 
 
 @router.get("/{job_id}/metrics", summary="A job's metrics by step", responses=one(Points))
@@ -141,18 +114,6 @@ async def metrics(
     await parts.job(caller.org, job_id)
     points, more = parts.model.points(job_id, after_step=after_step, name=name, steps=limit)
     return json_response(Points(points=points, more=more))
-
-
-async def _repeated(parts: Gateway, caller: ApiKey, id: str, same: bool) -> Response:
-    if not same:
-        problem = Problem(
-            what="this Idempotency-Key was used for another submission",
-            expected=f"the body that {id} was submitted with",
-            fix="use a new key for a new job",
-            where="header Idempotency-Key",
-        )
-        raise ApiError(422, problem.text(), type="idempotency", problems=[problem])
-    return _shown(parts, await parts.job(caller.org, id))
 
 
 def _shown(parts: Gateway, row: JobRow, status: int = 200) -> Response:

@@ -1,0 +1,93 @@
+"""The catalogue: every event of the platform, the subject it travels on, and its only publisher.
+
+An event is a fact, in the past tense, on `<entity>.<fact>.<org>.<key>` in the stream `EVENTS`; the key is the
+job's id, or the file's for `file.*`. The stream's sequence is the event's `seq`, the server's timestamp its time,
+and the subject says its type: none of them is repeated in the body. Events carry references, never tensors.
+
+`by` is the role that alone may publish it. `owner` is the one process that holds the job's fenced attempt: the
+trainer's of a training job, the collector's of an evaluation. `reads` names who acts on it and how:
+QUEUE = a durable consumer, one of the service's replicas gets it; FOLLOW = an ordered reader of this job alone.
+(The gateway projects every event into its read model; only what it acts upon is listed.)
+"""
+
+from __future__ import annotations
+
+from synth.events.files import FileReady, FileRejected, FileUploaded, LineProblem
+from synth.events.jobs import (
+    JobCancelled,
+    JobCancelRequested,
+    JobCreated,
+    JobFailed,
+    JobPaused,
+    JobPauseRequested,
+    JobRefused,
+    JobRejected,
+    JobResumed,
+    JobStarted,
+    JobSucceeded,
+    JobValidated,
+    JobVerified,
+    JobWithdrawn,
+)
+from synth.events.references import BlobRef, LoraShape, ModelRef
+from synth.events.rollouts import (
+    EvalCompleted,
+    RolloutBatched,
+    RolloutBlocked,
+    RolloutCompleted,
+    RolloutFailed,
+    RolloutRequested,
+)
+from synth.events.training import (
+    BlobExpired,
+    CheckpointSaved,
+    ModelPublished,
+    PolicyLoaded,
+    PolicyPublished,
+    PolicyRefused,
+    TrainHandedBack,
+    TrainResumed,
+    TrainStep,
+)
+from synth.events.watch import Heartbeat, QueueWaiting
+
+__all__ = [
+    "BlobExpired",
+    "BlobRef",
+    "CheckpointSaved",
+    "EvalCompleted",
+    "FileReady",
+    "FileRejected",
+    "FileUploaded",
+    "Heartbeat",
+    "JobCancelRequested",
+    "JobCancelled",
+    "JobCreated",
+    "JobFailed",
+    "JobPauseRequested",
+    "JobPaused",
+    "JobRefused",
+    "JobRejected",
+    "JobResumed",
+    "JobStarted",
+    "JobSucceeded",
+    "JobValidated",
+    "JobVerified",
+    "JobWithdrawn",
+    "LineProblem",
+    "LoraShape",
+    "ModelPublished",
+    "ModelRef",
+    "PolicyLoaded",
+    "PolicyPublished",
+    "PolicyRefused",
+    "QueueWaiting",
+    "RolloutBatched",
+    "RolloutBlocked",
+    "RolloutCompleted",
+    "RolloutFailed",
+    "RolloutRequested",
+    "TrainHandedBack",
+    "TrainResumed",
+    "TrainStep",
+]

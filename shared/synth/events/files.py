@@ -1,0 +1,52 @@
+"""What becomes of an uploaded file."""
+
+from __future__ import annotations
+
+import msgspec
+
+from synth.catalogue import Event, Reading, Role, event
+from synth.events.references import BlobRef
+
+
+@event("file.uploaded", by=Role.GATEWAY, reads={Role.FILES: Reading.QUEUE})
+class FileUploaded(Event, frozen=True, kw_only=True):
+    """A file's bytes are stored. name is metadata, never a path."""
+
+    name: str
+    purpose: str
+    blob: BlobRef
+
+
+@event("file.ready", by=Role.FILES, reads={Role.VERIFIER: Reading.FOLLOW})
+class FileReady(Event, frozen=True, kw_only=True):
+    """The file is valid JSONL of conversations. rows: one per conversation; characters: of all message text.
+
+    tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: that the rows
+    show after `images_trimmed` were left out. rewritten: the rows as they are trained on, where they are not the
+    uploaded bytes (older image fields, images that are now blobs); None where they are.
+    """
+
+    rows: int
+    messages: int
+    characters: int
+    tokens: int = 0
+    lengths: list[int] = msgspec.field(default_factory=list[int])
+    images: int = 0
+    images_trimmed: int = 0
+    rewritten: BlobRef | None = None
+
+
+class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with one line of a file. path: the place inside it, as `$.messages[0].role`."""
+
+    line: int
+    path: str
+    reason: str
+
+
+@event("file.rejected", by=Role.FILES, reads={Role.VERIFIER: Reading.FOLLOW})
+class FileRejected(Event, frozen=True, kw_only=True):
+    """The file cannot be trained on: the first problems, and how many lines have one."""
+
+    bad_lines: int
+    problems: list[LineProblem]

@@ -1,0 +1,140 @@
+"""The lifecycle of a job: few facts, each by compare-and-set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from synth.catalogue import Event, Reading, Role, Write, event
+from synth.errors import Problem
+from synth.events.references import BlobRef, ModelRef
+
+
+@event("job.created", by=Role.GATEWAY, reads={Role.VALIDATOR: Reading.QUEUE}, write=Write.CAS)
+class JobCreated(Event, frozen=True, kw_only=True):
+    """A job was submitted. config: the whole configuration as sent. body_sha256: of the request, for idempotency.
+
+    config_format: "toml" as in the file, or "json" from a client that sends it parsed. kind: "sft", "rl" or "eval"
+    where the client's request already says it. metadata: the client's own, given back with the job. The rest overrides
+    the configuration.
+    """
+
+    config: str
+    config_name: str
+    body_sha256: str
+    config_format: str = "toml"
+    kind: str | None = None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    model: str | None = None
+    training_file: str | None = None
+    validation_file: str | None = None
+    task_url: str | None = None
+    examples: int | None = None
+    seed: int | None = None
+    allow_experimental: bool = False
+    created_by: str = ""
+
+
+@event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE}, write=Write.CAS)
+class JobValidated(Event, frozen=True, kw_only=True):
+    """The TOML is right. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind."""
+
+    job: dict[str, Any]
+    origins: dict[str, str]
+    warnings: list[str]
+
+
+@event("job.rejected", by=Role.VALIDATOR, write=Write.CAS)
+class JobRejected(Event, frozen=True, kw_only=True):
+    """The TOML is wrong: every problem at once."""
+
+    problems: list[Problem]
+
+
+@event("job.verified", by=Role.VERIFIER, reads={Role.INFERENCE: Reading.FOLLOW}, write=Write.CAS)
+class JobVerified(Event, frozen=True, kw_only=True):
+    """The job's world is there: task app, files, source model. task_key_id names the environment key that works."""
+
+    source: ModelRef
+    task_url: str | None = None
+    task_key_id: str | None = None
+    task_name: str | None = None
+    training_data: BlobRef | None = None
+    validation_data: BlobRef | None = None
+
+
+@event("job.refused", by=Role.VERIFIER, write=Write.CAS)
+class JobRefused(Event, frozen=True, kw_only=True):
+    """The TOML is right and its world is not: the task app is down, the file has errors, the model is missing."""
+
+    problems: list[Problem]
+
+
+@event("job.started", by=Role.OWNER, write=Write.CAS)
+class JobStarted(Event, frozen=True, kw_only=True):
+    """Attempt k owns the job: from here on, events of earlier attempts are refused by the server."""
+
+    attempt: int
+    worker: str
+
+
+@event("job.cancel_requested", by=Role.GATEWAY, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
+class JobCancelRequested(Event, frozen=True, kw_only=True):
+    """The user asked a started job to stop; its owner ends it."""
+
+    requested_by: str = ""
+
+
+@event("job.pause_requested", by=Role.GATEWAY, reads={Role.OWNER: Reading.FOLLOW}, write=Write.CAS)
+class JobPauseRequested(Event, frozen=True, kw_only=True):
+    """The user asked a started job to stop for a while; its owner lets go of it, and keeps what is durable."""
+
+    requested_by: str = ""
+
+
+@event(
+    "job.paused", by=Role.OWNER, reads={Role.INFERENCE: Reading.FOLLOW, Role.ROLLOUTS: Reading.FOLLOW}, write=Write.CAS
+)
+class JobPaused(Event, frozen=True, kw_only=True):
+    """The owner has let go of the job after this step: it holds no worker until it is resumed."""
+
+    step: int
+
+
+@event("job.resumed", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.QUEUE}, write=Write.CAS)
+class JobResumed(Event, frozen=True, kw_only=True):
+    """The user asked a paused job to go on: its first tasks are due again, and the next attempt resumes."""
+
+    requested_by: str = ""
+
+
+@event("job.withdrawn", by=Role.GATEWAY, write=Write.CAS)
+class JobWithdrawn(Event, frozen=True, kw_only=True):
+    """The user cancelled the job while nobody owned it: before its start, or while it was paused."""
+
+    requested_by: str = ""
+
+
+@event("job.cancelled", by=Role.OWNER, write=Write.CAS)
+class JobCancelled(Event, frozen=True, kw_only=True):
+    """The owner has stopped a job whose cancellation was requested."""
+
+    step: int
+
+
+@event("job.succeeded", by=Role.OWNER, write=Write.CAS)
+class JobSucceeded(Event, frozen=True, kw_only=True):
+    """The job is done. model: the id it serves under (none for an evaluation)."""
+
+    steps: int
+    model: str | None = None
+    values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+
+
+@event("job.failed", by=Role.OWNER, write=Write.CAS)
+class JobFailed(Event, frozen=True, kw_only=True):
+    """The job cannot go on. code: a stable word for programs; problem: what, expected, fix, for people."""
+
+    code: str
+    problem: Problem

@@ -1,0 +1,38 @@
+"""What an event may point at: blobs and models. Events carry references, never tensors."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A blob that was written whole before anybody named it. uri: `blob://<key>` in the cluster's store."""
+
+    uri: str
+    size: int
+    sha256: str
+
+
+class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What two adapters must have in common for one to go on from the other."""
+
+    r: int
+    alpha: int
+    targets: str | list[str]
+
+
+class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be loaded: its id, and where its files are.
+
+    kind: "full", or "lora" (then `tree` holds an adapter of this shape and `base` the model below it).
+    path: a directory or hub id, for a base model of the registry. tree: the manifest of a model that we made.
+    stand_in: the local model whose weights really run under this id, or ran under its base; None for the real ones.
+    """
+
+    id: str
+    kind: str = "full"
+    path: str | None = None
+    tree: BlobRef | None = None
+    base: ModelRef | None = None
+    lora: LoraShape | None = None
+    stand_in: str | None = None

@@ -1,0 +1,87 @@
+"""Rollouts, one by one and in batches, and what evaluations measured."""
+
+from __future__ import annotations
+
+from synth.catalogue import Event, Reading, Role, Write, event
+from synth.errors import Problem
+from synth.events.references import BlobRef
+
+
+@event("rollout.requested", by=Role.TRAINER, reads={Role.ROLLOUTS: Reading.FOLLOW}, write=Write.FENCED)
+class RolloutRequested(Event, frozen=True, kw_only=True):
+    """The trainer wants iteration k. mode "train", or "eval": group size 1, the policy version pinned.
+
+    oldest_version: the oldest policy version whose rollouts can still be trained when this iteration is.
+    """
+
+    iteration: int
+    mode: str
+    seeds: list[int]
+    group_size: int
+    oldest_version: int
+    pinned_version: int | None = None
+
+
+@event("rollout.completed", by=Role.ROLLOUTS)
+class RolloutCompleted(Event, frozen=True, kw_only=True):
+    """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked."""
+
+    rollout_id: str
+    iteration: int
+    mode: str
+    index: int
+    group: int
+    seed: int
+    reward: float
+    trajectory: BlobRef
+    completion_tokens: int
+    calls: int
+    versions: tuple[int, int]
+    seconds: float
+    tries: int
+    outcome: str = "ok"
+
+
+@event("rollout.failed", by=Role.ROLLOUTS)
+class RolloutFailed(Event, frozen=True, kw_only=True):
+    """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped."""
+
+    rollout_id: str
+    iteration: int
+    mode: str
+    index: int
+    group: int
+    seed: int
+    problem: Problem
+    tries: int
+
+
+@event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.CHAIN)
+class RolloutBatched(Event, frozen=True, kw_only=True):
+    """Iteration k is collected: one batch blob (`synth.trajectories.RolloutBatch`)."""
+
+    iteration: int
+    batch: BlobRef
+    sequences: int
+    groups_kept: int
+    groups_dropped: int
+    values: dict[str, float]
+
+
+@event("eval.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
+class EvalCompleted(Event, frozen=True, kw_only=True):
+    """An evaluation is done. step: the training step of the policy version, None in an evaluation job."""
+
+    model: str
+    instances: int
+    values: dict[str, float]
+    step: int | None = None
+    iteration: int = 0
+
+
+@event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW})
+class RolloutBlocked(Event, frozen=True, kw_only=True):
+    """Too many rollouts failed: the collector has stopped, and the owner fails the job with this cause."""
+
+    iteration: int
+    problem: Problem

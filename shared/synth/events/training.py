@@ -1,0 +1,90 @@
+"""Policies, training steps, checkpoints and models."""
+
+from __future__ import annotations
+
+from synth.catalogue import Event, Reading, Role, Write, event
+from synth.errors import Problem
+from synth.events.references import BlobRef, ModelRef
+
+
+@event("policy.published", by=Role.TRAINER, reads={Role.INFERENCE: Reading.FOLLOW}, write=Write.FENCED)
+class PolicyPublished(Event, frozen=True, kw_only=True):
+    """Weights to serve, in one file that holds a digest of each tensor (`synth.weights`). kind "full" or "lora"."""
+
+    version: int
+    attempt: int
+    kind: str
+    weights: BlobRef
+
+
+@event("policy.loaded", by=Role.INFERENCE, reads={Role.ROLLOUTS: Reading.FOLLOW})
+class PolicyLoaded(Event, frozen=True, kw_only=True):
+    """A replica serves this version. proven: tensors whose digest was computed on what is live, and matched."""
+
+    version: int
+    replica: str
+    seconds: float
+    proven: int
+
+
+@event("policy.refused", by=Role.INFERENCE, reads={Role.OWNER: Reading.FOLLOW})
+class PolicyRefused(Event, frozen=True, kw_only=True):
+    """The job's policy cannot be served, however often it is tried; the job's owner ends it with this cause."""
+
+    problem: Problem
+
+
+@event("checkpoint.saved", by=Role.TRAINER, write=Write.FENCED)
+class CheckpointSaved(Event, frozen=True, kw_only=True):
+    """A durable point to resume from. tree: the manifest; version: the policy version it holds."""
+
+    step: int
+    version: int
+    attempt: int
+    tree: BlobRef
+    size: int
+
+
+@event("train.step", by=Role.TRAINER, write=Write.FENCED)
+class TrainStep(Event, frozen=True, kw_only=True):
+    """One step, counted from 1: an iteration with all its minibatches (RL), one optimizer step (SFT)."""
+
+    step: int
+    of: int
+    attempt: int
+    values: dict[str, float]
+
+
+@event("train.resumed", by=Role.TRAINER, write=Write.FENCED)
+class TrainResumed(Event, frozen=True, kw_only=True):
+    """A later attempt goes on from a checkpoint; the loss of its stored batch, then and now, is the proof."""
+
+    step: int
+    attempt: int
+    loss_then: float | None
+    loss_now: float | None
+    same_fingerprint: bool
+
+
+@event("train.handed_back", by=Role.TRAINER, write=Write.FENCED)
+class TrainHandedBack(Event, frozen=True, kw_only=True):
+    """An attempt ended in good order before its job (a drain, a wait that was too long): the next one goes on."""
+
+    attempt: int
+    reason: str
+
+
+@event("model.published", by=Role.TRAINER, write=Write.FENCED)
+class ModelPublished(Event, frozen=True, kw_only=True):
+    """The finished model: it serves under this id from now on."""
+
+    model: ModelRef
+    kind: str
+    step: int
+
+
+@event("blob.expired", by=Role.TRAINER, write=Write.FENCED)
+class BlobExpired(Event, frozen=True, kw_only=True):
+    """Blobs that earlier events named and that are gone from now on (old weights, superseded checkpoints)."""
+
+    uris: list[str]
