@@ -4,10 +4,10 @@ SEED ?= 0
 PORT ?= 8000
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit lint contracts chaos tax clean
+.PHONY: help install demo test test-clients unit lint contracts chaos tax clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 # torch is a CPU build here: pip takes the one that is pinned, and nothing may pull in torchvision.
 .venv/installed: pyproject.toml constraints.txt
@@ -24,6 +24,15 @@ demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model t
 
 test: .venv/installed lint ## static checks and every fast test
 	@$(BIN)/pytest tests/unit tests/service tests/e2e
+
+# The published clients as their users have them: each in an environment of its own, outside ours.
+CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai
+.venv-clients/%/installed: tests/clients/requirements/%.txt
+	@$(PYTHON) -m venv .venv-clients/$* && \
+	.venv-clients/$*/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@
+
+test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
+	@$(BIN)/pytest tests/clients
 
 unit: .venv/installed ## the tests that start no process
 	@$(BIN)/pytest tests/unit
@@ -44,4 +53,4 @@ tax: .venv/installed ## what the platform costs against one plain process
 	@$(BIN)/python -m benchmarks.tax
 
 clean: ## remove what the commands above made
-	rm -rf .venv .synth .pytest_cache .ruff_cache
+	rm -rf .venv .venv-clients .synth .pytest_cache .ruff_cache

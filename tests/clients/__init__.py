@@ -1,0 +1,1 @@
+"""The published clients, unmodified, against a whole cluster: `make test-clients`."""

@@ -1,0 +1,113 @@
+"""A cluster that runs a stand-in under an id that the published clients know, and each client in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from synth.bus.server import free_port
+from synth.env_file import read_env_file
+from task_apps.math import dataset
+from tests.clients.published import Published
+from tests.e2e.cli.conftest import Shell, eventually
+from tests.e2e.platform import Platform
+
+BASE = "Qwen/Qwen3-0.6B"
+ENVIRONMENT_KEY = "env_of_the_clients"
+VERSIONS = ("0.2.16", "0.2.23")
+_VENVS = Path(__file__).parents[2] / ".venv-clients"
+
+
+def _venv(name: str) -> Path:
+    venv = _VENVS / name
+    assert (venv / "installed").is_file(), f"{name} is not installed; `make test-clients` does it"
+    return venv
+
+
+@pytest.fixture(scope="session")
+def client_venvs() -> dict[str, Path]:
+    """Version of `synth-ai` → its environment."""
+    return {version: _venv(f"synth-ai-{version}") for version in VERSIONS}
+
+
+@pytest.fixture(scope="session")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """The cluster. A tiny model stands in for the one that the clients ask for."""
+    shell = Shell(tmp_path_factory.mktemp("clients"))
+    (shell.folder / ".env").write_text(f"ENVIRONMENT_API_KEY={ENVIRONMENT_KEY}\n")
+    shell.ok("up", "--detach", "--port", str(shell.port))
+    try:
+        shell.ok("models", "make", "tiny-qwen3")
+        shell.ok("models", "alias", BASE, "tiny-qwen3")
+        yield Platform(shell)
+    finally:
+        shell.run("down")
+    assert shell.alive() == []
+
+
+@pytest.fixture(scope="session")
+def sums(platform: Platform) -> Path:
+    """The demo's dataset."""
+    file = platform.shell.folder / "math.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(16_000, seed=0)))
+    return file
+
+
+@pytest.fixture(scope="session")
+def math_url(platform: Platform) -> Iterator[str]:
+    """The Math task app, a process of its own."""
+    port = free_port()
+    log = (platform.shell.folder / "math.log").open("wb")
+    command = [sys.executable, "-m", "task_apps.math", "--port", str(port)]
+    env = {**os.environ, "ENVIRONMENT_API_KEY": ENVIRONMENT_KEY}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        eventually(lambda: _answers(url))
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+        log.close()
+
+
+@pytest.fixture(scope="session")
+def published(
+    platform: Platform, math_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Published]:
+    """An installed client, by the name of its environment."""
+    made: dict[str, Published] = {}
+
+    def get(name: str) -> Published:
+        if name not in made:
+            made[name] = Published(
+                venv=_venv(name),
+                folder=tmp_path_factory.mktemp(name),
+                root=f"http://127.0.0.1:{platform.shell.port}",
+                api_key=read_env_file(platform.shell.folder / ".env")["SYNTH_API_KEY"],
+                environment_key=ENVIRONMENT_KEY,
+                task_url=math_url,
+            )
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(params=VERSIONS)
+def synth_ai(request: pytest.FixtureRequest, published: Callable[[str], Published]) -> Published:
+    """Each version of the `synth-ai` client in turn."""
+    return published(f"synth-ai-{request.param}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/").status_code == 200
+    except httpx.TransportError:
+        return False

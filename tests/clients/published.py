@@ -1,0 +1,102 @@
+"""A published client as its user has it: an environment of its own, a folder, an `.env`, and commands run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.cli.conftest import OURS
+
+SCRIPTS = Path(__file__).with_name("scripts")
+#: A client imports for half a minute, and a job of these tests takes as long.
+COMMAND_S = 300.0
+
+
+@dataclass
+class Ran:
+    """A command that has ended. text: what it printed, both streams."""
+
+    code: int
+    text: str
+
+    def found(self, pattern: str) -> str:
+        """The first group of the pattern in what was printed."""
+        match = re.search(pattern, self.text)
+        assert match, f"{pattern!r} is not in:\n{self.text}"
+        return match[1]
+
+
+@dataclass
+class Published:
+    """One version of a client. root: the gateway's address; folder: where its files are."""
+
+    venv: Path
+    folder: Path
+    root: str
+    api_key: str
+    environment_key: str = ""
+    task_url: str = ""
+    _numbers: count[int] = field(default_factory=count)
+
+    def write(self, text: str, suffix: str = ".toml") -> str:
+        """A file in the folder; returns its name."""
+        name = f"file-{next(self._numbers)}{suffix}"
+        (self.folder / name).write_text(text)
+        return name
+
+    def train(
+        self, kind: str, config: str, *flags: str, api_key: str | None = None, task_url: str | None = None
+    ) -> Ran:
+        """`synth-ai train --type KIND`, as a person types it; polls often, so that the tests are quick."""
+        env = {
+            "SYNTH_API_KEY": api_key or self.api_key,
+            "ENVIRONMENT_API_KEY": self.environment_key,
+            "TASK_APP_URL": task_url or self.task_url,
+        }
+        env_file = self.write("".join(f"{name}={value}\n" for name, value in env.items()), ".env")
+        options = (
+            "--config",
+            config,
+            "--env-file",
+            env_file,
+            "--backend",
+            f"{self.root}/api",
+            "--poll-interval",
+            "0.5",
+        )
+        return self.run(str(self.venv / "bin" / "synth-ai"), "train", "--type", kind, *options, *flags)
+
+    def script(self, name: str, *arguments: str) -> Any:
+        """Run a script of `scripts/` with the client's own Python; what it prints last is JSON."""
+        done = self.run(str(self.venv / "bin" / "python"), str(SCRIPTS / name), self.root, self.api_key, *arguments)
+        assert done.code == 0, done.text
+        return json.loads(done.text.strip().splitlines()[-1])
+
+    def run(self, *command: str) -> Ran:
+        # Version 0.2.23 ignores SIGINT and SIGTERM once it is imported: only a kill ends it at the deadline.
+        clean = {k: v for k, v in os.environ.items() if k not in OURS and not k.startswith("PYTHON")}
+        env = {
+            "HOME": str(self.folder),
+            "BACKEND_BASE_URL": f"{self.root}/api",
+            "BACKEND_OVERRIDE": self.root,
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=clean | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout)

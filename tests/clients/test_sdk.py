@@ -1,0 +1,80 @@
+"""The SDK's own clients and pollers, both versions, on jobs of their making."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.configs import rl
+from tests.clients.conftest import BASE
+from tests.clients.published import Published
+from tests.e2e.platform import Platform
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def few_sums(sums: Path) -> Path:
+    file = sums.with_name("few.jsonl")
+    file.write_text("".join(sums.read_text().splitlines(keepends=True)[:512]))
+    return file
+
+
+@pytest.fixture(scope="session")
+def taught(platform: Platform, sums: Path) -> str:
+    """A model that sometimes gets a sum right, so that RL has something to learn from."""
+    demo = Path(__file__).parents[2] / "configs" / "demo" / "sft.toml"
+    job = platform.shell.ok("submit", str(demo), "--dataset", str(sums), "--model", BASE, "--detach").strip()
+    return platform.succeeded(job)["model"]
+
+
+def test_an_sft_job_is_followed_to_its_terminal_event_by_every_poller(synth_ai: Published, few_sums: Path):
+    seen = synth_ai.script("sft.py", str(few_sums), BASE)
+    model = seen["job"]["fine_tuned_model"]
+    assert seen["job"]["status"] == "succeeded"
+    assert model == f"fft:{BASE}:{seen['job']['job_id']}"
+    for followed in seen["followed"].values():
+        assert followed["result"] == {"status": "succeeded", "job_id": seen["job"]["job_id"], "fine_tuned_model": model}
+        assert followed["events"][-1]["type"] == "workflow.completed"
+        assert_metrics(followed["metrics"], {"train.loss"}, steps=512 // 16)
+    assert_sequences(seen["events"])
+    assert [entry["phase"] for entry in seen["timeline"]][-1] == "succeeded"
+
+
+def test_an_rl_job_is_followed_to_its_terminal_event(
+    synth_ai: Published, platform: Platform, taught: str, math_url: str
+):
+    config = json.dumps(tomllib.loads(rl(taught, iterations=4)))
+    seen = synth_ai.script("rl.py", math_url, config, taught)
+    assert seen["result"]["status"] == "succeeded"
+    completed = seen["events"][-1]
+    assert completed["type"] == "rl.job.completed"
+    assert completed["data"]["fine_tuned_model"] == f"rl:{BASE}:{seen['result']['job_id']}"
+    assert_metrics(seen["metrics"], {"train.reward_mean", "eval.reward_mean"}, steps=4)
+    assert_sequences(seen["streamed"])
+
+
+def test_the_environment_key_reaches_the_backend_as_the_client_seals_it(synth_ai: Published, platform: Platform):
+    before = {key["id"] for key in platform.api.get("/api/environment-keys").json()["data"]}
+    told = synth_ai.script("environment_key.py", f"env_key_of_{synth_ai.venv.name}")
+    assert told["present"] is True
+    after = {key["id"] for key in platform.api.get("/api/environment-keys").json()["data"]}
+    assert len(after - before) == 1
+
+
+def assert_metrics(points: list[dict[str, Any]], names: set[str], *, steps: int) -> None:
+    """Every step of the training reached the poller, in order; so did these metrics."""
+    assert names <= {p["name"] for p in points}
+    seen = [p["step"] for p in points if p["name"] == "train.loss"]
+    assert seen == list(range(1, steps + 1))
+    assert all(a["step"] <= b["step"] for a, b in pairwise(points))
+
+
+def assert_sequences(events: list[dict[str, Any]]) -> None:
+    assert events
+    assert all(a["seq"] < b["seq"] for a, b in pairwise(events))
