@@ -16,12 +16,13 @@ def configured_keys() -> list[str]:
 
 
 def refusal(request: Request, keys: list[str]) -> JSONResponse | None:
-    """None when the request carries one of the keys; else the answer that the contract asks for."""
+    """None when the request carries one of the keys, kept in its state; else the answer that the contract asks for."""
     if not keys:
         return error(503, "key_not_configured", "ENVIRONMENT_API_KEY is not set on this task app")
     for given in _given(request):
         # Every key is compared, in constant time.
         if sum(hmac.compare_digest(given.encode(), key.encode()) for key in keys):
+            request.state.environment_key = given
             return None
     return error(400, "unauthorised", "send the environment key in X-API-Key")
 

@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import socket
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from synth.errors import Problem, UserError
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply, completions_url
+from synth.taskapp.trace import Trace
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Episode:
     """One rollout, as the author of an environment sees it.
 
-    env_config, policy_config: from the job's file. max_turns: how often the model may be called.
+    env_config, policy_config: from the job's file. max_turns: how often the model may be called. credential: sent to a
+    model whose address carries none, as in an evaluation by the published client.
     """
 
     seed: int
@@ -69,6 +72,8 @@ class Episode:
     request: RolloutRequest
     url: str
     clients: ChatClients
+    trace: Trace | None = None
+    credential: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
     calls: int = 0
 
@@ -79,7 +84,12 @@ class Episode:
         self.calls += 1
         body = {k: self.policy_config[k] for k in _SAMPLING if self.policy_config.get(k) is not None}
         body |= {"model": self.policy_config.get("model", "policy"), "messages": messages, **extra}
-        return await self.clients.chat(self.url, body)
+        headers = {"X-API-Key": self.credential} if self.credential else None
+        began = time.monotonic()
+        reply = await self.clients.chat(self.url, body, headers=headers)
+        if self.trace is not None:
+            self.trace.called(messages, reply.body, seconds=time.monotonic() - began)
+        return reply
 
     def step(
         self,
@@ -96,6 +106,8 @@ class Episode:
         """
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"the environment paid a reward of {reward}")
+        if self.trace is not None:
+            self.trace.stepped(reward=reward, done=done)
         meta = {"meta": {"inference_url": self.url}}
         self.steps.append(
             Step(obs=obs, reward=reward, done=done, tool_calls=tool_calls or [], info={**meta, **(info or {})})
@@ -204,7 +216,7 @@ class TaskApp:
     async def _rollout(self, request: Request) -> Response:
         try:
             asked = RolloutRequest.model_validate_json(await request.body())
-            episode = self._begin(asked)
+            episode = self._begin(asked, request.state.environment_key)
         except ValidationError as bad:
             first = bad.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
@@ -234,7 +246,7 @@ class TaskApp:
             return failure
         return None
 
-    def _begin(self, asked: RolloutRequest) -> Episode:
+    def _begin(self, asked: RolloutRequest, environment_key: str) -> Episode:
         config = asked.policy.config
         url = config.get("inference_url")
         if not isinstance(url, str):
@@ -254,6 +266,10 @@ class TaskApp:
             request=asked,
             url=completions_url(url),
             clients=self._clients,
+            # In training the platform records every token itself, and asks for traces only because some apps insist.
+            trace=Trace(asked.run_id) if asked.record.return_trace and asked.mode == "eval" else None,
+            # Back to where it came from: whoever names the model's address has sent this very key.
+            credential=None if "cid=" in url else environment_key,
         )
 
 
@@ -286,8 +302,23 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
         aborted=failure is not None,
         ops_executed=2 * episode.calls,
         trace_correlation_id=correlation if isinstance(correlation, str) else None,
+        trace=_trace(app, episode, earned),
         pipeline_metadata={"inference_url": episode.url},
     )
+
+
+def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, Any] | None:
+    """The trace where one is wanted, with what it is found by."""
+    if episode.trace is None:
+        return None
+    about = {
+        "env_name": app.id,
+        "seed": episode.seed,
+        "policy_name": episode.request.policy.policy_name,
+        "model": episode.policy_config.get("model"),
+        "total_reward": earned,
+    }
+    return {"session_trace": episode.trace.session(about)}
 
 
 def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1") -> None:

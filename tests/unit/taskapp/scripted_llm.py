@@ -26,12 +26,14 @@ class ScriptedLlm:
         self.answers = list(answers)
         self.bodies: list[dict[str, Any]] = []
         self.urls: list[str] = []
+        self.headers: list[dict[str, str]] = []
         self.in_flight = self.most_in_flight = 0
         self.gate: asyncio.Event | None = None
         self.waiting = asyncio.Semaphore(0)
 
     async def handle(self, request: Request) -> Response:
         self.urls.append(str(request.url))
+        self.headers.append(dict(request.headers))
         self.bodies.append(json.loads(await request.body()))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
