@@ -61,6 +61,14 @@ def sums(platform: Platform) -> Path:
 
 
 @pytest.fixture(scope="session")
+def taught(platform: Platform, sums: Path) -> str:
+    """A model that sometimes gets a sum right, so that RL has something to learn from."""
+    demo = Path(__file__).parents[2] / "configs" / "demo" / "sft.toml"
+    job = platform.shell.ok("submit", str(demo), "--dataset", str(sums), "--model", BASE, "--detach").strip()
+    return platform.succeeded(job)["model"]
+
+
+@pytest.fixture(scope="session")
 def math_url(platform: Platform) -> Iterator[str]:
     """The Math task app, a process of its own."""
     port = free_port()

@@ -72,6 +72,16 @@ class Published:
         )
         return self.run(str(self.venv / "bin" / "synth-ai"), "train", "--type", kind, *options, *flags)
 
+    def evaluate(self, config: str, db: str) -> Ran:
+        """`synth-ai eval` on the task app, traces kept in `db`."""
+        env_file = self.write(f"SYNTH_API_KEY={self.api_key}\nENVIRONMENT_API_KEY={self.environment_key}\n", ".env")
+        options = ("--config", config, "--url", self.task_url, "--env-file", env_file, "--trace-db", db)
+        return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options)
+
+    def filter(self, config: str) -> Ran:
+        """`synth-ai filter`: from traces to a dataset."""
+        return self.run(str(self.venv / "bin" / "synth-ai"), "filter", "--config", config)
+
     def script(self, name: str, *arguments: str) -> Any:
         """Run a script of `scripts/` with the client's own Python; what it prints last is JSON."""
         done = self.run(str(self.venv / "bin" / "python"), str(SCRIPTS / name), self.root, self.api_key, *arguments)

@@ -25,14 +25,6 @@ def few_sums(sums: Path) -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
-def taught(platform: Platform, sums: Path) -> str:
-    """A model that sometimes gets a sum right, so that RL has something to learn from."""
-    demo = Path(__file__).parents[2] / "configs" / "demo" / "sft.toml"
-    job = platform.shell.ok("submit", str(demo), "--dataset", str(sums), "--model", BASE, "--detach").strip()
-    return platform.succeeded(job)["model"]
-
-
 def test_an_sft_job_is_followed_to_its_terminal_event_by_every_poller(synth_ai: Published, few_sums: Path):
     seen = synth_ai.script("sft.py", str(few_sums), BASE)
     model = seen["job"]["fine_tuned_model"]

@@ -17,7 +17,7 @@ _MODELS: dict[str, str] = {}
 
 
 @pytest.fixture
-def taught(synth_ai: Published, sums: Path) -> str:
+def trained(synth_ai: Published, sums: Path) -> str:
     """The model that this version's own `train --type sft` made, polled to the end."""
     key = synth_ai.venv.name
     if key not in _MODELS:
@@ -28,14 +28,14 @@ def taught(synth_ai: Published, sums: Path) -> str:
     return _MODELS[key]
 
 
-def test_sft_runs_to_its_end_and_the_model_is_there_to_talk_to(taught: str, platform: Platform):
-    model = platform.api.get(f"/api/learning/models/{taught}").json()
-    assert (model["id"], model["base_model"]) == (taught, BASE)
-    assert "+" in platform.greedy(taught, "12+34=")
+def test_sft_runs_to_its_end_and_the_model_is_there_to_talk_to(trained: str, platform: Platform):
+    model = platform.api.get(f"/api/learning/models/{trained}").json()
+    assert (model["id"], model["base_model"]) == (trained, BASE)
+    assert "+" in platform.greedy(trained, "12+34=")
 
 
-def test_rl_goes_on_from_that_model_polled_to_the_end(synth_ai: Published, taught: str, platform: Platform):
-    done = synth_ai.train("rl", synth_ai.write(rl(taught)))
+def test_rl_goes_on_from_that_model_polled_to_the_end(synth_ai: Published, trained: str, platform: Platform):
+    done = synth_ai.train("rl", synth_ai.write(rl(trained)))
     assert done.code == 0, done.text
     assert "Final status: succeeded" in done.text, done.text
     job = platform.api.get(f"/api/rl/jobs/{done.found(_JOB)}").json()
@@ -53,8 +53,8 @@ def test_without_polling_the_client_leaves_at_once_and_the_job_goes_on(
     assert platform.succeeded(job)["resolved"]["training_file"].startswith("file_")
 
 
-def test_the_same_idempotency_key_twice_is_one_job(synth_ai: Published, taught: str, platform: Platform):
-    config = synth_ai.write(rl(taught, iterations=1))
+def test_the_same_idempotency_key_twice_is_one_job(synth_ai: Published, trained: str, platform: Platform):
+    config = synth_ai.write(rl(trained, iterations=1))
     flags = ("--no-poll", "--idempotency", f"once-{synth_ai.venv.name}")
     first, second = (synth_ai.train("rl", config, *flags) for _ in range(2))
     assert first.code == second.code == 0, first.text + second.text

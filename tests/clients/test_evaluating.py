@@ -1,0 +1,56 @@
+"""`synth-ai eval` and `filter`: the user's loop from a model's answers to the next dataset."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.clients.published import Published
+from tests.e2e.platform import Platform
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def evaluation(model: str, inference_url: str) -> str:
+    return f"""
+[eval]
+app_id = "math"
+model = "{model}"
+seeds = [1000000, 1000001, 1000002, 1000003, 1000004, 1000005, 1000006, 1000007]
+concurrency = 4
+env_name = "math"
+policy_name = "math-single-turn"
+
+[eval.policy_config]
+inference_url = "{inference_url}"
+max_llm_calls = 1
+max_tokens = 32
+temperature = 1.0
+"""
+
+
+def filtering(db: str, output: str) -> str:
+    return f"""
+[filter]
+db = "{db}"
+output = "{output}"
+limit = 5
+"""
+
+
+def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published, taught: str, platform: Platform):
+    config = synth_ai.write(evaluation(taught, f"{synth_ai.root}/api/inference"))
+    evaluated = synth_ai.evaluate(config, "traces.db")
+    assert evaluated.code == 0, evaluated.text
+    for seed in range(1_000_000, 1_000_008):
+        assert f"seed={seed} status=200" in evaluated.text, evaluated.text
+    filtered = synth_ai.filter(synth_ai.write(filtering("traces.db", "good.jsonl")))
+    assert filtered.code == 0, filtered.text
+    rows = [json.loads(line) for line in (synth_ai.folder / "good.jsonl").read_text().splitlines()]
+    assert len(rows) == 5
+    for row in rows:
+        assert [message["role"] for message in row["messages"]][-2:] == ["user", "assistant"]
+        assert row["messages"][-1]["content"] != "[no response recorded]"
+    uploaded = platform.shell.json("files", "upload", str(synth_ai.folder / "good.jsonl"))
+    assert (uploaded["status"], uploaded["rows"]) == ("ready", 5)
