@@ -17,8 +17,10 @@ from pydantic.fields import FieldInfo
 from synth.bus.topology import SERVICES
 from synth.http_guard import GuardSettings
 from synth.jobs.eval import EvalConfig
+from synth.jobs.filter import FilterConfig
 from synth.jobs.not_honoured import NOT_HONOURED
 from synth.jobs.rl import RlConfig
+from synth.jobs.sections import keys_of
 from synth.jobs.sft import SftConfig
 from synth.settings import ServiceSettings
 from synth.synthd import BusSettings
@@ -27,14 +29,25 @@ _CONFIGS_HEAD = """\
 # Job files
 
 A job is one TOML file. Its kind is read from `[algorithm] type` (`"online"` is RL, `"offline"` is SFT), else from the
-sections that it has; a file with `[eval]`, or with the same keys at the top, is an evaluation. An unknown key is an
-error that names the nearest known one, and every problem is reported at once, each with its file, line and key. Flags
-of `synthctl submit` take the place of keys. `synthctl jobs get JOB -o json` shows the job with every default applied
-(`resolved`), and where each value came from (`origins`).
+sections that it has; a file with `[eval]`, or with the same keys at the top, is an evaluation. Flags of `synthctl
+submit` take the place of keys.
 
-Files that run as they are: [configs/demo](../configs/demo). This page is generated from the schemas (`make contracts`).
+```sh
+synthctl config init rl --to rl.toml     # a commented file to start from: rl, sft or eval
+synthctl config check rl.toml            # every problem at once, each with its file, line and key; exit 2
+synthctl config explain rl.toml          # every setting, where it came from, what was changed and why
+```
 
-Keys marked ○ are read and checked and have no effect: submitting a file in which one asks for something says so.
+All three work without a cluster. An unknown key is an error that names the nearest known one. In the JSON that the
+published client sends, where keys are not the user's to mend, only a misspelt key is an error, and any other unknown
+one a warning. `synthctl jobs get JOB -o json` shows a submitted job with every default applied (`resolved`), and where
+each value came from (`origins`).
+
+Files that run as they are: [configs/demo](../configs/demo). What becomes of the published client's own examples:
+[client-examples.md](client-examples.md). This page is generated from the schemas (`make contracts`).
+
+Keys marked ○ are read and checked and have no effect: a file in which one asks for something gets a warning that says
+why.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -46,26 +59,35 @@ _KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("rl", "RL", RlConfig),
     ("sft", "SFT", SftConfig),
     ("eval", "Evaluation", EvalConfig),
+    ("filter", "Filter", FilterConfig),
 )
+_NOTES = {
+    "filter": (
+        "\nA filter turns recorded rollouts into rows to train on. It is checked and explained here, and runs on the "
+        "machine\nthat has the trace database: `synth-ai filter --config FILE`. Submitting one is refused.\n"
+    )
+}
 
 
 def configs_page() -> str:
     """The page of job files as Markdown."""
     parts = [_CONFIGS_HEAD]
     for kind, title, config in _KINDS:
-        parts.append(f"\n## {title}\n")
+        parts.append(f"\n## {title}\n{_NOTES.get(kind, '')}")
         for path, section in _sections(config, ()):
             rows = "".join(_key_rows(section, path, kind))
             table = f"\n| key | type | default | |\n|---|---|---|---|\n{rows}" if rows else ""
             if table or section.model_config.get("extra") == "allow":
-                parts.append(f"\n### {title}: `[{'.'.join(path)}]`\n\n{_purpose(section)}\n{table}")
+                heading = f"`[{'.'.join(path)}]`" if path else "beside the sections"
+                purpose = _purpose(section) if path else "Keys and free tables at the top of the file."
+                parts.append(f"\n### {title}: {heading}\n\n{purpose}\n{table}")
     return "".join(parts)
 
 
 def _sections(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
-    if path:
-        yield path, model
-    for name, field in model.model_fields.items():
+    yield path, model
+    # What a file must have comes first.
+    for name, field in sorted(keys_of(model).items(), key=lambda item: not item[1].is_required()):
         nested = _nested(field.annotation)
         if nested is not None:
             yield from _sections(nested, (*path, name))
@@ -85,10 +107,10 @@ def _purpose(section: type[BaseModel]) -> str:
 
 
 def _key_rows(section: type[BaseModel], path: tuple[str, ...], kind: str) -> Iterator[str]:
-    for name, field in section.model_fields.items():
+    for name, field in keys_of(section).items():
         if _nested(field.annotation) is not None:
             continue
-        dotted = ".".join((*path, name)).removeprefix("eval." if kind == "eval" else "")
+        dotted = ".".join((*path, name))
         ignored = any(dotted == key or dotted.startswith(f"{key}.") for key in NOT_HONOURED[kind])
         mark = " ○" if ignored else ""
         yield f"| `{name}`{mark} | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |\n"

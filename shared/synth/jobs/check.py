@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import sys
-import types
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Union, cast, get_args, get_origin
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from synth.errors import Problem, UserError
-from synth.jobs.eval import Eval, EvalConfig
+from synth.jobs.eval import EvalConfig, FlatEval
+from synth.jobs.filter import FilterConfig
+from synth.jobs.kinds import Kind, kind_of, unknown_kind
 from synth.jobs.not_honoured import ignored_keys
 from synth.jobs.rl import RlConfig
-from synth.jobs.sections import PolicyConfig
+from synth.jobs.schema_problems import bad_value, nearest, table_of, unknown_key
+from synth.jobs.sections import PolicyConfig, keys_of
 from synth.jobs.sft import SftConfig
 from synth.jobs.toml import Document, Path, read_data, read_toml
 
-Kind = Literal["rl", "sft", "eval"]
-Config = RlConfig | SftConfig | EvalConfig
+__all__ = [
+    "Config",
+    "Kind",
+    "ParsedJob",
+    "in_file_order",
+    "line_of",
+    "load_job",
+    "load_job_data",
+    "parse_job",
+    "parse_leniently",
+]
 
-_CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
+Config = RlConfig | SftConfig | EvalConfig | FlatEval | FilterConfig
+
+_CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig, "filter": FilterConfig}
 #: Unknown keys for which the nearest known one is looked for; comparing words is what costs.
 _COMPARED = 100
+#: A payload has keys of its own: only what is almost a known key is taken for one misspelt.
+_SURELY = 0.85
 _LINE = re.compile(r":(\d+)(?: |$)")
-_WORDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text in quotes",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "string_too_short": "text that is not empty",
-}
-_BOUNDS = {
-    "greater_than": ("gt", "more than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
 
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A job file whose keys and types are right. warnings: its keys that have no effect."""
+    """A job file as its sections. warnings: its keys that have no effect.
+
+    dropped: keys whose values are wrong, and were left out so that the rest can be looked at; none in a good file.
+    """
 
     kind: Kind
     config: Config
     document: Document
     warnings: list[str]
+    dropped: list[Path] = field(default_factory=list[Path])
 
 
 def load_job(text: str | bytes, *, name: str) -> ParsedJob:
@@ -77,213 +75,140 @@ def parse_job(document: Document, *, kind: Kind | None = None) -> ParsedJob:
     return parsed
 
 
+def line_of(place: str) -> int:
+    """The line of a place such as `rl.toml:14 [model].base`; past every line where it has none."""
+    found = _LINE.search(place)
+    return int(found[1]) if found else sys.maxsize
+
+
 def in_file_order(problems: list[Problem]) -> list[Problem]:
     """Problems from the top of the file to its end; those without a line last."""
-    return sorted(problems, key=lambda p: int(m[1]) if (m := _LINE.search(p.where)) else sys.maxsize)
+    return sorted(problems, key=lambda p: line_of(p.where))
 
 
 def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[ParsedJob | None, list[Problem]]:
-    """As `parse_job`, but a file whose only problems are unknown keys is parsed without them.
+    """As `parse_job`, but keys that are unknown or wrong are parsed without, so that the rest can be checked too.
 
     A key that looks misspelt is read as the key that it resembles, so that one typo does not also show up as
     a missing key, and its value is checked too.
     """
     kind = kind or kind_of(document)
     if kind is None:
-        return None, [
-            Problem(
-                what="cannot tell what kind of job this is",
-                expected="[algorithm], or [rollout] for RL, [hyperparameters] for SFT, [eval] for an evaluation",
-                fix='start from one of the examples, or add [algorithm] type = "online" (RL) or "offline" (SFT)',
-                where=document.name,
-            )
-        ]
-    problems: list[Problem] = []
-    flat = kind == "eval" and "eval" not in document.data
-    model = Eval if flat else _CONFIGS[kind]
-    renamed: dict[Path, Path] = {}
-    repaired = _repair(document.data, model, (), document, problems, renamed)
-    try:
-        config = model.model_validate(repaired)
-    except ValidationError as error:
-        problems += [_problem(e, model, document, renamed) for e in error.errors()]
+        return None, [unknown_kind(document)]
+    model = FlatEval if kind == "eval" and "eval" not in document.data else _CONFIGS[kind]
+    repair = _Repair(document, model)
+    data = repair.table(document.data, model, ())
+    config, dropped, problems = _validated(data, model, document, repair.renamed)
+    problems = repair.problems + problems
+    if config is None:
         return None, problems
-    if isinstance(config, Eval):
-        config = EvalConfig(eval=config, tags=config.tags)
-    warnings = ignored_keys(document, kind) + _lookalikes(document, ("rollout",) if kind == "rl" else ("eval",))
-    return ParsedJob(kind, config, document, warnings), problems
+    warnings = ignored_keys(document, kind) + repair.warnings + _lookalikes(document, kind)
+    return ParsedJob(kind, config, document, warnings, dropped), problems
 
 
-def kind_of(document: Document) -> Kind | None:
-    """RL, SFT or evaluation, in the order of the published client's own rule."""
-    data = document.data
-    match document.get(("algorithm", "type")):
-        case "online":
-            return "rl"
-        case "offline":
-            return "sft"
-        case _:
-            pass
-    if document.get(("services", "task_url")) is not None:
-        return "rl"
-    if str(document.get(("training", "mode")) or "").startswith("sft"):
-        return "sft"
-    if document.get(("hyperparameters", "train_kind")) is not None:
-        return "sft"
-    tables: dict[str, Kind] = {
-        "eval": "eval",
-        "hyperparameters": "sft",
-        "job": "sft",
-        "rollout": "rl",
-        "services": "rl",
-    }
-    for table, kind in tables.items():
-        if table in data:
-            return kind
-    if "seeds" in data or "app_id" in data:
-        return "eval"
-    return None
+def _validated(
+    data: dict[str, Any], model: type[Config], document: Document, renamed: dict[Path, Path]
+) -> tuple[Config | None, list[Path], list[Problem]]:
+    """The typed sections, without what is wrong."""
+    problems: list[Problem] = []
+    dropped: list[Path] = []
+    while True:
+        try:
+            return model.model_validate(data), dropped, problems
+        except ValidationError as error:
+            details = error.errors()
+        removed = False
+        for detail in details:
+            path = detail["loc"]
+            # A key that was left out because of its value is not missing too.
+            if path not in dropped:
+                problems.append(bad_value(detail, model, _as_written(path, renamed), document))
+            # A table that lacks a key is left out whole, and so is a list with a bad element.
+            path = path[:-1] if detail["type"] == "missing" else path
+            path = tuple(itertools.takewhile(lambda part: isinstance(part, str), path))
+            removed = _remove(data, path) or removed
+            dropped.append(path)
+        if not removed:
+            return None, dropped, problems
 
 
-def _repair(
-    value: Any,
-    model: type[BaseModel],
-    path: Path,
-    document: Document,
-    problems: list[Problem],
-    renamed: dict[Path, Path],
-) -> Any:
-    """The data without its unknown keys, each of which becomes a problem; `renamed`: good path -> the one written."""
-    if not isinstance(value, dict) or model.model_config.get("extra") != "forbid":
-        return cast(Any, value)
-    table = cast(dict[str, Any], value)
-    fields = model.model_fields
-    good: dict[str, Any] = {}
-    for key, inner in table.items():
-        name = key
-        if key not in fields:
-            compared = len(problems) < _COMPARED
-            near = _nearest(key, [f for f in fields if f not in table]) if compared else None
-            problems.append(_unknown(key, near, model, path, document))
-            if near is None or near in good:
-                continue
-            name = near
-            renamed[(*path, near)] = (*path, key)
-        table_model = _model_of(fields[name].annotation)
-        good[name] = _repair(inner, table_model, (*path, key), document, problems, renamed) if table_model else inner
-    return good
-
-
-def _lookalikes(document: Document, table: Path) -> list[str]:
-    """`policy_config` passes unknown keys on to the task app, so a misspelt one is only worth a warning."""
-    path = (*table, "policy_config")
-    config = document.get(path)
-    if not isinstance(config, dict):
-        return []
-    known = list(PolicyConfig.model_fields)
-    return [
-        f"{document.where((*path, key))} is passed on to the task app; did you mean {near!r}?"
-        for key in itertools.islice(cast(dict[str, Any], config), _COMPARED)
-        if key not in known and (near := _nearest(key, known))
-    ]
-
-
-def _unknown(key: str, near: str | None, model: type[BaseModel], path: Path, document: Document) -> Problem:
-    elsewhere = None if near else _section_with(key, document)
-    if near:
-        fix = f"did you mean {near!r}?"
-    elif elsewhere:
-        fix = f"did you mean to put it into [{elsewhere}]?"
-    else:
-        fix = "remove it"
-    thing = "section" if not path and isinstance(document.get((key,)), dict) else "key"
-    return Problem(
-        what=f"unknown {thing} {key!r}",
-        expected="" if near or elsewhere else f"one of {', '.join(model.model_fields)}",
-        fix=fix,
-        where=document.where((*path, key)),
-    )
-
-
-def _nearest(key: str, names: list[str]) -> str | None:
-    near = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.7)
-    return near[0] if near else None
-
-
-def _section_with(key: str, document: Document) -> str | None:
-    kind = kind_of(document)
-    if kind is None or kind == "eval":
-        return None
-    for section, table in _tables(_CONFIGS[kind]):
-        if key in table.model_fields:
-            return section
-    return None
-
-
-def _tables(config: type[Config]) -> Iterator[tuple[str, type[BaseModel]]]:
-    for name, info in config.model_fields.items():
-        table = _model_of(info.annotation)
-        if table is not None:
-            yield name, table
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((m for a in get_args(annotation) if (m := _model_of(a))), None)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return None
-
-
-def _problem(error: ErrorDetails, model: type[BaseModel], document: Document, renamed: dict[Path, Path]) -> Problem:
-    path: Path = error["loc"]
-    description = _description(model, path)
-    written = path
+def _as_written(path: Path, renamed: dict[Path, Path]) -> Path:
     for good, bad in renamed.items():
-        if written[: len(good)] == good:
-            written = (*bad, *written[len(good) :])
-    where = document.where(written)
-    name = next((part for part in reversed(path) if isinstance(part, str)), "the file")
-    if error["type"] == "missing":
-        thing = "section" if len(path) == 1 and _description(model, path) is None else "key"
-        return Problem(what=f"the {thing} {name!r} is missing", expected=description or "", where=where)
-    what = f"{name} = {_shown(error['input'])} will not do"
-    return Problem(what=what, expected=_expected(error), fix=description or "", where=where)
+        if path[: len(good)] == good:
+            path = (*bad, *path[len(good) :])
+    return path
 
 
-def _expected(error: ErrorDetails) -> str:
-    kind = error["type"]
-    context = error.get("ctx", {})
-    if kind in _WORDS:
-        return _WORDS[kind]
-    if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        return f"a number of {words} {context[key]:g}"
-    if kind == "literal_error":
-        return str(context["expected"])
-    if kind == "too_short":
-        return f"a list of at least {context['min_length']}"
-    if kind == "too_long":
-        return f"a list of at most {context['max_length']}"
-    if kind == "value_error":
-        return str(context["error"])
-    return error["msg"][:1].lower() + error["msg"][1:]
+def _remove(data: dict[str, Any], path: Path) -> bool:
+    """Take a key out of nested tables; returns whether it was there."""
+    inner: Any = data
+    for table in path[:-1]:
+        inner = cast(dict[Any, Any], inner).get(table) if isinstance(inner, dict) else None
+    if not path or not isinstance(inner, dict) or path[-1] not in inner:
+        return False
+    del cast(dict[Any, Any], inner)[path[-1]]
+    return True
 
 
-def _description(model: type[BaseModel], path: Path) -> str | None:
-    current: type[BaseModel] | None = model
-    found: str | None = None
-    for part in path:
-        if current is None or not isinstance(part, str) or part not in current.model_fields:
-            break
-        info = current.model_fields[part]
-        found = info.description
-        current = _model_of(info.annotation)
-    name = next((part for part in reversed(path) if isinstance(part, str)), "")
-    return f"{name}: {found}" if found else None
+@dataclass
+class _Repair:
+    """The data without its unknown keys, each of which becomes a problem; `renamed`: good path -> the one written."""
+
+    document: Document
+    config: type[BaseModel]
+    problems: list[Problem] = field(default_factory=list[Problem])
+    warnings: list[str] = field(default_factory=list[str])
+    renamed: dict[Path, Path] = field(default_factory=dict[Path, Path])
+
+    def table(self, table: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
+        known = keys_of(model)
+        good: dict[str, Any] = {}
+        for key, value in table.items():
+            name = key
+            if key not in known:
+                near = self._unknown(key, model, path, [k for k in known if k not in table])
+                if near is None or near in good:
+                    continue
+                name = near
+                self.renamed[(*path, near)] = (*path, key)
+            good[name] = self._value(value, table_of(known[name].annotation), (*path, key))
+        return good
+
+    def _value(self, value: Any, model: type[BaseModel] | None, path: Path) -> Any:
+        if not isinstance(value, dict):
+            return value
+        table = cast(dict[str, Any], value)
+        if model is None or model.model_config.get("extra") != "forbid":
+            # A copy: what is wrong in it is taken out later.
+            return dict(table)
+        return self.table(table, model, path)
+
+    def _unknown(self, key: str, model: type[BaseModel], path: Path, names: list[str]) -> str | None:
+        """Report a key; returns the one that it is read as."""
+        payload = self.document.format == "json"
+        compared = len(self.problems) + len(self.warnings) < _COMPARED
+        near = None
+        if compared:
+            near = nearest(key, names, near=_SURELY) if payload else nearest(key, names)
+        if payload and near is None:
+            table = f"[{'.'.join(str(p) for p in path)}]" if path else "a job"
+            self.warnings.append(f"{self.document.where((*path, key))} has no effect: it is no key of {table}")
+            return None
+        self.problems.append(unknown_key(key, near, model, path, self.document, self.config))
+        return near
 
 
-def _shown(value: Any) -> str:
-    text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else repr(value)
-    text = text or ""
-    return text if len(text) <= 60 else text[:57] + "..."
+def _lookalikes(document: Document, kind: Kind) -> list[str]:
+    """`policy_config` passes unknown keys on to the task app, so a misspelt one is only worth a warning."""
+    tables: tuple[Path, ...] = ("rollout",), ("eval",), ()
+    known = list(PolicyConfig.model_fields)
+    sentences: list[str] = []
+    for table in tables if kind in ("rl", "eval") else ():
+        path = (*table, "policy_config")
+        config = document.get(path)
+        for key in itertools.islice(cast(dict[str, Any], config), _COMPARED) if isinstance(config, dict) else ():
+            near = None if key in known else nearest(key, known)
+            if near:
+                place = document.where((*path, key))
+                sentences.append(f"{place} is passed on to the task app; did you mean {near!r}?")
+    return sentences

@@ -1,16 +1,15 @@
-"""The TOML of an evaluation: one `[eval]` table, or the same keys at the top."""
+"""The TOML of an evaluation: one `[eval]` table, or the same keys at the top (older files)."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
-
-from pydantic import Field
 
 from synth.jobs.sections import (
     Free,
     Name,
     NonNegative,
     NonNegativeFloat,
+    Ops,
     PolicyConfig,
     Positive,
     PositiveFloat,
@@ -31,21 +30,33 @@ class Eval(Section):
     """the task app's address; `--task-url` replaces it"""
     seeds: SeedSet | None = None
     """which seeds, one rollout each; a list, "0-99", or {start, count}"""
-    concurrency: Positive = 16
-    """rollouts at the task app at one time"""
+    num_episodes: Positive | None = None
+    """the first so many of `seeds`; without them, so many from `seed_start` on"""
+    seed_start: NonNegative | None = None
+    """first seed, where `seeds` does not say; 0"""
+    concurrency: Positive | None = None
+    """rollouts at the task app at one time; 16"""
+    parallel_episodes: Positive | None = None
+    """the same as `concurrency`, in older files"""
     env_name: Name | None = None
     """the environment that the task app is asked for; `app_id`, else the app's own"""
-    policy_name: Name = "policy"
-    """the policy that the task app is asked for"""
-    max_turns: Positive = 1
-    """calls of the model a rollout"""
-    ops: list[Name] = Field(default=["agent", "env"])
-    """what one turn consists of"""
+    policy_name: Name | None = None
+    """the policy that the task app is asked for; "policy\""""
+    max_turns: Positive | None = None
+    """calls of the model a rollout; `policy_config.max_llm_calls`, else 1"""
+    max_llm_calls: Positive | None = None
+    """the same as `max_turns`"""
+    ops: Ops | None = None
+    """what one turn consists of; ["agent", "env"]"""
     temperature: NonNegativeFloat | None = None
     """of the sampling; 1, the policy as it was trained (greedy flatters it)"""
     max_tokens: Positive | None = None
     """sampled tokens a call, at most; 512"""
-    env_config: Free = Field(default={})
+    thinking_mode: Literal["think", "no_think"] | None = None
+    """whether a thinking model thinks"""
+    thinking_budget: Positive | None = None
+    """tokens of thought, at most"""
+    env_config: Free | None = None
     """passed to the environment as it is"""
     policy_config: PolicyConfig = PolicyConfig()
     """sampling, and what else the policy wants"""
@@ -61,10 +72,24 @@ class Eval(Section):
     """of stored traces"""
     return_trace: bool | None = None
     """whether traces are asked for"""
-    max_llm_calls: Positive | None = None
-    """use `policy_config.max_llm_calls`"""
-    policy: Free | None = None
-    """the policy in a table"""
+    provider: Name | None = None
+    """of another service's models"""
+    use_vision: bool | None = None
+    """whether observations carry an image"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text"""
+    max_steps: Positive | None = None
+    """steps of the environment"""
+    max_steps_per_episode: Positive | None = None
+    """steps of the environment"""
+    collect_traces: bool | None = None
+    """whether traces are stored"""
+    trace_db: Name | None = None
+    """where the client stores traces"""
+    use_tools: bool | None = None
+    """whether the model may call tools"""
+    policy: PolicyConfig | None = None
+    """the same as `policy_config`, which comes before it"""
     reasoning_effort: str | None = None
     """of hosted models"""
     system_hint: str | None = None
@@ -87,8 +112,54 @@ class Eval(Section):
     """to find the job by"""
 
 
-class EvalConfig(Section):
+class TaskApp(Section):
+    """`[task_app]`: where the task app is, in older files."""
+
+    url: Name | None = None
+    """the same as `task_app_url`"""
+
+
+class EvalRollout(Section):
+    """`[rollout]`: how a rollout goes, in older files; the keys of `[eval]` come before it."""
+
+    env_name: Name | None = None
+    """the environment that the task app is asked for"""
+    policy_name: Name | None = None
+    """the policy that the task app is asked for"""
+    max_turns: Positive | None = None
+    """calls of the model a rollout"""
+    ops: Ops | None = None
+    """what one turn consists of"""
+    env_config: Free | None = None
+    """passed to the environment as it is"""
+    policy_config: PolicyConfig | None = None
+    """sampling, and what else the policy wants"""
+
+
+class Beside(Section):
+    """The tables that may stand beside the keys of an evaluation."""
+
+    type: Literal["rl", "sft"] | None = None
+    """how the model was trained, in older files"""
+    policy: PolicyConfig | None = None
+    """the same as `policy_config`, which comes before it"""
+    task_app: TaskApp | None = None
+    """where the task app is"""
+    rollout: EvalRollout | None = None
+    """how a rollout goes"""
+    env: Free | None = None
+    """the same as `env_config`"""
+    task: Free | None = None
+    """of the script that ran the file"""
+    tags: Tags = Tags()
+    """to find the job by"""
+
+
+class FlatEval(Eval, Beside):
+    """An evaluation whose keys stand at the top of the file."""
+
+
+class EvalConfig(Beside):
     """An evaluation job."""
 
     eval: Eval
-    tags: Tags = Tags()

@@ -2,66 +2,97 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from synth.errors import Problem, UserError
-from synth.jobs.check import Kind, ParsedJob, in_file_order, parse_leniently
-from synth.jobs.eval import EvalConfig
+from synth.jobs.check import Kind, ParsedJob, in_file_order, line_of, parse_leniently
+from synth.jobs.eval import EvalConfig, FlatEval
+from synth.jobs.filter import FilterConfig
 from synth.jobs.resolve_eval import resolve_eval
+from synth.jobs.resolve_filter import NOT_SUBMITTED, resolve_filter
 from synth.jobs.resolve_rl import resolve_rl
 from synth.jobs.resolve_sft import resolve_sft
-from synth.jobs.resolved import ResolvedJob
+from synth.jobs.resolved import Job, ResolvedJob, job_to_data
 from synth.jobs.resolving import Overrides, Resolving
 from synth.jobs.rl import RlConfig
 from synth.jobs.toml import Document
 from synth.models import Registry
 
-__all__ = ["Overrides", "check_job", "resolve"]
+__all__ = ["Examined", "Overrides", "check_job", "examine", "job_of", "resolve"]
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    job: ResolvedJob | None
-    problems: list[Problem]
+class Examined:
+    """All that can be said of a job file without running it.
 
-
-def resolve(parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool = True) -> ResolvedJob:
-    """Apply flags, registry and defaults. Raises UserError with every problem.
-
-    uploaded: False before the upload, when a dataset may still be a path rather than a file id.
+    job: None where there are problems, and for a filter, which is no job of the cluster. values: everything resolved,
+    as JSON data. origins: of each field by its dotted name. changed: fields that are not what was asked for, and why.
     """
-    outcome = _resolve(parsed, overrides, registry, uploaded=uploaded)
-    if outcome.job is None:
-        raise UserError(in_file_order(outcome.problems))
-    return outcome.job
+
+    kind: Kind | None
+    job: Job | None
+    problems: list[Problem]
+    warnings: list[str] = field(default_factory=list[str])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+    changed: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def examine(
+    document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
+) -> Examined:
+    """Check and resolve in one go: every problem and every warning, whatever else is wrong.
+
+    kind: where whoever sent the job already says it. uploaded: False before the upload, when a dataset may still be
+    a path rather than a file id.
+    """
+    parsed, problems = parse_leniently(document, kind=kind)
+    if parsed is None:
+        return Examined(kind, None, in_file_order(problems))
+    return _examined(parsed, problems, overrides, registry, uploaded=uploaded)
 
 
 def check_job(
     document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
 ) -> ResolvedJob:
-    """Check and resolve in one go, so that unknown keys and an unknown model are reported together.
-
-    kind: where whoever sent the job already says it.
-    """
-    parsed, problems = parse_leniently(document, kind=kind)
-    if parsed is None:
-        raise UserError(in_file_order(problems))
-    outcome = _resolve(parsed, overrides, registry, uploaded=uploaded)
-    problems += outcome.problems
-    if outcome.job is None or problems:
-        raise UserError(in_file_order(problems))
-    return outcome.job
+    """The resolved job, as `examine`. Raises UserError with every problem."""
+    return job_of(examine(document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded), document)
 
 
-def _resolve(parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool) -> _Outcome:
-    state = Resolving(parsed.document, overrides, registry, warnings=list(parsed.warnings))
+def resolve(parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool = True) -> ResolvedJob:
+    """Apply flags, registry and defaults. Raises UserError with every problem."""
+    return job_of(_examined(parsed, [], overrides, registry, uploaded=uploaded), parsed.document)
+
+
+def job_of(examined: Examined, document: Document) -> ResolvedJob:
+    """The job that was found in a document. Raises UserError with every problem."""
+    if examined.kind == "filter" and not examined.problems:
+        raise UserError(Problem(**NOT_SUBMITTED, where=document.where(("filter",))))
+    if examined.job is None:
+        raise UserError(examined.problems)
+    return ResolvedJob(job=examined.job, origins=examined.origins, warnings=examined.warnings)
+
+
+def _examined(
+    parsed: ParsedJob, problems: list[Problem], overrides: Overrides, registry: Registry, *, uploaded: bool
+) -> Examined:
+    state = Resolving.of(parsed, overrides, registry)
     config = parsed.config
+    job: Job | None = None
+    values: dict[str, Any] = {}
     if isinstance(config, RlConfig):
         job = resolve_rl(config, state)
-    elif isinstance(config, EvalConfig):
+    elif isinstance(config, EvalConfig | FlatEval):
         job = resolve_eval(config, state)
+    elif isinstance(config, FilterConfig):
+        values = resolve_filter(config, state)
     else:
         job = resolve_sft(config, state, uploaded=uploaded)
-    if job is None or state.problems:
-        return _Outcome(None, state.problems)
-    return _Outcome(ResolvedJob(job=job, origins=state.origins, warnings=state.warnings), [])
+    problems = in_file_order([*problems, *state.problems])
+    warnings = sorted(state.warnings, key=line_of)
+    if problems:
+        return Examined(parsed.kind, None, problems, warnings)
+    if job is not None:
+        values = job_to_data(job)
+    return Examined(parsed.kind, job, [], warnings, values, state.origins, state.changed)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings, Sampling
-from synth.jobs.resolving import DEFAULT_MAX_TOKENS, Resolving, passed_on, plain_tags, thinking
+from synth.jobs.resolve_sampling import tokens_a_call, training_sampling
+from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
+from synth.jobs.resolving import Resolving, passed_on
 from synth.jobs.rl import Evaluation, RlConfig
+from synth.jobs.sections import Topology
 from synth.jobs.seeds import Seeds
 from synth.jobs.toml import Path
+from synth.jobs.vision import vision_of
 from synth.models import ModelSpec
 
-_LEARNING_RATE = {"full": 1e-6, "lora": 1e-5}
+LEARNING_RATE = {"full": 1e-6, "lora": 1e-5}
+_ITERATIONS = 10
 _TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
 _MOST_EVALUATION_SEEDS = 10_000
-_POLICY_CONFIG = ("rollout", "policy_config")
 
 
 def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
     """Resolve, collecting problems in `state`; None when there are any that leave a hole."""
+    state.algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=("gspo",))
     spec = _source(config, state)
     mode = _mode(config, state)
     training = config.training
+    _check_topology(config, state)
+    _check_rubric(config, state)
     rollout = _rollout(config, state)
     evaluation = _evaluation(config.evaluation, state)
     max_staleness = state.take("max_staleness", training, "max_staleness", training.async_level)
@@ -38,8 +42,10 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
             f"{training.minibatches} minibatches of {training.batch_size} x {training.group_size} rollouts",
             expected=f"at most {training.batch_size * training.group_size}",
         )
-    lora = state.lora(mode, config.lora or training.lora, spec, rl=True)
-    label = config.model.label or (config.policy.label if config.policy else None)
+    lora = state.lora(mode, [config.lora, training.lora], spec, rl=True)
+    label = state.first("label", [(config.model, "label"), (config.policy, "label")])
+    iterations = _iterations(config, state)
+    train_seeds = _train_seeds(config, evaluation, state)
     if spec is None:
         return None
     return RlJob(
@@ -47,8 +53,8 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
         base_model=spec.base,
         mode=mode,
         lora=lora,
-        label=label or spec.base,
-        iterations=state.note("iterations", training.num_epochs * training.iterations_per_epoch, "file"),
+        label=label or state.note("label", spec.base, "default"),
+        iterations=iterations,
         batch_size=state.take("batch_size", training, "batch_size"),
         group_size=state.take("group_size", training, "group_size"),
         minibatches=state.take("minibatches", training, "minibatches"),
@@ -57,11 +63,11 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
         advantage_std=state.take("advantage_std", training, "advantage_std"),
         async_level=state.take("async_level", training, "async_level"),
         max_staleness=max_staleness,
-        lr=state.take("lr", training, "learning_rate", _LEARNING_RATE[mode]),
+        lr=state.take("lr", training, "learning_rate", LEARNING_RATE[mode]),
         schedule=state.take("schedule", training, "lr_scheduler"),
         min_lr_ratio=state.take("min_lr_ratio", training, "min_lr_ratio"),
         warmup_ratio=state.take("warmup_ratio", training, "warmup_ratio"),
-        warmup_steps=None,
+        warmup_steps=state.note("warmup_steps", None, "default"),
         betas=tuple(state.take("betas", training, "betas")),
         weight_decay=state.take("weight_decay", training, "weight_decay"),
         clip_norm=state.take("clip_norm", training, "grad_clip"),
@@ -69,11 +75,13 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
         micro_batch_tokens=state.take("micro_batch_tokens", training, "micro_batch_tokens"),
         activation_checkpointing=state.take("activation_checkpointing", training, "activation_checkpointing"),
         rollout=rollout,
-        train_seeds=_train_seeds(config, evaluation, state),
+        train_seeds=train_seeds,
         evaluation=evaluation,
         checkpoint_every=state.take("checkpoint_every", training, "checkpoint_every"),
+        checkpoints_kept=state.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=state.seed(training),
-        tags=plain_tags(config.tags),
+        tags=state.tags(config.tags),
+        vision=vision_of(spec, ("model",), state, rl=config),
     )
 
 
@@ -87,6 +95,11 @@ def _source(config: RlConfig, state: Resolving) -> ModelSpec | None:
         (("policy", "source"), policy.source if policy else None),
     ]
     given = [(path, value) for path, value in named if value is not None]
+    served = policy.model if policy else None
+    if served is not None and not given:
+        given = [(("policy", "model"), served)]
+    elif served is not None and served.lower() != str(given[0][1]).lower():
+        state.warn(("policy", "model"), f"has no effect: {state.document.label(given[0][0])} is what is trained")
     if state.overrides.model is None and len(given) != 1:
         keys = " and ".join(f"[{p[0]}].{p[1]}" for p, _ in given)
         state.problem(
@@ -101,25 +114,63 @@ def _source(config: RlConfig, state: Resolving) -> ModelSpec | None:
 
 
 def _mode(config: RlConfig, state: Resolving) -> Mode:
-    path: Path = ("model", "trainer_mode")
-    mode = config.model.trainer_mode
-    if mode is None and config.policy is not None:
-        path, mode = ("policy", "trainer_mode"), config.policy.trainer_mode
-    if mode == "qlora":
-        state.warn(path, '= "qlora" becomes "lora": the base is kept in full precision')
+    named = [(config.model, "trainer_mode"), (config.policy, "trainer_mode")]
+    mode = state.first("mode", named)
+    place = state.origins["mode"]
+    tables = [(path, t) for path, t in ((("lora",), config.lora), (("training", "lora"), config.training.lora)) if t]
     if mode is None:
-        has_lora = config.lora is not None or config.training.lora is not None
-        return state.note("mode", "lora" if has_lora else "full", "file" if has_lora else "default")
-    if mode == "full" and config.lora is not None:
-        state.warn(("lora",), 'has no effect: trainer_mode is "full"')
-    return state.note("mode", "full" if mode == "full" else "lora", "file")
+        origin = state.document.where(tables[0][0]) if tables else "default"
+        return state.note("mode", "lora" if tables else "full", origin)
+    if mode == "qlora":
+        why = "the base is kept in full precision"
+        state.warnings.append(f'{place} = "qlora" becomes "lora": {why}')
+        return state.change("mode", "lora", f'"qlora" becomes "lora": {why}')
+    if mode == "full":
+        for path, _ in tables:
+            state.warn(path, 'has no effect: trainer_mode is "full"')
+    return mode
+
+
+def _iterations(config: RlConfig, state: Resolving) -> int:
+    training = config.training
+    if training.iterations_per_epoch is None:
+        iterations = training.num_epochs * _ITERATIONS
+        state.warn(("training",), f"does not say iterations_per_epoch: the job runs {iterations} iterations")
+        return state.take("iterations", training, "num_epochs") * _ITERATIONS
+    each = state.take("iterations", training, "iterations_per_epoch")
+    if training.num_epochs > 1:
+        state.change("iterations", each, f"num_epochs = {training.num_epochs} times {each}")
+    return each * training.num_epochs
+
+
+def _check_topology(config: RlConfig, state: Resolving) -> None:
+    """A split of the GPUs that could not run anywhere is refused, although the devices that there are decide."""
+    compute = config.compute
+    have = (compute.gpu_count or 0) * (compute.nodes or 1) if compute else 0
+    named: list[tuple[Path, Topology | None]] = [
+        (("topology",), config.topology),
+        (("compute", "topology"), compute.topology if compute else None),
+    ]
+    for path, topology in named:
+        if topology is None:
+            continue
+        for key, use in (("gpus_for_vllm", "serve rollouts"), ("gpus_for_training", "train")):
+            if getattr(topology, key) == 0:
+                state.problem((*path, key), f"{key} = 0 leaves nothing to {use}", expected="at least 1")
+        shares = (topology.gpus_for_vllm, topology.gpus_for_training, topology.gpus_for_ref)
+        used = sum(n or 0 for n in shares)
+        if have and used > have:
+            state.problem(path, f"{used} GPUs are shared out", expected=f"at most the {have} of [compute]")
+
+
+def _check_rubric(config: RlConfig, state: Resolving) -> None:
+    weights = config.rubric.weights if config.rubric else None
+    if weights and not (weights.env or weights.event or weights.outcome):
+        state.problem(("rubric", "weights"), "every weight is 0, so every reward is", expected="one weight above 0")
 
 
 def _rollout(config: RlConfig, state: Resolving) -> RolloutSettings:
-    section, training = config.rollout, config.training
-    max_turns = section.max_turns or training.max_turns or 1
-    if section.max_turns and training.max_turns and section.max_turns != training.max_turns:
-        state.warn(("training", "max_turns"), f"has no effect: [rollout].max_turns = {section.max_turns} decides")
+    section, training, asked = config.rollout, config.training, config.rollout.policy_config
     hint = section.episodes_per_batch
     sizes = (training.batch_size, training.batch_size * training.group_size)
     if hint is not None and hint not in sizes:
@@ -127,82 +178,42 @@ def _rollout(config: RlConfig, state: Resolving) -> RolloutSettings:
             ("rollout", "episodes_per_batch"),
             f"has no effect: an iteration is batch_size x group_size = {sizes[1]} rollouts",
         )
-    concurrent = state.take("rollout.max_concurrent_rollouts", section, "max_concurrent_rollouts")
-    if training.async_semaphore_max is not None:
-        concurrent = min(concurrent, training.async_semaphore_max)
+    turns = [(section, "max_turns"), (training, "max_turns"), (asked, "max_llm_calls"), (asked, "max_turns")]
+    if asked.model is not None and asked.model not in (config.model.base, config.model.source):
+        state.warn(("rollout", "policy_config", "model"), "has no effect: the model in training is served")
     return RolloutSettings(
         task_url=state.task_url(config.services.task_url, ("services", "task_url")),
         env_name=state.take("rollout.env_name", section, "env_name"),
         policy_name=state.take("rollout.policy_name", section, "policy_name"),
-        max_turns=state.note(
-            "rollout.max_turns", max_turns, "file" if section.max_turns or training.max_turns else "default"
-        ),
-        ops=state.take("rollout.ops", section, "ops"),
+        max_turns=state.first("rollout.max_turns", turns, 1),
+        ops=state.first("rollout.ops", [(section, "ops"), (training, "ops")], ["agent", "env"]),
         env_config=state.take("rollout.env_config", section, "env_config"),
-        policy_config=passed_on(section.policy_config),
-        sampling=_sampling(config, state),
-        max_concurrent_rollouts=concurrent,
+        policy_config=passed_on(state.take("rollout.policy_config", section, "policy_config")),
+        sampling=training_sampling(config, tokens_a_call(config, state), state),
+        max_concurrent_rollouts=_concurrency(config, state),
         failure_reward=state.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=state.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
         max_retries=state.take("rollout.max_retries", section, "max_retries"),
+        app_id=state.note("rollout.app_id", None, "default"),
     )
 
 
-def _sampling(config: RlConfig, state: Resolving) -> Sampling:
-    """Training samples from the policy itself: top_p and top_k off, and a temperature above 0 (decision 25)."""
-    asked, policy = config.rollout.policy_config, config.policy
-    temperature, place = 1.0, (*_POLICY_CONFIG, "temperature")
-    if asked.temperature is not None:
-        temperature = asked.temperature
-    elif policy is not None:
-        temperature, place = policy.temperature, ("policy", "temperature")
-    if temperature == 0:
-        state.problem(
-            place,
-            "temperature = 0 samples the same reply for a whole group, so nothing can be learned",
-            expected="more than 0; 1 is the policy itself",
-        )
-    clamps: list[tuple[Path, Any]] = [
-        ((*_POLICY_CONFIG, "top_p"), asked.top_p if asked.top_p != 1 else None),
-        ((*_POLICY_CONFIG, "top_k"), asked.top_k if asked.top_k not in (0, -1) else None),
-    ]
-    if policy is not None:
-        clamps += [
-            (("policy", "top_p"), policy.top_p if policy.top_p != 1 else None),
-            (("policy", "top_k"), policy.top_k if policy.top_k not in (0, -1) else None),
-        ]
-    for path, value in clamps:
-        if value is not None:
-            state.warn(path, f"= {value} is off while training: what is sampled must be the policy's own")
-    limits = [
-        n
-        for n in (
-            asked.max_tokens,
-            asked.max_completion_tokens,
-            config.training.max_completion_tokens,
-            policy.max_tokens if policy else None,
-        )
-        if n is not None
-    ]
-    return Sampling(
-        temperature=state.note(
-            "rollout.sampling.temperature", temperature, "default" if asked.temperature is None else "file"
-        ),
-        max_tokens=state.note(
-            "rollout.sampling.max_tokens",
-            min(limits, default=DEFAULT_MAX_TOKENS),
-            "file" if limits else "default",
-        ),
-        thinking=thinking(asked),
-        thinking_budget=asked.thinking_budget,
-    )
+def _concurrency(config: RlConfig, state: Resolving) -> int:
+    key = "rollout.max_concurrent_rollouts"
+    wanted = state.take(key, config.rollout, "max_concurrent_rollouts")
+    bound = config.training.async_semaphore_max
+    if bound is None or bound >= wanted:
+        return wanted
+    state.change(key, bound, f"{wanted} becomes {bound}: the smaller of the two bounds holds")
+    return state.take(key, config.training, "async_semaphore_max")
 
 
 def _evaluation(section: Evaluation | None, state: Resolving) -> EvaluationSettings | None:
     if section is None or section.every_n_iters == 0:
-        if section is not None and section.seeds is not None and "every_n_iters" not in section.model_fields_set:
+        if section is not None and section.model_fields_set and "every_n_iters" not in section.model_fields_set:
             state.warn(("evaluation",), "has no effect: every_n_iters is not given")
-        return None
+        origin = "default" if section is None else state.document.where(("evaluation",))
+        return state.note("evaluation", None, origin)
     if section.seeds is None and section.instances is None:
         state.problem(("evaluation", "seeds"), "there are no seeds to evaluate on", fix="set seeds or instances")
         return None
@@ -215,24 +226,31 @@ def _evaluation(section: Evaluation | None, state: Resolving) -> EvaluationSetti
             ("evaluation", "seeds"), f"{wanted} seeds", expected=f"at most {_MOST_EVALUATION_SEEDS} an evaluation"
         )
         return None
+    state.take("evaluation.seeds", section, "seeds")
     return EvaluationSettings(
         every_n_iters=state.take("evaluation.every_n_iters", section, "every_n_iters"),
-        seeds=state.note("evaluation.seeds", seeds.values()[:wanted], "file" if section.seeds else "default"),
+        seeds=seeds.values()[:wanted],
     )
 
 
 def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, state: Resolving) -> Seeds:
     held_out = set(evaluation.seeds) if evaluation else set[int]()
-    if config.data.seeds is not None:
-        shared = held_out.intersection(config.data.seeds.values()) if held_out else set[int]()
+    data = config.data
+    if data.seeds is not None:
+        if data.seed_start is not None:
+            state.warn(("data", "seed_start"), "has no effect: [data].seeds decides")
+        shared = held_out.intersection(data.seeds.values()) if held_out else set[int]()
         if shared:
             state.warn(("data", "seeds"), f"shares {len(shared)} seeds with [evaluation], such as {min(shared)}")
-        return state.note("train_seeds", config.data.seeds, "file")
-    start = config.data.seed_start or 0
-    seeds = Seeds(start=start, count=_TRAIN_SEEDS)
-    origin = "default" if config.data.seed_start is None else "file"
+        return state.take("train_seeds", data, "seeds")
+    start: int = state.take("train_seeds", data, "seed_start", 0)
     inside = {s for s in held_out if start <= s < start + _TRAIN_SEEDS}
-    if inside:
-        # A range cannot have holes, and a list of 100000 seeds does not belong into an event: begin after them.
-        seeds = Seeds(start=max(inside) + 1, count=_TRAIN_SEEDS)
-    return state.note("train_seeds", seeds, origin)
+    if not inside:
+        return Seeds(start=start, count=_TRAIN_SEEDS)
+    # A range cannot have holes, and a list of 100000 seeds does not belong into an event: begin after them.
+    first = max(inside) + 1
+    why = "the seeds before it are those of [evaluation]"
+    if data.seed_start is not None:
+        state.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
+    shifted = Seeds(start=first, count=_TRAIN_SEEDS)
+    return state.change("train_seeds", shifted, f"training begins at seed {first}: {why}")

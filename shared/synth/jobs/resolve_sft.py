@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from synth.jobs.resolved import Mode, SftJob
-from synth.jobs.resolving import Resolving, plain_tags
-from synth.jobs.sft import Hyperparameters, SftConfig
+from typing import Literal
 
-_LEARNING_RATE = {"full": 1e-5, "lora": 2e-4}
+from pydantic import BaseModel
+
+from synth.jobs.resolved import Mode, SftJob
+from synth.jobs.resolving import Resolving
+from synth.jobs.sft import Hyperparameters, SftConfig
+from synth.jobs.toml import Path
+from synth.jobs.vision import row_at_a_time, vision_of
+
+LEARNING_RATE = {"full": 1e-5, "lora": 2e-4}
 _BATCH = 32
 _VALIDATION_EVERY = 100
 
@@ -20,16 +26,22 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
             expected='a model id such as "tiny-qwen3" or "Qwen/Qwen3-0.6B"',
             fix="set it here, or pass --model",
         )
+    state.algorithm(
+        config.algorithm,
+        type="offline",
+        methods=("sft", "supervised_finetune"),
+        varieties=("fft", "lora", "qlora"),
+    )
     spec = state.model(config.job.model, ("job", "model"), use="sft")
     mode = _mode(config, state)
     hyper = config.hyperparameters
     training_file = _training_file(config, state, uploaded=uploaded)
     validation = _validation_file(config, state)
-    section = config.training.validation
     epochs, steps = _length(hyper, state)
     batch_size = _batch_size(hyper, state)
-    lora = state.lora(mode, config.lora or config.training.lora, spec, rl=False)
-    parallelism = hyper.parallelism
+    lora = state.lora(mode, [config.lora, config.training.lora, hyper], spec, rl=False)
+    if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
+        state.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
     examples = state.overrides.examples
     if examples is not None and examples < 1:
         state.problem((), f"--examples {examples} leaves nothing to train on", expected="1 or more")
@@ -41,12 +53,12 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
         mode=mode,
         lora=lora,
         training_file=training_file,
-        examples=state.note("examples", examples, "flag" if examples else "default"),
+        examples=state.note("examples", examples, "--examples" if examples else "default"),
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,
         sequence_length=state.take("sequence_length", hyper, "sequence_length"),
-        lr=state.take("lr", hyper, "learning_rate", _LEARNING_RATE[mode]),
+        lr=state.take("lr", hyper, "learning_rate", LEARNING_RATE[mode]),
         schedule=state.take("schedule", hyper, "lr_scheduler"),
         min_lr_ratio=state.take("min_lr_ratio", hyper, "min_lr_ratio"),
         warmup_ratio=state.take("warmup_ratio", hyper, "warmup_ratio"),
@@ -55,54 +67,76 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
         weight_decay=state.take("weight_decay", hyper, "weight_decay"),
         clip_norm=state.take("clip_norm", hyper, "grad_clip"),
         packing=state.packing(hyper),
-        micro_batch_tokens=state.take("micro_batch_tokens", hyper, "micro_batch_tokens"),
-        activation_checkpointing=bool(parallelism and parallelism.activation_checkpointing),
+        micro_batch_tokens=row_at_a_time(
+            spec,
+            hyper,
+            state,
+            tokens=state.take("micro_batch_tokens", hyper, "micro_batch_tokens"),
+            row=hyper.sequence_length,
+        ),
+        activation_checkpointing=state.first(
+            "activation_checkpointing", [(hyper.parallelism, "activation_checkpointing")], False
+        ),
         validation_file=validation,
-        validation_every=(section.eval_steps if section else 0) or _VALIDATION_EVERY,
-        best_metric="validation_loss" if validation and (section is None or section.save_best_model_at_end) else None,
+        validation_every=_validation_every(config, state),
+        best_metric=_best_metric(config, validation, state),
         checkpoint_every=state.take("checkpoint_every", hyper, "checkpoint_every"),
+        checkpoints_kept=state.take("checkpoints_kept", hyper, "keep_checkpoints"),
         seed=state.seed(hyper),
-        tags=plain_tags(config.tags),
+        tags=state.tags(config.tags),
+        vision=vision_of(spec, ("job", "model"), state, rl=None),
     )
 
 
 def _mode(config: SftConfig, state: Resolving) -> Mode:
     """Full or lora: the keys that say so must agree; `[algorithm] variety` decides only when none does."""
-    said: dict[tuple[str, str], Mode] = {}
-    match config.training.mode:
-        case "lora":
-            said["training", "mode"] = "lora"
-        case "full_finetune":
-            said["training", "mode"] = "full"
-        case _:
-            pass
-    if config.training.use_qlora:
+    training, hyper = config.training, config.hyperparameters
+    said: dict[Path, Mode] = {}
+    if training.mode in ("lora", "full_finetune"):
+        said["training", "mode"] = "lora" if training.mode == "lora" else "full"
+    if training.use_qlora:
         said["training", "use_qlora"] = "lora"
-    if config.hyperparameters.train_kind:
-        kind = config.hyperparameters.train_kind
-        said["hyperparameters", "train_kind"] = "lora" if kind == "peft" else "full"
-    if len(set(said.values())) > 1:
-        first, *others = said
-        for other in others:
-            if said[other] != said[first]:
-                state.problem(
-                    other,
-                    f"this asks for a {said[other]} fine-tune, [{first[0]}].{first[1]} for a {said[first]} one",
-                    fix="keep one of the two",
-                )
-    if said:
-        return state.note("mode", next(iter(said.values())), "file")
-    if config.algorithm and config.algorithm.variety in ("lora", "qlora"):
-        return state.note("mode", "lora", "file")
-    if config.lora or config.training.lora:
-        return state.note("mode", "lora", "file")
-    return state.note("mode", "full", "default")
+    if hyper.train_kind:
+        said["hyperparameters", "train_kind"] = "lora" if hyper.train_kind == "peft" else "full"
+    first = next(iter(said), None)
+    for other in said:
+        if first is not None and said[other] != said[first]:
+            state.problem(
+                other,
+                f"this asks for a {said[other]} fine-tune, [{first[0]}].{first[1]} for a {said[first]} one",
+                fix="keep one of the two",
+            )
+    if config.algorithm is not None and config.algorithm.variety == "qlora":
+        state.warn(("algorithm", "variety"), '= "qlora" becomes "lora": the base is kept in full precision')
+    tables = _lora_tables(config)
+    if first is None and config.algorithm is not None and config.algorithm.variety != "fft":
+        first, said["algorithm", "variety"] = ("algorithm", "variety"), "lora"
+    if first is None and tables:
+        first, said[tables[0]] = tables[0], "lora"
+    if first is None:
+        return state.note("mode", "full", "default")
+    if said[first] == "full":
+        for path in tables:
+            state.warn(path, f"has no effect: {state.document.label(first)} asks for every weight")
+    return state.note("mode", said[first], state.document.where(first))
+
+
+def _lora_tables(config: SftConfig) -> list[Path]:
+    """Where the file speaks of an adapter."""
+    tables: list[Path] = []
+    if config.lora is not None:
+        tables.append(("lora",))
+    if config.training.lora is not None:
+        tables.append(("training", "lora"))
+    hyper = config.hyperparameters
+    keys = [k for k in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules") if getattr(hyper, k)]
+    return [*tables, *(("hyperparameters", key) for key in keys)]
 
 
 def _training_file(config: SftConfig, state: Resolving, *, uploaded: bool) -> str | None:
     job = config.job
     if state.overrides.training_file is not None:
-        return state.note("training_file", state.overrides.training_file, "flag")
+        return state.note("training_file", state.overrides.training_file, "--dataset")
     if job.data is not None and job.data_path is not None and job.data != job.data_path:
         state.problem(("job", "data_path"), "data and data_path name two datasets", fix="keep one of them")
     written = job.data if job.data is not None else job.data_path
@@ -121,32 +155,53 @@ def _training_file(config: SftConfig, state: Resolving, *, uploaded: bool) -> st
             expected="the id of an uploaded file (file_…)",
             fix="`synthctl submit` uploads it; by hand: `synthctl files upload`",
         )
-    return state.note("training_file", written, "file")
+    return state.note("training_file", written, state.document.where(path))
+
+
+def _measured_by(config: SftConfig, key: str) -> list[tuple[BaseModel | None, str]]:
+    """The tables in which a key of `[training.validation]` may stand, the first wins."""
+    hyper = config.hyperparameters
+    return [(config.training.validation, key), (hyper, key), (hyper.parallelism, key)]
 
 
 def _validation_file(config: SftConfig, state: Resolving) -> str | None:
     section = config.training.validation
-    file, origin = state.overrides.validation_file, "flag"
+    file, origin = state.overrides.validation_file, "--validation"
     if file is None:
-        file, origin = config.data.validation_path, "file"
+        file, origin = config.data.validation_path, state.document.where(("data", "validation_path"))
     if file is None:
         if section and section.enabled and "enabled" in section.model_fields_set:
             state.warn(("training", "validation"), "has no effect: there is no [data].validation_path")
-        return None
-    if section and (not section.enabled or section.evaluation_strategy == "no"):
+        return state.note("validation_file", None, "default")
+    if section and not section.enabled:
+        return state.note("validation_file", None, state.document.where(("training", "validation", "enabled")))
+    if state.first("validation_file", _measured_by(config, "evaluation_strategy")) == "no":
         return None
     return state.note("validation_file", file, origin)
 
 
+def _validation_every(config: SftConfig, state: Resolving) -> int:
+    asked = state.first("validation_every", _measured_by(config, "eval_steps"))
+    return asked or state.note("validation_every", _VALIDATION_EVERY, "default")
+
+
+def _best_metric(config: SftConfig, validation: str | None, state: Resolving) -> Literal["validation_loss"] | None:
+    """What picks the checkpoint that is kept; the keys that name the metric allow one value only."""
+    named = [*_measured_by(config, "save_best_model_at_end"), *_measured_by(config, "load_best_model_at_end")]
+    best = state.first("best_metric", named, True)
+    return "validation_loss" if validation and best else None
+
+
 def _length(hyper: Hyperparameters, state: Resolving) -> tuple[int, int | None]:
-    if hyper.total_steps is not None and hyper.n_epochs is not None:
-        state.warn(("hyperparameters", "n_epochs"), "has no effect: total_steps decides")
-    return state.take("epochs", hyper, "n_epochs", 1), state.take("steps", hyper, "total_steps")
+    steps = state.first("steps", [(hyper, "total_steps"), (hyper, "train_steps"), (hyper, "steps")])
+    if steps is not None and hyper.n_epochs is not None:
+        state.warn(("hyperparameters", "n_epochs"), "has no effect: the number of steps decides")
+    return state.take("epochs", hyper, "n_epochs", 1), steps
 
 
 def _batch_size(hyper: Hyperparameters, state: Resolving) -> int:
     """Rows an optimizer step. What fits into memory at once is micro_batch_tokens' business."""
-    device = hyper.per_device_batch or hyper.batch_size
+    device = state.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
     accumulation = hyper.gradient_accumulation_steps
     if hyper.global_batch is not None:
         if device and accumulation and device * accumulation != hyper.global_batch:
@@ -157,6 +212,8 @@ def _batch_size(hyper: Hyperparameters, state: Resolving) -> int:
                 fix="keep global_batch, or the other two",
             )
         return state.take("batch_size", hyper, "global_batch")
-    if device is None and accumulation is None:
-        return state.note("batch_size", _BATCH, "default")
-    return state.note("batch_size", (device or 1) * (accumulation or 1), "file")
+    if accumulation is None:
+        return device or state.note("batch_size", _BATCH, "default")
+    if device is None:
+        return state.take("batch_size", hyper, "gradient_accumulation_steps")
+    return state.change("batch_size", device * accumulation, f"{device} rows a pass, {accumulation} passes a step")

@@ -25,12 +25,20 @@ class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
     targets: str | list[str]
 
 
+class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model that sees is shown: images a message, and the model whose processor prepares them."""
+
+    max_images_per_message: int
+    processor_id: str
+
+
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's recipe.
 
     model: the source, base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the
     warm-up of warmup_steps optimizer steps, or where that is None, of warmup_ratio of all. min_lr_ratio: where
     linear and cosine end. clip_norm: of the whole gradient. micro_batch_tokens: of one forward and backward pass.
+    vision: None for a text model.
     """
 
     model: str
@@ -49,8 +57,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_tokens: int
     activation_checkpointing: bool
     checkpoint_every: int
+    checkpoints_kept: int
     seed: int
     tags: dict[str, Any]
+    vision: VisionSettings | None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,9 +171,10 @@ Job = SftJob | RlJob | EvalJob
 
 
 class ResolvedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, where each of its values came from (file, flag, registry or default), and what was changed or ignored.
+    """A job, where each of its values came from, and what was changed or ignored.
 
-    origins: keyed as the job's fields, `optimizer.learning_rate`.
+    origins: by the job's fields, dotted (`rollout.sampling.top_p`): the place in the file (`rl.toml:14 [lora].r`), the
+    flag (`--seed`), "registry" or "default".
     """
 
     job: Job

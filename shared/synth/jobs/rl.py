@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from synth.jobs.rewards import Judge, Rewards, Rubric
 from synth.jobs.sections import (
     Algorithm,
     Betas,
@@ -16,6 +17,7 @@ from synth.jobs.sections import (
     Name,
     NonNegative,
     NonNegativeFloat,
+    Ops,
     Policy,
     PolicyConfig,
     Positive,
@@ -85,20 +87,20 @@ class Model(Section):
 class Rollout(Section):
     """`[rollout]`: how experience is collected."""
 
-    env_name: Name
-    """the environment that the task app is asked for"""
+    env_name: Name | None = None
+    """the environment that the task app is asked for; the app's own when not said"""
     policy_name: Name = "policy"
     """the policy that the task app is asked for"""
     max_turns: Positive | None = None
-    """calls of the model a rollout; `[training] max_turns`, else 1"""
+    """calls of the model a rollout; `[training] max_turns`, else `policy_config.max_llm_calls`, else 1"""
     episodes_per_batch: Positive | None = None
     """a hint; what counts is `[training] batch_size` x `group_size`"""
     max_concurrent_rollouts: Positive = 64
     """rollouts at the task app at one time, over the whole cluster"""
     batches_per_step: Positive | None = None
     """batches a training step"""
-    ops: Annotated[list[Name], Field(min_length=1)] = Field(default=["agent", "env"])
-    """what one turn consists of"""
+    ops: Ops | None = None
+    """what one turn consists of; ["agent", "env"]"""
     env_config: Free = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfig = PolicyConfig()
@@ -149,30 +151,13 @@ class WeightSync(Section):
     """iterations between two updates"""
 
 
-class Rewards(Section):
-    """`[training.rewards]`: credit for single steps."""
-
-    step_rewards_enabled: bool | None = None
-    """credit single steps"""
-    step_rewards_mode: Literal["off", "decision_stepwise", "env_sparse"] | None = None
-    """where a step's reward comes from"""
-    step_rewards_indicator_lambda: float | None = None
-    """added to a step that reached something new"""
-    step_rewards_beta: float | None = None
-    """weight of reaching it early"""
-    step_rewards_strategy: Literal["simple", "consistent", "per_achievement", "complex"] | None = None
-    """how achievements are weighed"""
-    event_rewards_kind: Literal["unique", "absolute"] | None = None
-    """whether an achievement counts once"""
-
-
 class Training(Rewards):
     """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
 
     num_epochs: Positive = 1
     """the job runs num_epochs x iterations_per_epoch iterations"""
-    iterations_per_epoch: Positive
-    """the job runs num_epochs x iterations_per_epoch iterations"""
+    iterations_per_epoch: Positive | None = None
+    """the job runs num_epochs x iterations_per_epoch iterations; 10 when not said"""
     batch_size: Positive = 8
     """groups (seeds) an iteration"""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -217,6 +202,8 @@ class Training(Rewards):
     """compute activations twice rather than keep them"""
     checkpoint_every: Positive = 1
     """iterations between two resume points"""
+    keep_checkpoints: Positive = 3
+    """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
     seed: NonNegative = 0
     """of everything random: order of seeds, initial adapter"""
     lora: Lora | None = None
@@ -241,6 +228,14 @@ class Training(Rewards):
     """images a message"""
     supports_vision: bool | None = None
     """whether prompts may carry images"""
+    ops: Ops | None = None
+    """the same as `[rollout] ops`, in older files"""
+    reward_positive: float | None = None
+    """of a right answer"""
+    reward_negative_no_tool: float | None = None
+    """of a reply without a tool call"""
+    reward_negative_no_answer: float | None = None
+    """of a reply without an answer"""
 
 
 class RlData(Section):
@@ -250,46 +245,21 @@ class RlData(Section):
     """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
     seed_start: NonNegative | None = None
     """first of 100000 seeds, where `seeds` does not say"""
-
-
-class Judge(Section):
-    """`[judge]`: a model that scores rollouts."""
-
-    enabled: bool | None = None
-    """whether it is used"""
-    type: str | None = None
-    """of judge"""
-    timeout_s: PositiveFloat | None = None
-    """seconds a call"""
-    reward_blend: dict[str, float] | None = None
-    """weights of env, event and outcome"""
-    options: Free | None = None
-    """event, outcome, provider, model, rubric_id, rubric_overrides, tracks, weights, …"""
-
-
-class RubricWeights(Section):
-    """`[rubric.weights]`."""
-
-    env: NonNegativeFloat = 1.0
-    """of the environment's return"""
-    event: NonNegativeFloat = 0.0
-    """of the judge's event scores"""
-    outcome: NonNegativeFloat = 0.0
-    """of the judge's outcome score"""
-
-
-class Rubric(Section):
-    """`[rubric]`: how the judge's scores enter the reward."""
-
-    enabled: bool | None = None
-    """whether they do"""
-    weights: RubricWeights | None = None
-    """total = env x return + event x sum of event scores + outcome x outcome score"""
+    split: Name | None = None
+    """of the dataset"""
+    episodes_per_iteration: Positive | None = None
+    """rollouts an iteration"""
+    evaluation_split: Name | None = None
+    """of the dataset"""
+    evaluation_episodes: Positive | None = None
+    """rollouts an evaluation"""
 
 
 class RlConfig(Section):
     """An RL job."""
 
+    type: Literal["rl"] | None = None
+    """the kind of job, in older files"""
     algorithm: Algorithm | None = None
     services: Services = Services()
     compute: Compute | None = None
@@ -299,11 +269,12 @@ class RlConfig(Section):
     model: Model = Model()
     policy: Policy | None = None
     lora: Lora | None = None
-    rollout: Rollout
+    rollout: Rollout = Rollout()
     evaluation: Evaluation | None = None
-    training: Training
+    training: Training = Training()
     data: RlData = RlData()
     judge: Judge | None = None
     rubric: Rubric | None = None
     tags: Tags = Tags()
     smoke: Free | None = None
+    """of the client's own trial run"""

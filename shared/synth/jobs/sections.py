@@ -5,9 +5,11 @@ The text under each field is what `synthctl` prints beside an error, so it says 
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic.fields import FieldInfo
 
 from synth.jobs.seeds import Seeds, parse_seeds
 
@@ -19,6 +21,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
 Name = Annotated[str, Field(min_length=1)]
+Ops = Annotated[list[Name], Field(min_length=1)]
 # The schema's own idea of seeds is a function: a union of three shapes would give three errors for one mistake.
 SeedSet = Annotated[Seeds, PlainValidator(parse_seeds)]
 Scheduler = Literal["constant", "linear", "cosine"]
@@ -35,6 +38,12 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+
+@functools.cache
+def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
+    """A table's keys as they are written in a file."""
+    return {info.alias or name: info for name, info in table.model_fields.items()}
 
 
 class Algorithm(Section):
@@ -96,6 +105,8 @@ class Policy(Section):
 
     model_name: Name | None = None
     """a base model's id: exactly one of this and `source`"""
+    model: Name | None = None
+    """the same as `model_name`, in older files"""
     source: Name | None = None
     """a fine-tuned model's id"""
     trainer_mode: Literal["lora", "full", "qlora"] | None = None
@@ -146,7 +157,15 @@ class PolicyConfig(BaseModel):
     use_vision: bool | None = None
     """whether observations carry an image"""
     max_llm_calls: Positive | None = None
-    """calls a rollout; `max_turns` when not said"""
+    """calls a rollout, where `max_turns` does not say"""
+    max_turns: Positive | None = None
+    """the same, in older files"""
+    model: Name | None = None
+    """the job's own model is served"""
+    provider: Name | None = None
+    """of another service's models"""
+    inference_url: str | None = None
+    """the platform gives each rollout an address of its own"""
 
 
 class Tags(BaseModel):

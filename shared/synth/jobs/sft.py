@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -35,7 +35,11 @@ class Job(Section):
     data_path: Name | None = None
     """the same as `data`"""
     poll_seconds: PositiveFloat | None = None
-    """of the client; nothing polls here"""
+    """seconds between two looks at the job"""
+    modalities: list[Literal["text", "image"]] | None = None
+    """what the rows hold"""
+    description: str | None = None
+    """a note for readers"""
 
 
 class SftData(Section):
@@ -47,21 +51,28 @@ class SftData(Section):
     """rows that are only measured, a JSONL like the dataset"""
 
 
-class Validation(Section):
+class BestModel(Section):
+    """When the validation loss is measured, and what it decides."""
+
+    evaluation_strategy: Literal["no", "steps"] | None = None
+    """"steps", or "no" for never; steps"""
+    eval_steps: NonNegative | None = None
+    """optimizer steps between two validations; 100 where it is 0 or not said"""
+    save_best_model_at_end: bool | None = None
+    """whether the result is the best checkpoint rather than the last; true"""
+    load_best_model_at_end: bool | None = None
+    """the same as `save_best_model_at_end`"""
+    metric_for_best_model: Literal["val.loss"] | None = None
+    """what best means; val.loss"""
+    greater_is_better: Literal[False] | None = None
+    """a loss is better when smaller"""
+
+
+class Validation(BestModel):
     """`[training.validation]`: the loss on rows that are not trained."""
 
     enabled: bool = True
     """whether the validation file is used"""
-    evaluation_strategy: Literal["no", "steps"] = "steps"
-    """"steps", or "no" for never"""
-    eval_steps: NonNegative = 0
-    """optimizer steps between two validations; 100 where it is 0 or not said"""
-    save_best_model_at_end: bool = True
-    """whether the result is the best checkpoint rather than the last"""
-    metric_for_best_model: Literal["val.loss"] = "val.loss"
-    """what best means"""
-    greater_is_better: Literal[False] = False
-    """a loss is better when smaller"""
 
 
 class SftTraining(Section):
@@ -77,8 +88,8 @@ class SftTraining(Section):
     """the same as `[lora]`"""
 
 
-class Parallelism(Section):
-    """`[hyperparameters.parallelism]`."""
+class Parallelism(BestModel):
+    """`[hyperparameters.parallelism]`: how the model is spread; the keys of `[training.validation]` may stand here."""
 
     use_deepspeed: bool | None = None
     """shard with DeepSpeed"""
@@ -98,13 +109,17 @@ class Parallelism(Section):
     """GPUs that the layers are dealt out to"""
 
 
-class Hyperparameters(Section):
-    """`[hyperparameters]`: the optimization. One step = one optimizer step."""
+class Hyperparameters(BestModel):
+    """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
 
     n_epochs: Positive | None = None
     """passes over the dataset; 1"""
     total_steps: Positive | None = None
     """optimizer steps; where it is given it decides, whatever n_epochs says"""
+    train_steps: Positive | None = None
+    """the same as `total_steps`"""
+    steps: Positive | None = None
+    """the same as `total_steps`"""
     batch_size: Positive | None = None
     """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
     global_batch: Positive | None = None
@@ -139,15 +154,40 @@ class Hyperparameters(Section):
     """tokens in one forward and backward pass: memory, not mathematics"""
     checkpoint_every: Positive = 100
     """steps between two resume points"""
+    keep_checkpoints: Positive = 3
+    """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
     seed: NonNegative = 0
     """of everything random: order of rows, initial adapter, dropout"""
+    lora_rank: Positive | None = None
+    """the same as `[lora] r`"""
+    lora_alpha: Positive | None = None
+    """the same as `[lora] alpha`"""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """the same as `[lora] dropout`"""
+    lora_target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
+    """the same as `[lora] target_modules`"""
+    world_size: Positive | None = None
+    """processes that train"""
     parallelism: Parallelism | None = None
     """how the model is spread over GPUs"""
+
+
+class ModelConfig(Section):
+    """`[model_config]`: what the model can do, as the file has it."""
+
+    supports_vision: bool | None = None
+    """whether rows may carry images"""
+    max_images_per_message: Positive | None = None
+    """images a message"""
+    max_model_len: Positive | None = None
+    """tokens of prompt and reply together, at most"""
 
 
 class SftConfig(Section):
     """An SFT job."""
 
+    type: Literal["sft"] | None = None
+    """the kind of job, in older files"""
     algorithm: Algorithm | None = None
     job: Job = Job()
     data: SftData = SftData()
@@ -155,5 +195,9 @@ class SftConfig(Section):
     training: SftTraining = SftTraining()
     hyperparameters: Hyperparameters = Hyperparameters()
     lora: Lora | None = None
+    # pydantic keeps the name `model_config` for itself.
+    described_model: ModelConfig | None = Field(default=None, alias="model_config")
+    metadata: Free | None = None
+    """what the client keeps beside the job"""
     policy: Policy | None = None
     tags: Tags = Tags()

@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from synth.errors import Problem, UserError
 
@@ -26,19 +26,22 @@ class Document:
     """A job as data: JSON types only (dates as ISO text), every number finite and within 64 bits.
 
     name: what the user calls it, a file's path or an endpoint. lines: the line of each key and header, from 1.
+    format: "json" is the payload of a published client, whose other keys are not its user's to mend.
     """
 
     name: str
     data: dict[str, Any]
     lines: dict[Path, int] = field(default_factory=dict[Path, int])
+    format: Literal["toml", "json"] = "toml"
 
     def where(self, path: Path) -> str:
         """The place of a key, present or missing: `configs/rl.toml:14 [model].base`."""
         line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
         place = f"{self.name}:{line}" if line else self.name
-        return f"{place} {self._label(path)}".rstrip()
+        return f"{place} {self.label(path)}".rstrip()
 
-    def _label(self, path: Path) -> str:
+    def label(self, path: Path) -> str:
+        """The name of a key: `[model].base`."""
         if not path:
             return ""
         keys = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in path]
@@ -74,7 +77,7 @@ def read_toml(text: str | bytes, *, name: str) -> Document:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     lines = _lines(text, name)
     try:
-        return _document(tomllib.loads(text), name, lines)
+        return _document(tomllib.loads(text), name, lines, "toml")
     except tomllib.TOMLDecodeError as error:
         raise UserError(_syntax_problem(str(error), text, name)) from error
     except RecursionError as error:
@@ -100,7 +103,7 @@ def _lines(text: str, name: str) -> dict[Path, int]:
 
 def read_data(data: dict[str, Any], *, name: str) -> Document:
     """A job that came as JSON (an API payload), held to the same rules; its places have no line."""
-    return _document(data, name, {})
+    return _document(data, name, {}, "json")
 
 
 def _decode(body: bytes, name: str) -> str:
@@ -131,10 +134,10 @@ def _syntax_problem(message: str, text: str, name: str) -> Problem:
     )
 
 
-def _document(raw: dict[str, Any], name: str, lines: dict[Path, int]) -> Document:
+def _document(raw: dict[str, Any], name: str, lines: dict[Path, int], format: Literal["toml", "json"]) -> Document:
     problems: list[tuple[Path, str]] = []
     data = _plain(raw, (), problems)
-    document = Document(name=name, data=data, lines=lines)
+    document = Document(name=name, data=data, lines=lines, format=format)
     if problems:
         raise UserError([Problem(what=what, where=document.where(path)) for path, what in problems])
     return document

@@ -14,21 +14,24 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synth.errors import UserError
-from synth.jobs.check import load_job_data
-from synth.jobs.eval import Eval
-from synth.jobs.resolve import Overrides, check_job, resolve
+from synth.jobs.check import Kind, load_job_data
+from synth.jobs.eval import Eval, FlatEval
+from synth.jobs.filter import Filter, FilterConfig
+from synth.jobs.resolve import Overrides, check_job, examine, resolve
 from synth.jobs.resolved import job_to_data
 from synth.jobs.rl import Evaluation, Model, RlConfig, Rollout, Training
+from synth.jobs.sections import keys_of
 from synth.jobs.sft import Hyperparameters, SftConfig
-from synth.jobs.toml import read_toml, scan_lines
+from synth.jobs.toml import read_data, read_toml, scan_lines
 from synth.models import Registry
 
 _REGISTRY = Registry(None)
 _FLAGS = Overrides(model="Qwen/Qwen3-0.6B", training_file="file_1")
 _CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
 _GOOD = {name: tomllib.loads((_CONFIGS / f"{name}.toml").read_text()) for name in ("sft", "rl", "eval")}
+_GOOD["filter"] = {"filter": {"db": "traces.db", "output": "rows.jsonl"}}
 _KEYS = sorted(
-    {name for model in (RlConfig, SftConfig, Eval) for name in model.model_fields}
+    {name for model in (RlConfig, SftConfig, FlatEval, FilterConfig, Filter) for name in keys_of(model)}
     | {"iterations_per_epoch", "learning_rate", "seeds", "policy_config", "base", "source", "n_epochs", "x", "a.b", "é"}
 )
 _LEAVES = st.one_of(
@@ -46,10 +49,20 @@ _VALUES = st.recursive(
 )
 
 
-def _places(error: UserError) -> None:
+_KINDS: list[Kind] = ["rl", "sft", "eval", "filter"]
+_RECORDED = Path(__file__).parents[1] / "gateway" / "recorded_creates.jsonl"
+#: What the published clients sent as `data.config`.
+_PAYLOADS: list[dict[str, Any]] = [
+    request["body"]["data"]["config"]
+    for request in map(json.loads, _RECORDED.read_text().splitlines())
+    if "config" in request["body"].get("data", {})
+]
+
+
+def _places(error: UserError, name: str = "any.toml") -> None:
     assert error.problems
     for problem in error.problems:
-        assert problem.where.startswith(("any.toml", "--"))
+        assert problem.where.startswith((name, "--"))
         assert problem.what
 
 
@@ -82,7 +95,7 @@ def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
         ("x = " + "[" * 50_000, "nested too deeply"),
         ("x = '" + "a" * 200_000, "not valid TOML"),
         ("[rollout]\n[training]\n" + "".join(f"iterations_per_epoch{i} = 1\n" for i in range(8_000)), "unknown key"),
-        ("[rollout.policy_config]\n" + "".join(f"max_token{i} = 1\n" for i in range(8_000)), "missing"),
+        ("[rollout.policy_config]\n" + "".join(f"max_token{i} = 1\n" for i in range(8_000)), "neither base nor source"),
     ],
 )
 def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) -> None:
@@ -92,8 +105,8 @@ def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) ->
     assert time.process_time() - started < 3
 
 
-@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6), st.sampled_from(["rl", "sft", "eval", None]))
-@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=6), st.sampled_from([*_KINDS, None]))
+@settings(max_examples=200, deadline=None)
 def test_any_data_gives_a_job_that_is_json_or_a_user_error(data: dict[str, Any], kind: Any) -> None:
     try:
         parsed = load_job_data(data, name="any.toml", kind=kind)
@@ -104,22 +117,42 @@ def test_any_data_gives_a_job_that_is_json_or_a_user_error(data: dict[str, Any],
         json.dumps(job_to_data(job), allow_nan=False)
 
 
-@given(st.sampled_from(["sft", "rl", "eval"]), st.data())
-@settings(max_examples=400, deadline=None)
-def test_any_change_of_a_good_job_gives_a_job_or_a_user_error(name: str, data: st.DataObject) -> None:
+@given(st.sampled_from(_KINDS), st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_change_of_a_good_job_gives_a_job_or_a_user_error(name: Kind, data: st.DataObject) -> None:
     document: dict[str, Any] = copy.deepcopy(_GOOD[name])
     table = document[data.draw(st.sampled_from(sorted(document)))]
     for _ in range(data.draw(st.integers(1, 3))):
-        model = data.draw(st.sampled_from([Training, Rollout, Hyperparameters, Eval, Model, Evaluation]))
+        model = data.draw(st.sampled_from([Training, Rollout, Hyperparameters, Eval, Model, Evaluation, Filter]))
         key = data.draw(st.sampled_from([*table, *model.model_fields]))
         table[key] = data.draw(_VALUES)
-    kind: Any = name
     try:
-        job = resolve(load_job_data(document, name="any.toml", kind=kind), _FLAGS, _REGISTRY).job
+        job = resolve(load_job_data(document, name="any.toml", kind=name), _FLAGS, _REGISTRY).job
     except UserError as error:
         _places(error)
     else:
         json.dumps(job_to_data(job), allow_nan=False)
+
+
+@given(st.sampled_from(_PAYLOADS), st.sampled_from(_KINDS), st.dictionaries(st.text(max_size=12), _VALUES), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_change_of_a_payload_gives_a_job_or_a_user_error(
+    payload: dict[str, Any], kind: Kind, more: dict[str, Any], data: st.DataObject
+) -> None:
+    changed: dict[str, Any] = copy.deepcopy(payload) | more
+    table = changed[data.draw(st.sampled_from(sorted(payload)))]
+    if isinstance(table, dict):
+        table[data.draw(st.sampled_from([*table, *_KEYS]))] = data.draw(_VALUES)
+    try:
+        document = read_data(changed, name="rl.json")
+        examined = examine(document, overrides=_FLAGS, registry=_REGISTRY, kind=kind)
+    except UserError as error:
+        _places(error, "rl.json")
+        return
+    if examined.problems:
+        _places(UserError(examined.problems), "rl.json")
+    json.dumps(examined.values, allow_nan=False)
+    assert all(w.startswith(("rl.json", "--")) for w in examined.warnings)
 
 
 @given(

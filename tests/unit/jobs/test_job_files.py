@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from synth.errors import Problem, UserError
 from synth.jobs.check import load_job, load_job_data
 from synth.jobs.resolve import Overrides, check_job
-from synth.jobs.toml import read_toml
+from synth.jobs.toml import read_data, read_toml
 from synth.models import Registry
 
 RL = """\
@@ -197,9 +198,69 @@ def test_a_file_of_no_kind_says_which_kinds_there_are(registry: Registry) -> Non
 
 
 def test_a_missing_required_key_says_what_it_is(registry: Registry) -> None:
-    (problem,) = problems(RL.replace("iterations_per_epoch = 3", ""), registry)
-    assert problem.where == "job.toml:7 [training].iterations_per_epoch"
-    assert "num_epochs x iterations_per_epoch" in problem.expected
+    (problem,) = problems(RL + '[algorithm]\ntype = "online"\nmethod = "policy_gradient"\n', registry)
+    assert problem.where == "job.toml:9 [algorithm].variety"
+    assert "gspo" in problem.expected
+
+
+def test_a_wrong_value_does_not_hide_what_else_is_wrong(registry: Registry) -> None:
+    text = RL.replace("tiny-qwen3", "gpt-5").replace("iterations_per_epoch = 3", 'group_size = "many"')
+    found = problems(text + "batch_size = 0\nbetas = [0.9, 2]\n", registry)
+    assert [p.where.partition(" ")[2] for p in found] == [
+        "[model].base",
+        "[training].group_size",
+        "[training].batch_size",
+        "[training].betas[1]",
+    ]
+
+
+def test_what_a_wrong_value_causes_is_not_reported_too(registry: Registry) -> None:
+    (problem,) = problems(SFT.replace('"file_1"', "7"), registry)
+    assert (problem.where, problem.expected) == ("job.toml:3 [job].data", "text in quotes")
+    (problem,) = problems(RL.replace('"tiny-qwen3"', "7"), registry)
+    assert problem.where == "job.toml:4 [model].base"
+    algorithm = '[algorithm]\ntype = "online"\nmethod = "policy_gradient"\nvariety = "ppo"\n'
+    (problem,) = problems(RL + algorithm, registry)
+    assert problem.where == "job.toml:12 [algorithm].variety"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[topology]\ngpus_for_vllm = 0\n", "job.toml:10 [topology].gpus_for_vllm"),
+        ("[compute]\ngpu_count = 2\n[topology]\ngpus_for_vllm = 2\ngpus_for_training = 1\n", "job.toml:11 [topology]"),
+        ("[rubric.weights]\nenv = 0.0\n", "job.toml:9 [rubric.weights]"),
+        ('[algorithm]\ntype = "online"\nmethod = "sft"\nvariety = "gspo"\n', "job.toml:11 [algorithm].method"),
+    ],
+)
+def test_what_could_not_run_anywhere_is_refused(text: str, place: str, registry: Registry) -> None:
+    (problem,) = problems(RL + text, registry)
+    assert problem.where == place
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[prompt_learning]\nx = 1\n", "no prompts are optimised here"),
+        ("[build-system]\nrequires = []\n", "a Python project"),
+        ("[eval]\nmodel = 'x'\n[tracing_v2]\nenabled = true\n", "settings of a script"),
+    ],
+)
+def test_a_file_that_is_no_job_is_told_what_it_is(text: str, what: str, registry: Registry) -> None:
+    (problem,) = problems(text, registry)
+    assert what in problem.what
+
+
+def test_a_filter_is_checked_and_sent_to_where_it_runs(registry: Registry) -> None:
+    (problem,) = problems('[filter]\ndb = "traces.db"\noutput = "rows.jsonl"\n', registry)
+    assert "synth-ai filter" in problem.fix
+    wrong = problems('[filter]\noutput = "rows.csv"\nmin_official_score = "high"\nlimt = 3\n', registry)
+    assert {p.where for p in wrong} == {
+        "job.toml:1 [filter].db",
+        "job.toml:2 [filter].output",
+        "job.toml:3 [filter].min_official_score",
+        "job.toml:4 [filter].limt",
+    }
 
 
 def test_contradictory_modes_are_an_error_that_names_both(registry: Registry) -> None:
@@ -213,8 +274,8 @@ def test_keys_of_the_contract_that_do_nothing_yet_are_warned_about(registry: Reg
     text = RL + "step_rewards_enabled = true\n[vllm]\nmax_model_len = 2048\n[reference]\nplacement = 'none'\n"
     checked = check_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
     assert [w.split(" has no effect")[0] for w in checked.warnings] == [
-        "job.toml:10 [vllm]",
         "job.toml:9 [training].step_rewards_enabled",
+        "job.toml:10 [vllm]",
     ]
 
 
@@ -222,6 +283,24 @@ def test_a_job_that_came_as_json_is_held_to_the_same_rules() -> None:
     with pytest.raises(UserError) as caught:
         load_job_data({"rollout": {"env_name": 3}, "training": {"iterations_per_epoch": 1}}, name="POST /api/rl/jobs")
     assert caught.value.problems[0].where == "POST /api/rl/jobs [rollout].env_name"
+
+
+def test_other_keys_of_a_payload_are_warned_about_and_typos_refused(registry: Registry) -> None:
+    payload: dict[str, Any] = {
+        "services": {"task_url": "http://127.0.0.1:8001"},
+        "model": {"base": "tiny-qwen3"},
+        "training": {"iterations_per_epoch": 1, "max_images_per_decade": 2},
+        "billing": {"team": "a"},
+    }
+    document = read_data(payload, name="POST /api/rl/jobs")
+    checked = check_job(document, overrides=Overrides(), registry=registry, kind="rl")
+    assert checked.warnings == [
+        "POST /api/rl/jobs [training].max_images_per_decade has no effect: it is no key of [training]",
+        "POST /api/rl/jobs [billing] has no effect: it is no key of a job",
+    ]
+    payload["training"]["lerning_rate"] = 1e-4
+    with pytest.raises(UserError, match="did you mean 'learning_rate'"):
+        check_job(read_data(payload, name="x"), overrides=Overrides(), registry=registry, kind="rl")
 
 
 def test_the_kind_is_read_from_the_algorithm_before_anything_else() -> None:
@@ -233,3 +312,6 @@ def test_the_kind_is_read_from_the_algorithm_before_anything_else() -> None:
     assert load_job(SFT, name="x").kind == "sft"
     assert load_job('[eval]\napp_id = "math"\n', name="x").kind == "eval"
     assert load_job('app_id = "math"\nseeds = "0-4"\n', name="x").kind == "eval"
+    assert load_job('task_app_url = "http://x"\nnum_episodes = 3\n[rollout]\n', name="x").kind == "eval"
+    assert load_job('type = "rl"\n[model]\nbase = "x"\n', name="x").kind == "rl"
+    assert load_job('[filter]\ndb = "x"\n', name="x").kind == "filter"

@@ -79,13 +79,14 @@ def test_a_resolved_job_survives_json(registry: Registry) -> None:
         assert job_from_data(msgspec.json.decode(msgspec.json.encode(job_to_data(job)))) == job
 
 
-def test_origins_tell_file_flag_registry_and_default_apart(registry: Registry) -> None:
+def test_origins_are_the_line_the_flag_the_registry_or_a_default(registry: Registry) -> None:
     text = RL + "[lora]\nr = 4\n"
     origins = resolved(text, registry, Overrides(seed=7, task_url="http://127.0.0.1:9")).origins
-    assert origins["lora.r"] == "file"
+    assert origins["lora.r"] == "job.toml:10 [lora].r"
+    assert origins["iterations"] == "job.toml:8 [training].iterations_per_epoch"
     assert origins["lora.targets"] == "registry"
-    assert origins["seed"] == "flag"
-    assert origins["rollout.task_url"] == "flag"
+    assert origins["seed"] == "--seed"
+    assert origins["rollout.task_url"] == "--task-url"
     assert origins["lr"] == "default"
 
 
@@ -124,7 +125,7 @@ def test_top_p_and_top_k_are_clamped_off_while_training(registry: Registry) -> N
     assert (checked.job.rollout.sampling.top_p, checked.job.rollout.sampling.top_k) == (1.0, 0)
     assert checked.job.rollout.policy_config == {"style": "terse"}
     assert len(checked.warnings) == 2
-    assert "[rollout.policy_config].top_p = 0.95 is off while training" in checked.warnings[0]
+    assert "[rollout.policy_config].top_p = 0.95 becomes 1.0 (off): while training" in checked.warnings[0]
 
 
 def test_an_evaluation_job_may_sample_as_it_likes(registry: Registry) -> None:

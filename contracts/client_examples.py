@@ -1,0 +1,137 @@
+"""docs/client-examples.md: what becomes of every TOML that the published client's wheels bring.
+
+`python -m contracts.client_examples 0.2.16=SITE_PACKAGES 0.2.23=SITE_PACKAGES` writes it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synth.errors import Problem, UserError
+from synth.jobs.kinds import no_job
+from synth.jobs.resolve import Examined, Overrides, examine
+from synth.jobs.toml import Document, read_toml
+from synth.models import Registry
+
+PAGE = Path(__file__).parents[1] / "docs" / "client-examples.md"
+
+_FOLDERS = ("examples", "synth_ai")
+_FLAG = re.compile(r"--[a-z-]+")
+_NO_EFFECT = re.compile(r" (?:has|have) no effect")
+_GIVEN: dict[str, dict[str, Any]] = {
+    "--dataset": {"training_file": "dataset.jsonl"},
+    "--task-url": {"task_url": "http://127.0.0.1:8001"},
+    "--model": {"model": "Qwen/Qwen3-0.6B"},
+    "--allow-experimental": {"allow_experimental": True},
+}
+_HEAD = """\
+# The published client's examples
+
+Every TOML in the wheels of `synth-ai` 0.2.16 and 0.2.23, and what `synthctl config check` says of it. A file is
+**accepted** as it is or with the flags that it leaves open; **refused** with its reason; **checked** where it is a
+filter, which runs on the machine that has the trace database; or it is **no job**. The last column also names the keys
+that are read and have no effect, and the values that are changed; `config check` says why of each, with its line.
+
+This page is generated (`make test-clients` compares it with the wheels).
+
+"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of one file. problems: why it is refused, once `flags` are given. notes: keys without effect."""
+
+    kind: str
+    word: str
+    flags: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: str = ""
+
+    def cells(self) -> list[str]:
+        said = self.word + (f" with `{' '.join(self.flags)}`" if self.flags else "")
+        return [self.kind, said, "; ".join(self.problems) or self.notes]
+
+
+def verdicts(site_packages: Path) -> dict[str, Verdict]:
+    """The verdict on each example of one installed client, by its path in the wheel."""
+    files = [f for folder in _FOLDERS for f in (site_packages / folder).rglob("*.toml")]
+    return {f.relative_to(site_packages).as_posix(): verdict(f.read_bytes()) for f in sorted(files)}
+
+
+def verdict(text: bytes) -> Verdict:
+    """Check one file as it is, then with the flags that it leaves to whoever runs it."""
+    try:
+        document = read_toml(text, name="job.toml")
+    except UserError as error:
+        return Verdict("-", "refused", problems=tuple(_said(p) for p in error.problems))
+    other = no_job(document)
+    if other is not None and document.get(("algorithm", "type")) is None:
+        return Verdict("-", "no job", problems=(other.what,))
+    flags: list[str] = []
+    found = _examined(document, flags)
+    while missing := [f for f in _asked_for(found.problems) if f not in flags]:
+        flags += missing
+        found = _examined(document, flags)
+    kind = found.kind or "-"
+    if found.problems:
+        return Verdict(kind, "refused", problems=tuple(_said(p) for p in found.problems))
+    word = "checked" if kind == "filter" else "accepted"
+    return Verdict(kind, word, flags=tuple(flags), notes=", ".join(_note(w) for w in found.warnings))
+
+
+def _examined(document: Document, flags: list[str]) -> Examined:
+    given: dict[str, Any] = {}
+    for flag in flags:
+        given |= _GIVEN[flag]
+    return examine(document, overrides=Overrides(**given), registry=Registry(None), uploaded=False)
+
+
+def _asked_for(problems: list[Problem]) -> list[str]:
+    """The flags that would help: those that a problem names, and --model for a placeholder."""
+    named = [flag for p in problems for flag in _FLAG.findall(p.fix) if flag in _GIVEN]
+    return named + ["--model" for p in problems if "REPLACE" in p.what]
+
+
+def _place(where: str) -> str:
+    """A place without file and line, which differ between versions."""
+    return where.partition(" ")[2]
+
+
+def _said(problem: Problem) -> str:
+    place = _place(problem.where)
+    return f"`{place}`: {problem.what}" if place else problem.what
+
+
+def _note(warning: str) -> str:
+    text = warning.partition(" ")[2]
+    if _NO_EFFECT.search(text):
+        return f"`{_NO_EFFECT.split(text)[0]}`"
+    place, _, rest = text.partition(" ")
+    return f"`{place}` {rest.partition(':')[0]}"
+
+
+def page(site_packages: dict[str, Path]) -> str:
+    """The whole page. site_packages: where each version is installed."""
+    rows: dict[tuple[str, Verdict], list[str]] = {}
+    for version, folder in site_packages.items():
+        for file, found in verdicts(folder).items():
+            rows.setdefault((file, found), []).append(version)
+    lines = ["| file | version | kind | verdict | reason, or keys without effect |", "|---|---|---|---|---|"]
+    for (file, found), versions in sorted(rows.items(), key=lambda row: (row[0][0], row[1])):
+        cells = [f"`{file}`", ", ".join(versions), *found.cells()]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    installed = dict(argument.split("=", 1) for argument in arguments)
+    PAGE.write_text(page({version: Path(folder) for version, folder in installed.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""What the registry adds to the job of a model that sees."""
+
+from __future__ import annotations
+
+from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.resolved import ResolvedJob, RlJob, SftJob, VisionSettings
+from synth.jobs.toml import read_toml
+from synth.models import Registry
+
+SFT = """
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "lora"
+[job]
+model = "{model}"
+data = "file_1"
+[hyperparameters]
+n_epochs = 1
+sequence_length = 512
+{hyper}
+"""
+RL = """
+[algorithm]
+type = "online"
+method = "policy_gradient"
+variety = "gspo"
+[services]
+task_url = "http://127.0.0.1:1"
+[model]
+base = "Qwen/Qwen3-VL-4B-Instruct"
+trainer_mode = "lora"
+label = "x"
+{model}
+[rollout]
+env_name = "e"
+max_turns = 1
+[training]
+iterations_per_epoch = 1
+batch_size = 4
+group_size = 4
+"""
+SEES = "Qwen/Qwen3-VL-2B-Instruct"
+
+
+def resolved(text: str) -> ResolvedJob:
+    return check_job(read_toml(text, name="j.toml"), overrides=Overrides(), registry=Registry())
+
+
+def test_rows_of_a_model_that_sees_pass_one_at_a_time_and_a_step_keeps_its_rows() -> None:
+    found = resolved(SFT.format(model=SEES, hyper="per_device_batch = 4\ngradient_accumulation_steps = 2"))
+    job = found.job
+    assert isinstance(job, SftJob)
+    assert (job.batch_size, job.micro_batch_tokens) == (8, 512)
+    assert found.origins["micro_batch_tokens"] == "registry"
+    (said,) = [w for w in found.warnings if "per_device_batch" in w]
+    assert "j.toml:12 [hyperparameters].per_device_batch = 4 becomes 1 a pass, accumulated 8 times" in said
+
+
+def test_what_a_model_that_sees_needs_is_added_and_said() -> None:
+    found = resolved(SFT.format(model=SEES, hyper=""))
+    assert isinstance(found.job, SftJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=1, processor_id=SEES)
+    assert found.job.lora is not None
+    assert "visual" in found.job.lora.targets
+    assert found.origins["vision.max_images_per_message"] == found.origins["lora.targets"] == "registry"
+    assert any("is a vision model: the registry adds max_images_per_message = 1" in w for w in found.warnings)
+
+
+def test_what_an_rl_file_says_itself_holds() -> None:
+    found = resolved(RL.format(model="max_images_per_message = 3"))
+    assert isinstance(found.job, RlJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=3, processor_id="Qwen/Qwen3-VL-4B-Instruct")
+    assert found.origins["vision.max_images_per_message"] == "j.toml:12 [model].max_images_per_message"
+
+
+def test_a_text_model_is_left_alone() -> None:
+    found = resolved(SFT.format(model="Qwen/Qwen3-0.6B", hyper="per_device_batch = 4"))
+    assert isinstance(found.job, SftJob)
+    assert found.job.vision is None
+    assert not [w for w in found.warnings if "per_device_batch" in w or "registry" in w]
