@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from synth.blobs import BlobStore
+from synth.blobs import BlobMissing, BlobStore
 from synth.errors import Permanent
-from synth.events import LoraShape, ModelRef
+from synth.events import RESUME_FOLDER, BlobRef, LoraShape, ModelRef
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,24 @@ async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalMode
             raise Permanent(f"{ref.id}: an adapter needs a tree and a base")
         below = await local_model(ref.base, blobs, cache)
         base = below.model if below.adapter is None else await _merged(ref.base, below, cache)
-        return LocalModel(base, await blobs.fetch_tree(ref.tree, cache / ref.tree.sha256[:16]))
+        return LocalModel(base, await _tree(ref.id, ref.tree, blobs, cache))
     if ref.tree is not None:
-        return LocalModel(await blobs.fetch_tree(ref.tree, cache / ref.tree.sha256[:16]), None)
+        return LocalModel(await _tree(ref.id, ref.tree, blobs, cache), None)
     if ref.path is None:
         raise Permanent(f"{ref.id}: neither a path nor a tree")
     if (directory := Path(ref.path)).is_dir():
         return LocalModel(directory, None)
+    if directory.is_absolute():
+        raise Permanent(f"{ref.id}: its directory {directory} is gone")
     return LocalModel(await asyncio.to_thread(_from_hub, ref.path, cache), None)
+
+
+async def _tree(id: str, tree: BlobRef, blobs: BlobStore, cache: Path) -> Path:
+    try:
+        return await blobs.fetch_tree(tree, cache / tree.sha256[:16], without=RESUME_FOLDER)
+    except BlobMissing as error:
+        # A checkpoint expires while its job goes on.
+        raise BlobMissing(f"the files of {id} are gone: {error}; `synthctl models ls` shows what is there") from error
 
 
 async def _merged(ref: ModelRef, found: LocalModel, cache: Path) -> Path:

@@ -44,6 +44,9 @@ class ServiceSettings(BaseSettings):
     models_dir: Path = Path(".synth/models")
     """Base models kept as local directories; the directory's name is the model's id."""
 
+    model_hub: bool = False
+    """Whether the weights of a base that is not in models_dir are downloaded from the model hub (huggingface_hub)."""
+
     log_level: str = "info"
     """debug, info, warning or error."""
 

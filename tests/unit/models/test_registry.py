@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.errors import UserError
-from synth.models import QWEN3, FineTunedId, Registry, format_finetuned, parse_finetuned
+from synth.models import QWEN3, FineTunedId, Registry, Vision, format_finetuned, parse_finetuned
 
 
 def add_model(root: Path, name: str, config: str = '{"model_type": "qwen3"}') -> None:
@@ -23,9 +23,23 @@ def test_the_table_has_the_36_hosted_ids_and_what_each_may_do() -> None:
     assert all(s.sft for s in QWEN3.values())
     assert sum(s.rl for s in QWEN3.values()) == 23
     assert not QWEN3["Qwen/Qwen3-32B"].rl
-    assert QWEN3["Qwen/Qwen3-VL-2B-Thinking"].vision
     assert QWEN3["Qwen/Qwen3-VL-2B-Thinking"].thinking
     assert QWEN3["Qwen/Qwen3-4B-Thinking-2507"].experimental
+
+
+def test_a_size_is_read_from_the_id() -> None:
+    sizes = {i: (s.parameters, s.active_parameters) for i, s in QWEN3.items()}
+    assert sizes["Qwen/Qwen3-0.6B"] == (0.6, 0.6)
+    assert sizes["Qwen/Qwen3-235B-A22B-Thinking-2507-FP8"] == (235, 22)
+    assert sizes["Qwen/Qwen3-VL-30B-A3B-Instruct"] == (30, 3)
+
+
+def test_a_vision_model_says_what_it_can_be_shown() -> None:
+    spec = QWEN3["Qwen/Qwen3-VL-2B-Thinking"]
+    assert spec.vision == Vision(processor_id="Qwen/Qwen3-VL-2B-Thinking", max_images_per_message=1, per_device_batch=1)
+    assert re.fullmatch(spec.lora_targets, "model.visual.merger.linear_fc1")
+    assert not re.fullmatch(spec.lora_targets, "model.visual.blocks.0.mlp.linear_fc1")
+    assert [s.id for s in QWEN3.values() if (s.vision is not None) != ("-VL-" in s.id)] == []
 
 
 def test_a_base_id_is_found_in_any_case() -> None:
@@ -57,6 +71,28 @@ def test_a_model_made_later_is_seen(tmp_path: Path) -> None:
 def test_a_fine_tuned_id_carries_its_base_job_and_checkpoint(prefix: str) -> None:
     spec = Registry().find(f"{prefix}:Qwen/Qwen3-0.6B:job_1:step_20")
     assert (spec.prefix, spec.base, spec.job_id, spec.checkpoint) == (prefix, "Qwen/Qwen3-0.6B", "job_1", "step_20")
+
+
+@pytest.mark.parametrize("model_id", ["ft:acme:qwen/qwen3-0.6b:job_1", "ft:QWEN/Qwen3-0.6B:job_1"])
+def test_the_base_of_a_fine_tuned_id_may_stand_later_and_in_any_case(model_id: str) -> None:
+    assert Registry().find(model_id).id == "ft:Qwen/Qwen3-0.6B:job_1"
+
+
+def test_what_has_no_weights_here_says_how_to_get_some(tmp_path: Path) -> None:
+    add_model(tmp_path, "tiny-qwen3")
+    registry = Registry(tmp_path)
+    with pytest.raises(UserError, match="no weights on this cluster") as caught:
+        registry.weights(registry.find("Qwen/Qwen3-8B"))
+    assert "models alias Qwen/Qwen3-8B tiny-qwen3" in caught.value.problems[0].fix
+    assert Registry(tmp_path, hub=True).weights(registry.find("Qwen/Qwen3-8B")) == "Qwen/Qwen3-8B"
+
+
+def test_a_vision_model_is_known_and_refused_by_what_would_run_it(tmp_path: Path) -> None:
+    add_model(tmp_path, "sees", '{"model_type": "qwen3_vl"}')
+    registry = Registry(tmp_path)
+    with pytest.raises(UserError, match="engines of this cluster run text models"):
+        registry.weights(registry.find("sees"))
+    assert registry.runnable() == []
 
 
 @pytest.mark.parametrize("model_id", ["ft:job_1", "xx:Qwen/Qwen3-0.6B:job_1", "rl:Qwen/Qwen3-0.6B:", "rl:a:b:c:d", ":"])

@@ -1,0 +1,275 @@
+"""Looking models up: the Qwen3 table, the directories of the models folder, and what stands in for what."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from synth.errors import Problem, UserError
+from synth.models.aliases import read_aliases, write_aliases
+from synth.models.finetuned import PREFIXES, parse_finetuned
+from synth.models.table import FAMILIES, LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
+
+_KNOWN_S = 1.0
+_LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Registry:
+    """The models that jobs and requests may name: the Qwen3 table and the directories of `models_dir`.
+
+    hub: whether the weights of a table's id that is not in `models_dir` may be downloaded from the model hub.
+    """
+
+    def __init__(self, models_dir: Path | None = None, *, hub: bool = False) -> None:
+        self.models_dir = None if models_dir is None else models_dir.absolute()
+        self.hub = hub
+        self._known: tuple[float, dict[str, ModelSpec]] = (0.0, {})
+
+    def find(self, model_id: str, *, where: str = "") -> ModelSpec:
+        """The spec of a base or fine-tuned id; base ids match in any case.
+
+        where: the place that named the model, for the error. Raises UserError with the nearest known id.
+        What was found is believed for a second: every chat call asks.
+        """
+        since, known = self._known
+        if time.monotonic() - since > _KNOWN_S:
+            self._known = (time.monotonic(), known := {})
+        if model_id not in known:
+            known[model_id] = self._find(model_id, where=where)
+        return known[model_id]
+
+    def weights(self, spec: ModelSpec) -> str:
+        """Where a base's weights are to be had: its directory, else its id on the hub.
+
+        Raises UserError when they cannot be had, or when nothing here could run them.
+        """
+        if spec.vision is not None and spec.path is not None:
+            raise UserError(
+                Problem(
+                    what=f"{spec.base!r} is a vision model, and the engines of this cluster run text models",
+                    expected="a model of type qwen3 or qwen3_moe",
+                    fix="`synthctl models ls` shows the models that run here",
+                    where="model",
+                )
+            )
+        if spec.path is None and not self.hub:
+            raise UserError(self._no_weights(spec))
+        return spec.path or spec.base
+
+    def bases(self) -> list[ModelSpec]:
+        """Every base id, those with weights on this machine first.
+
+        A directory that is no model of ours is left out: `find` says what is wrong with it, to who asks for it.
+        """
+        local = self._directories()
+        specs: list[ModelSpec] = []
+        for model_id in (*local, *(i for i in QWEN3 if i not in local)):
+            with contextlib.suppress(UserError):
+                specs.append(self._base(model_id, local, where=str(self.models_dir)))
+        return sorted(specs, key=lambda spec: spec.path is None)
+
+    def runnable(self) -> list[ModelSpec]:
+        """The bases whose weights are on this machine, and that its engines run."""
+        return [spec for spec in self.bases() if spec.path is not None and spec.vision is None]
+
+    def stand_ins(self) -> dict[str, str]:
+        """Base id → id of the local model that stands in for it."""
+        return {} if self.models_dir is None else read_aliases(self.models_dir)
+
+    def alias(self, model_id: str, stand_in: str) -> ModelSpec:
+        """Let a local model run under the id of a base whose weights are not here.
+
+        Raises UserError when the base is unknown or here, or the stand-in is missing or of another family.
+        """
+        local = self._directories()
+        base = self._hosted(model_id)
+        if base.id in local:
+            raise UserError(
+                Problem(
+                    what=f"{base.id!r} has its own weights here",
+                    expected="an id without weights on this cluster",
+                    fix=f"remove {local[base.id]} to let another model stand in",
+                    where=base.id,
+                )
+            )
+        target = next((name for name in local if name.lower() == stand_in.lower()), None)
+        if target is None or self.models_dir is None:
+            raise UserError(self._no_such_stand_in(stand_in, base, local))
+        found = self._base(target, local, where=target)
+        if found.family != base.family:
+            raise UserError(
+                Problem(
+                    what=f"{target!r} is of the family {found.family}, {base.id!r} of {base.family}",
+                    expected=f"a model of the family {base.family}",
+                    fix="choose a stand-in that understands what the id promises",
+                    where=target,
+                )
+            )
+        write_aliases(self.models_dir, read_aliases(self.models_dir) | {base.id: target})
+        self._known = (0.0, {})
+        return self.find(base.id)
+
+    def unalias(self, model_id: str) -> str:
+        """Let nothing stand in for a base any more; returns what did. Raises UserError when nothing did."""
+        aliases = self.stand_ins()
+        id = canonical(model_id) or model_id
+        if id not in aliases or self.models_dir is None:
+            raise UserError(
+                Problem(
+                    what=f"nothing stands in for {_short(id)}",
+                    expected=f"one of {', '.join(aliases)}" if aliases else "",
+                    fix="`synthctl models aliases` shows them",
+                    where=id[:80],
+                )
+            )
+        stand_in = aliases.pop(id)
+        write_aliases(self.models_dir, aliases)
+        self._known = (0.0, {})
+        return stand_in
+
+    def _find(self, model_id: str, *, where: str) -> ModelSpec:
+        local = self._directories()
+        finetuned = parse_finetuned(model_id)
+        if finetuned is not None:
+            base = self._base(finetuned.base, local, where=where)
+            return msgspec.structs.replace(
+                base,
+                id=str(replace(finetuned, base=base.base)),
+                prefix=finetuned.prefix,
+                job_id=finetuned.job_id,
+                checkpoint=finetuned.checkpoint,
+            )
+        if ":" in model_id:
+            raise UserError(
+                Problem(
+                    what=f"{_short(model_id)} is not a fine-tuned model id",
+                    expected=f"<prefix>:<base>:<job_id>[:<checkpoint>] with a prefix of {', '.join(PREFIXES)}",
+                    fix="copy the id that `synthctl models ls` shows",
+                    where=where or "model",
+                )
+            )
+        return self._base(model_id, local, where=where)
+
+    def _base(self, model_id: str, local: dict[str, Path], *, where: str) -> ModelSpec:
+        by_lower = {i.lower(): i for i in (*QWEN3, *local)}
+        id = by_lower.get(model_id.lower())
+        if id is None:
+            raise UserError(_unknown(model_id, by_lower, where))
+        if id not in QWEN3:
+            return _local_spec(id, local[id])
+        if id in local:
+            return msgspec.structs.replace(QWEN3[id], path=str(local[id]))
+        stand_in = self.stand_ins().get(id)
+        # A stand-in whose directory was removed is none: `weights` says what is missing.
+        path = local.get(stand_in) if stand_in is not None else None
+        return msgspec.structs.replace(
+            QWEN3[id], path=str(path) if path else None, stand_in=stand_in if path is not None else None
+        )
+
+    def _hosted(self, model_id: str) -> ModelSpec:
+        id = canonical(model_id)
+        if id is None:
+            near = difflib.get_close_matches(model_id, QWEN3, n=1)
+            raise UserError(
+                Problem(
+                    what=f"{_short(model_id)} is not the id of a hosted base",
+                    expected="a Qwen3 id such as Qwen/Qwen3-0.6B",
+                    fix=f"did you mean {near[0]!r}?" if near else "`synthctl models known` shows them",
+                    where="ID",
+                )
+            )
+        return QWEN3[id]
+
+    def _no_weights(self, spec: ModelSpec) -> Problem:
+        like = next((s.id for s in self.runnable() if s.family == spec.family and s.stand_in is None), None)
+        gone = self.stand_ins().get(spec.base)
+        alias = f", or let a local model stand in: `synthctl models alias {spec.base} {like}`" if like else ""
+        return Problem(
+            what=f"{spec.base!r} has no weights on this cluster"
+            + (f", and its stand-in {gone!r} is gone" if gone else ""),
+            expected=f"its files in the models folder, as {spec.base}/config.json",
+            fix=f"copy them there{alias}",
+            where="model",
+        )
+
+    def _no_such_stand_in(self, stand_in: str, base: ModelSpec, local: dict[str, Path]) -> Problem:
+        near = difflib.get_close_matches(stand_in, local, n=1) or [n for n in local if n not in QWEN3][:1]
+        return Problem(
+            what=f"there is no model {_short(stand_in)} in {self.models_dir}",
+            expected=f"a local model of the family {base.family}",
+            fix=f"did you mean {near[0]!r}?" if near else "make one: synthctl models make tiny-qwen3",
+            where="STAND_IN",
+        )
+
+    def _directories(self) -> dict[str, Path]:
+        """Model id -> directory, one or two levels below `models_dir`; read anew, so that new ones are seen."""
+        if self.models_dir is None or not self.models_dir.is_dir():
+            return {}
+        found: dict[str, Path] = {}
+        for child in sorted(self.models_dir.iterdir()):
+            if not child.is_dir() or not _LOCAL_NAME.fullmatch(child.name):
+                continue
+            if (child / "config.json").is_file():
+                found[child.name] = child
+                continue
+            for grandchild in sorted(child.iterdir()):
+                if _LOCAL_NAME.fullmatch(grandchild.name) and (grandchild / "config.json").is_file():
+                    found[f"{child.name}/{grandchild.name}"] = grandchild
+        return found
+
+
+def _unknown(model_id: str, by_lower: dict[str, str], where: str) -> Problem:
+    near = difflib.get_close_matches(model_id.lower(), by_lower, n=1, cutoff=0.6)
+    return Problem(
+        what=f"unknown model {_short(model_id)}",
+        expected="a Qwen3 id, a directory of the models folder, or a fine-tuned id",
+        fix=f"did you mean {by_lower[near[0]]!r}?" if near else "`synthctl models ls` shows them",
+        where=where or "model",
+    )
+
+
+def _local_spec(model_id: str, path: Path) -> ModelSpec:
+    config = path / "config.json"
+    try:
+        loaded = json.loads(config.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            Problem(
+                what=f"the model {model_id!r} has a config.json that is not JSON ({error})",
+                fix="copy the model directory again",
+                where=str(config),
+            )
+        ) from error
+    fields: dict[str, Any] = cast(dict[str, Any], loaded) if isinstance(loaded, dict) else {}
+    model_type = str(fields.get("model_type"))
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise UserError(
+            Problem(
+                what=f"the model {model_id!r} is of type {model_type!r}, which cannot be trained here",
+                expected=f"a model_type of {', '.join(FAMILIES)}",
+                where=str(config),
+            )
+        )
+    return ModelSpec(
+        id=model_id,
+        base=model_id,
+        family=family,
+        rl=True,
+        sft=True,
+        vision=Vision(processor_id=model_id) if family == "qwen3-vl" else None,
+        path=str(path),
+        lora_targets=LORA_TARGETS[family],
+    )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
