@@ -70,10 +70,10 @@ class GuardSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
 
     allowed_cidrs: Annotated[tuple[Network, ...], NoDecode] = ()
-    """Networks that task apps may be in beside the public internet, separated by commas: `10.1.0.0/16,fd00::/8`."""
+    """Networks that task apps and images may be in beside the public internet: `10.1.0.0/16,fd00::/8`."""
 
     allow_loopback: bool = False
-    """Whether task apps may run on this machine; the embedded cluster sets it."""
+    """Whether task apps and images may be on this machine; the embedded cluster sets it."""
 
     @field_validator("allowed_cidrs", mode="before")
     @classmethod
@@ -101,10 +101,11 @@ def guarded_client(
 
 @dataclass(frozen=True)
 class Fetched:
-    """A small answer, read whole."""
+    """A small answer, read whole. location: where a redirect leads."""
 
     status: int
     body: bytes
+    location: str | None = None
 
 
 async def fetch(
@@ -122,7 +123,7 @@ async def fetch(
             body += chunk
             if len(body) > limit:
                 raise ReplyTooLarge(f"the answer is larger than {limit} bytes")
-        return Fetched(reply.status_code, bytes(body))
+        return Fetched(reply.status_code, bytes(body), reply.headers.get("location"))
 
 
 class _GuardedBackend(httpcore.AsyncNetworkBackend):

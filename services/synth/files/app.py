@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.catalogue import Role
 from synth.events import FileUploaded
 from synth.files.handlers import Handlers
+from synth.files.images import ImageSource
+from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
+from synth.http_guard import guarded_client
 from synth.service import Service, run
 
 
@@ -15,7 +20,10 @@ def main() -> int:
     settings = FilesSettings()
 
     async def setup(service: Service) -> None:
-        handlers = Handlers(service.bus, service.blobs)
+        client = guarded_client(settings.guard, timeout=settings.image_deadline_s)
+        source = ImageSource(client, service.blobs, settings, asyncio.Semaphore(settings.image_fetches_at_once))
+        rewriter = Rewriter(service.blobs, source, settings.work_dir / "rewrites")
+        handlers = Handlers(service.bus, service.blobs, rewriter)
         broker = make_broker(settings, service.name)
         on_event(
             broker,
@@ -25,6 +33,7 @@ def main() -> int:
             handlers.file_uploaded,
             concurrency=settings.files_at_once,
         )
+        service.close_with(client.aclose)
         service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop))
 
     return run("files", settings, setup)

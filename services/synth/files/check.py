@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from synth.events import FileReady, FileRejected, LineProblem
 from synth.files.conversations import line_problem, read_line
+from synth.files.tokens import TokenEstimate
 
 PROBLEMS_KEPT = 20
 LONGEST_LINE = 16 << 20
@@ -11,15 +12,21 @@ _TOO_LONG = ("$", f"the line is longer than {LONGEST_LINE >> 20} MiB")
 
 
 class FileCheck:
-    """Takes a file in pieces of any size and says in the end what it is."""
+    """Takes a file in pieces of any size and says in the end what it is.
+
+    pictured: how many rows show images, in whatever form.
+    """
 
     def __init__(self) -> None:
+        self.pictured = 0
         self._rest = b""
         self._skipping = False
         self._line = 0
         self._rows = 0
         self._messages = 0
         self._characters = 0
+        self._lengths: list[int] = []
+        self._tokens = TokenEstimate()
         self._bad_lines = 0
         self._problems: list[LineProblem] = []
 
@@ -43,7 +50,13 @@ class FileCheck:
             self._bad(1, ("$", "the file has no rows; expected one conversation a line"))
         if self._bad_lines:
             return FileRejected(bad_lines=self._bad_lines, problems=self._problems)
-        return FileReady(rows=self._rows, messages=self._messages, characters=self._characters)
+        return FileReady(
+            rows=self._rows,
+            messages=self._messages,
+            characters=self._characters,
+            tokens=self._tokens.total(characters=self._characters, messages=self._messages),
+            lengths=self._lengths,
+        )
 
     def _check(self, line: bytes) -> None:
         self._line += 1
@@ -57,9 +70,15 @@ class FileCheck:
             self._bad(self._line, found)
             return
         self._rows += 1
-        self._messages += len(found.messages)
-        for message in found.messages:
-            self._characters += message.characters
+        self._messages += found.messages
+        self.pictured += found.pictured
+        characters = sum(map(len, found.texts))
+        self._characters += characters
+        bucket = max(characters.bit_length() - 1, 0)
+        if bucket >= len(self._lengths):
+            self._lengths += [0] * (bucket + 1 - len(self._lengths))
+        self._lengths[bucket] += 1
+        self._tokens.add(found.texts)
 
     def _bad(self, number: int, problem: tuple[str, str]) -> None:
         self._bad_lines += 1

@@ -6,14 +6,14 @@ import asyncio
 from dataclasses import dataclass
 
 from synth import logs
-from synth.blobs import BlobStore
+from synth.blobs import BlobMissing, BlobStore
 from synth.bus.connection import Connection
+from synth.bus.file_log import read_file
 from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
-from synth.bus.replay import replay
-from synth.catalogue import subject_of
-from synth.events import FileReady, FileRejected, FileUploaded
+from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
 from synth.files.check import FileCheck
+from synth.files.rewrite import Rewriter
 
 log = logs.get("files")
 
@@ -24,15 +24,31 @@ class Handlers:
 
     bus: Connection
     blobs: BlobStore
+    rewriter: Rewriter
 
     async def file_uploaded(self, event: Recorded, uploaded: FileUploaded) -> None:
-        outcomes = [subject_of(kind, event.org, event.key) for kind in (FileReady, FileRejected)]
-        # A file's id is that of its bytes: the verdict on an earlier upload of them still holds.
-        if await replay(self.bus.nc, outcomes):
+        history = await read_file(self.bus, event.org, event.key)
+        # Deleted meanwhile, or checked already: the verdict on an earlier upload of these bytes still holds.
+        if history.upload is None or history.verdict is not None:
             return
+        blob = history.upload.blob
+        try:
+            verdict = await self._check(event.org, blob)
+        except BlobMissing:
+            if (await read_file(self.bus, event.org, event.key)).uploaded_seq != history.uploaded_seq:
+                return
+            raise
+        id = f"verdict:{history.uploaded_seq}"
+        await Publisher(self.bus).once(verdict, org=event.org, key=event.key, id=id)
+        log.info("file checked", verdict=type(verdict).__name__, size=blob.size)
+        if isinstance(verdict, FileReady) and verdict.images_trimmed:
+            log.debug("images left out", images=verdict.images, trimmed=verdict.images_trimmed)
+
+    async def _check(self, org: str, blob: BlobRef) -> FileReady | FileRejected:
         check = FileCheck()
-        async for piece in self.blobs.stream(uploaded.blob):
+        async for piece in self.blobs.stream(blob):
             await asyncio.to_thread(check.feed, piece)
         verdict = await asyncio.to_thread(check.finish)
-        await Publisher(self.bus).once(verdict, org=event.org, key=event.key, id="verdict")
-        log.info("file checked", verdict=type(verdict).__name__, size=uploaded.blob.size)
+        if isinstance(verdict, FileReady) and check.pictured:
+            return await self.rewriter.rewrite(org, blob, verdict)
+        return verdict

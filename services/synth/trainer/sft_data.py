@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 import torch
 
+from synth.trainer.chat_row import Row, images_in, messages_of, tools_of
 from synth.trainer.failure import TrainingFailed
 from synth.trainer.packing import Sequences
 from synth.weights import load_tensors, save_tensors
 
-Row = dict[str, Any]
-_FORMAT = "sft-1"
+_FORMAT = "sft-2"
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,19 @@ def encode_rows(
 
     A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
     assistant turn that no longer continues the text before it opens another, so that every turn is trained in the
-    context that a server would give it. Raises `TrainingFailed` (bad_dataset) when nothing at all is trained.
+    context that a server would give it. Raises `TrainingFailed` (bad_dataset) for a row with an image, and when nothing
+    at all is trained.
     """
     per_sequence: list[list[_Piece]] = []
     count = {"rows": 0, "sequences": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
     for row in rows:
         count["rows"] += 1
+        if images_in(row):
+            raise TrainingFailed(
+                "bad_dataset",
+                f"row {count['rows']} shows an image, and the trainer renders text; expected rows of text; "
+                "upload the conversations without their images",
+            )
         rendered = _render(row, tokenizer)
         count["untrained_rows"] += not rendered
         per_sequence += rendered
@@ -160,8 +167,7 @@ def encode_rows(
 
 def _render(row: Row, tokenizer: Any) -> list[list[_Piece]]:
     """The sequences of a row, as alternating context and completion; those without a trained turn are left out."""
-    messages = [{k: v for k, v in m.items() if k != "weight"} for m in row["messages"]]
-    tools = row.get("tools")
+    messages, tools = messages_of(row), tools_of(row)
     sequences: list[list[_Piece]] = []
     so_far = ""
     for i, message in enumerate(row["messages"]):

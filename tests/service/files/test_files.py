@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 
 import pytest
 
 from synth.bus.replay import replay
-from synth.events import FileReady, FileRejected
+from synth.events import BlobRef, FileReady, FileRejected
 from synth.files.check import LONGEST_LINE, FileCheck
-from synth.ids import new_org_id
+from synth.ids import file_id_for, new_org_id
+from tests.image_server import PNG, data_uri, images
 from tests.service.jobs import upload, wait_for
 from tests.service.process import running
 
@@ -38,7 +41,7 @@ async def test_a_good_file_is_ready_and_counted(files_service, bus_as, blobs):
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, (GOOD + b"\n") * 1000)
     found = await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")
-    assert found.event == FileReady(rows=1000, messages=2000, characters=5000)
+    assert found.event == FileReady(rows=1000, messages=2000, characters=5000, tokens=14000, lengths=[0, 0, 1000])
 
 
 async def test_a_broken_line_37_is_named(files_service, bus_as, blobs):
@@ -59,6 +62,30 @@ async def test_a_file_of_several_store_pieces_is_read_as_one(files_service, bus_
     found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
     assert isinstance(found, FileReady)
     assert found.rows == rows
+
+
+async def test_images_are_stored_under_the_organisation_and_the_rows_name_them(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, json.dumps({**ROW, "images": [data_uri(PNG)]}).encode())
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileReady), found
+    assert found.images == 1
+    assert found.rewritten is not None
+    [row] = (await blobs.get_bytes(found.rewritten)).splitlines()
+    uri = f"blob://orgs/{org}/images/{hashlib.sha256(PNG).hexdigest()}"
+    assert json.loads(row)["messages"][0]["content"][0] == {"type": "image", "image": uri}
+
+
+async def test_an_image_inside_the_cluster_is_not_fetched(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    async with images({"/a.png": (200, PNG)}) as server:
+        row = json.dumps({**ROW, "image_url": f"{server.url}/a.png"}).encode()
+        file = await upload(gateway, blobs, org, GOOD + b"\n" + row)
+        found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+        assert server.asked == []
+    assert isinstance(found, FileRejected)
+    assert (found.problems[0].line, found.problems[0].path) == (2, "$.image_url")
+    assert "not a public address" in found.problems[0].reason
 
 
 async def test_the_same_bytes_uploaded_again_have_one_verdict(files_service, bus_as, blobs):
@@ -159,3 +186,41 @@ def test_a_line_without_end_costs_no_memory_and_is_one_problem(extra):
     assert isinstance(found, FileRejected)
     assert (found.bad_lines, found.problems[0].line) == (1, 1)
     assert "longer than 16 MiB" in found.problems[0].reason
+
+
+async def test_bytes_that_come_back_after_a_deletion_are_checked_again(files_service, bus_as, blobs):
+    from synth.bus.publish import Publisher
+    from synth.events import FileDeleted, FileUploaded
+
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, GOOD)
+    first = await wait_for(gateway, f"file.*.{org}.{file}", "file.ready")
+    [known] = await replay(gateway.nc, [f"file.uploaded.{org}.{file}"])
+    assert isinstance(known.event, FileUploaded)
+    publisher = Publisher(gateway)
+    await publisher.once(FileDeleted(requested_by="key_1", uploaded_seq=known.seq), org=org, key=file, id="1")
+    await publisher.once(known.event, org=org, key=file, id="again")
+    async with asyncio.timeout(20):
+        while len(verdicts := await replay(gateway.nc, [f"file.ready.{org}.{file}"])) < 2:
+            continue
+    assert verdicts[1].event == first.event
+
+
+async def test_a_file_that_was_deleted_before_its_check_gets_no_verdict(files_service, bus_as, blobs):
+    from synth.bus.publish import Publisher
+    from synth.events import FileDeleted, FileUploaded
+
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = file_id_for(org, "gone")
+    blob = BlobRef(uri=f"blob://orgs/{org}/files/gone", size=1, sha256="gone")
+    # Deleted with its bytes, in the moment in which it was uploaded.
+    publisher = Publisher(gateway)
+    seq = await publisher.once(
+        FileUploaded(name="a.jsonl", purpose="fine-tune", blob=blob), org=org, key=file, id="gone"
+    )
+    await publisher.once(FileDeleted(requested_by="key_1", uploaded_seq=seq), org=org, key=file, id="1")
+    for i in range(4):
+        later = await upload(gateway, blobs, org, GOOD + b"\n" * (i + 1))
+        await wait_for(gateway, f"file.*.{org}.{later}", "file.ready")
+    facts = [e.type for e in await replay(gateway.nc, [f"file.*.{org}.{file}"])]
+    assert facts == ["file.uploaded", "file.deleted"]

@@ -1,0 +1,133 @@
+"""A file with images, written anew: its rows in order, a window of them at a time, with their images as blobs."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from synth.blobs import BlobStore
+from synth.events import BlobRef, FileReady, FileRejected, LineProblem
+from synth.files.check import PROBLEMS_KEPT
+from synth.files.conversations import line_problem
+from synth.files.images import FileImages, ImageRefused, ImageSource
+from synth.files.picture_rows import Drafted, draft, place
+from synth.files.settings import FilesSettings
+
+#: Lines that are held in memory while their images are had.
+_WINDOW_BYTES = 8 << 20
+_WINDOW_LINES = 1024
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """Writes files with images anew. folder: scratch space, for a file that is being written."""
+
+    blobs: BlobStore
+    source: ImageSource
+    folder: Path
+
+    async def rewrite(self, org: str, blob: BlobRef, ready: FileReady) -> FileReady | FileRejected:
+        """The verdict on a checked file with images: ready with `rewritten`, or rejected with the images that fail.
+
+        After the first 20 that fail no more are fetched, so `bad_lines` counts the lines up to there.
+        """
+        settings = self.source.settings
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"rewrite-{uuid.uuid4().hex}"
+        work = _Rewriting(FileImages(self.source, org), settings)
+        try:
+            with path.open("wb") as out:
+                try:
+                    async with asyncio.timeout(settings.images_deadline_s):
+                        async for lines in _windows(self.blobs.stream(blob)):
+                            if not await work.window(lines, out):
+                                break
+                except TimeoutError:
+                    reason = f"the file's images have not arrived within {settings.images_deadline_s:g} s; "
+                    work.problems.append(line_problem(work.line + 1, ("$", reason + "split the file")))
+            if work.problems:
+                bad_lines = len({problem.line for problem in work.problems})
+                return FileRejected(bad_lines=bad_lines, problems=work.problems[:PROBLEMS_KEPT])
+            rewritten = await self.blobs.put_file(f"{blob.uri.removeprefix('blob://')}.rows", path, move=True)
+        finally:
+            path.unlink(missing_ok=True)
+        return msgspec.structs.replace(ready, images=work.images, images_trimmed=work.trimmed, rewritten=rewritten)
+
+
+class _Rewriting:
+    def __init__(self, images: FileImages, settings: FilesSettings) -> None:
+        self.line = 0
+        self.images = 0
+        self.trimmed = 0
+        self.problems: list[LineProblem] = []
+        self._images = images
+        self._most = settings.max_images_per_message
+        self._at_once = settings.image_fetches_at_once
+
+    async def window(self, lines: list[bytes], out: BinaryIO) -> bool:
+        """Write these lines; False when so many images have failed that the rest is not worth its fetches."""
+        drafts = await asyncio.to_thread(lambda: [draft(line, most=self._most) for line in lines])
+        await self._fill(drafts)
+        for drafted in drafts:
+            if drafted is not None:
+                self.images += len(drafted.shown)
+                self.trimmed += drafted.trimmed
+        self.line += len(lines)
+        if self.problems:
+            return len(self.problems) < PROBLEMS_KEPT
+        whole = (d.line() if d is not None else line for d, line in zip(drafts, lines, strict=True))
+        await asyncio.to_thread(lambda: out.writelines(line + b"\n" for line in whole))
+        return True
+
+    async def _fill(self, drafts: list[Drafted | None]) -> None:
+        """Have the window's images, each address once, and say in each row where they are."""
+        wanted = {shown.address: "" for drafted in drafts if drafted is not None for shown in drafted.shown}
+        failed: dict[str, str] = {}
+
+        async def have(addresses: Iterator[str]) -> None:
+            for address in addresses:
+                if len(failed) >= PROBLEMS_KEPT:
+                    failed[address] = "not looked at: too many other images of the file cannot be had"
+                    continue
+                try:
+                    wanted[address] = await self._images.have(address)
+                except ImageRefused as error:
+                    failed[address] = str(error)
+
+        addresses = iter(list(wanted))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._at_once, len(wanted))):
+                group.create_task(have(addresses))
+        for number, drafted in enumerate(drafts, start=self.line + 1):
+            for shown in drafted.shown if drafted is not None else ():
+                if shown.address in failed:
+                    self.problems.append(line_problem(number, (shown.path, failed[shown.address])))
+                else:
+                    place(shown, wanted[shown.address])
+
+
+async def _windows(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """The lines of a file, some at a time."""
+    rest = b""
+    window: list[bytes] = []
+    size = 0
+    async for piece in pieces:
+        lines = piece.split(b"\n")
+        lines[0] = rest + lines[0]
+        rest = lines.pop()
+        for line in lines:
+            window.append(line)
+            size += len(line)
+            if size >= _WINDOW_BYTES or len(window) >= _WINDOW_LINES:
+                yield window
+                window, size = [], 0
+    if rest:
+        window.append(rest)
+    if window:
+        yield window

@@ -1,0 +1,155 @@
+"""Lines of a training file: what the clients write is taken, and whatever else comes never breaks the check."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synth.events import FileReady
+from synth.files.check import FileCheck
+from synth.files.conversations import Measured, read_line
+from synth.files.picture_rows import draft
+from synth.files.tokens import tokens_in
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = ("type", "text", "image_url", "image", "url", "tool_name", "arguments", "name", "function", "role", "content")
+CONTENT = JSON | st.lists(st.dictionaries(st.sampled_from(KEYS), JSON | st.sampled_from(KEYS), max_size=4), max_size=3)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool", "bot"])},
+    optional={"content": CONTENT, "tool_calls": CONTENT, "weight": JSON, "reasoning": JSON, "raw_content": JSON},
+)
+ROW = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGE, max_size=4)},
+    optional={"tools": CONTENT, "images": CONTENT, "image_url": CONTENT, "metadata": JSON},
+)
+
+
+def chat(*, role: str = "assistant", also: dict[str, Any] | None = None, **message: Any) -> bytes:
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": role, **message}], **(also or {})}
+    return json.dumps(row).encode()
+
+
+@given(st.binary())
+def test_any_bytes_are_a_row_or_a_problem(line: bytes):
+    found = read_line(line)
+    assert isinstance(found, Measured) or all(found)
+
+
+@given(ROW)
+def test_any_row_is_good_or_has_a_problem_and_a_good_one_can_be_written_anew(row: dict[str, Any]):
+    line = msgspec.json.encode(row)
+    found = read_line(line)
+    if isinstance(found, tuple):
+        assert found[0].startswith("$")
+        assert found[1]
+        return
+    drafted = draft(line, most=1)
+    assert (drafted is not None) == found.pictured
+    if drafted is not None:
+        assert drafted.shown
+        assert all(isinstance(shown.address, str) for shown in drafted.shown)
+        json.loads(drafted.line())
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8))
+def test_any_file_has_a_verdict(pieces: list[bytes]):
+    check = FileCheck()
+    for piece in pieces:
+        check.feed(piece)
+    check.finish()
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (chat(content={"answer": 4}), '{"answer":4}'),
+        (chat(content=["a", {"type": "text", "text": "b"}]), "ab"),
+        (chat(content={"type": "text", "text": "a"}), "a"),
+        (chat(content=[{"tool_name": "move", "arguments": {"to": 1}}]), 'move{"to":1}'),
+        (chat(tool_calls=[{"name": "move", "arguments": {"to": 1}}]), 'move{"to":1}'),
+        (chat(tool_calls=[{"function": {"name": "move", "arguments": "{}"}}]), "move{}"),
+        (chat(reasoning="because"), "because"),
+        (chat(raw_content="<think>x</think>y"), "<think>x</think>y"),
+        (chat(content="a", name="n", tool_call_id="c", also={"tool_choice": "auto", "metadata": {"k": 1}}), "a"),
+        (chat(content="a", also={"tools": [{"name": "f", "description": "d", "parameters": {}}]}), "a"),
+        (chat(content="a", also={"tools": [{"type": "function", "function": {"name": "f"}}]}), "a"),
+        (chat(content="a", also={"tools": None, "images": None, "image_url": None}), "a"),
+    ],
+)
+def test_every_shape_of_the_clients_is_taken(line: bytes, text: str):
+    found = read_line(line)
+    assert isinstance(found, Measured), found
+    assert "".join(found.texts[1:]) == text
+    assert not found.pictured
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "reason"),
+    [
+        (chat(content=[7]), "$.messages[1].content[0]", "got `int`"),
+        (chat(content=[{"type": "text"}]), "$.messages[1].content[0]", "without `text`"),
+        (chat(content=[{"type": "image_url"}]), "$.messages[1].content[0]", "without `image_url` or `image`"),
+        (chat(content=[{"type": "audio"}]), "$.messages[1].content[0].type", "expected one of text, image"),
+        (chat(content=[{"a": 1}]), "$.messages[1].content[0]", "without a type"),
+        (chat(role="user", content=[{"tool_name": "f"}]), "$.messages[1].content[0]", "without a type"),
+        (chat(content={"type": "image", "image": 7}), "$.messages[1].content", "got `int`"),
+        (chat(tool_calls=[{"arguments": {}}]), "$.messages[1].tool_calls[0]", "without `function` or `name`"),
+        (chat(role="user", tool_calls=[{"name": "f"}]), "$.messages[1].tool_calls", "only assistants call tools"),
+        (chat(content="a", also={"tools": [{}]}), "$.tools[0]", "a tool without a name"),
+        (chat(content="a", also={"tools": {}}), "$.tools", "got `object`"),
+        (chat(content="a", also={"metadata": 1}), "$.metadata", "got `int`"),
+        (chat(content="a", also={"images": [7]}), "$.images[0]", "got `int`"),
+    ],
+)
+def test_what_is_wrong_has_its_place(line: bytes, path: str, reason: str):
+    found = read_line(line)
+    assert isinstance(found, tuple)
+    assert found[0] == path
+    assert reason in found[1]
+
+
+def test_older_images_need_a_user_who_is_shown_them():
+    line = {"messages": [{"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}], "images": ["u"]}
+    assert read_line(json.dumps(line).encode()) == ("$.images", "there is no user message to show them in")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("The quick brown fox jumps over the lazy dog, and then it sleeps.", 15),
+        ("今天天气很好我们去公园散步吧", 9),
+        ("Съешь ещё этих мягких французских булок", 15),
+        ("1234567890", 10),
+        ("", 0),
+    ],
+)
+def test_an_estimate_is_near_what_a_tokenizer_of_a_large_vocabulary_makes(text: str, tokens: int):
+    assert abs(tokens_in(text) - tokens) <= 0.25 * tokens
+
+
+def test_a_file_is_measured_the_same_however_its_bytes_arrive():
+    rows = [chat(content="word " * n) for n in range(1, 300)]
+    body = b"\n".join(rows)
+
+    def measured(piece: int) -> FileReady:
+        check = FileCheck()
+        for start in range(0, len(body), piece):
+            check.feed(body[start : start + piece])
+        found = check.finish()
+        assert isinstance(found, FileReady)
+        return found
+
+    whole = measured(len(body))
+    assert whole == measured(97)
+    assert sum(whole.lengths) == whole.rows == 299
+    assert whole.characters == 299 + sum(5 * n for n in range(1, 300))
+    assert 0.2 < whole.tokens / whole.characters < 0.35
