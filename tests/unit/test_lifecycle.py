@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from synth.catalogue import CATALOGUE
-from synth.jobs.lifecycle import TERMINAL, IllegalTransition, State, apply, fold
+from synth.jobs.lifecycle import TERMINAL, IllegalTransition, Standing, State, apply
 
 FACTS = sorted(name for name in CATALOGUE if name.startswith("job."))
 STATES = [None, *State]
@@ -29,6 +29,7 @@ ALLOWED: dict[State | None, dict[str, State]] = {
     State.STARTED: {
         "job.started": State.STARTED,
         "job.cancel_requested": State.CANCELLING,
+        "job.pause_requested": State.PAUSING,
         "job.succeeded": State.SUCCEEDED,
         "job.failed": State.FAILED,
     },
@@ -37,6 +38,14 @@ ALLOWED: dict[State | None, dict[str, State]] = {
         "job.cancelled": State.CANCELLED,
         "job.failed": State.FAILED,
     },
+    State.PAUSING: {
+        "job.started": State.PAUSING,
+        "job.paused": State.PAUSED,
+        "job.cancel_requested": State.CANCELLING,
+        "job.succeeded": State.SUCCEEDED,
+        "job.failed": State.FAILED,
+    },
+    State.PAUSED: {"job.resumed": State.VERIFIED, "job.withdrawn": State.CANCELLED},
 }
 
 
@@ -80,10 +89,33 @@ def test_every_state_can_be_reached_and_every_other_one_can_end():
     ],
 )
 def test_a_job_is_the_fold_of_its_facts(facts, state):
-    assert fold(f"job.{fact}" for fact in facts) == state
+    assert after(*facts).state == state
+
+
+def after(*facts: str) -> Standing:
+    standing = Standing()
+    for fact in facts:
+        standing.add(f"job.{fact}")
+    return standing
+
+
+@pytest.mark.parametrize(
+    ("facts", "over"),
+    [
+        (["started"], [False, False]),
+        (["started", "pause_requested"], [False, False]),
+        (["started", "pause_requested", "paused"], [True, False]),
+        (["started", "pause_requested", "paused", "resumed"], [True, False]),
+        (["started", "pause_requested", "paused", "resumed", "started", "pause_requested", "paused"], [True, True]),
+        (["started", "succeeded"], [True, True]),
+    ],
+)
+def test_a_task_is_over_when_its_job_is_paused_in_its_term_resumed_after_it_or_ended(facts, over):
+    standing = after("created", "validated", "verified", *facts)
+    assert [standing.is_over(term) for term in (0, 1)] == over
 
 
 def test_a_fact_that_only_a_newer_version_knows_leaves_a_job_as_it_is():
-    assert fold(["job.created", "job.annotated", "job.validated"]) is State.VALIDATED
+    assert after("created", "annotated", "validated").state is State.VALIDATED
     with pytest.raises(IllegalTransition):
-        fold(["job.created", "job.annotated", "job.started"])
+        after("created", "annotated", "started")

@@ -36,7 +36,8 @@ def main() -> int:
         bearer = internal_token(secret)
         boot = secrets.token_hex(4)
         changed = asyncio.Event()
-        router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", Registry(settings.models_dir))
+        registry = Registry(settings.models_dir, hub=settings.model_hub)
+        router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", registry)
         policies = Policies(
             router.files_of, Opening(settings), max_models=settings.max_models, load_timeout=settings.load_timeout_s
         )

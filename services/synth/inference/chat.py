@@ -17,6 +17,9 @@ import msgspec
 from synth.errors import Problem, UserError
 from synth.inference.tokenizers import Tokenizer
 
+#: A template leaves messages of other roles out without a word. developer: the newer name of system.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
 
 class FunctionCall(msgspec.Struct, kw_only=True):
     name: str
@@ -150,7 +153,8 @@ class ChatFormat:
 
 
 def _for_template(message: Message, place: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"role": message.role, "content": message.text(place)}
+    role = "system" if message.role == "developer" else message.role
+    entry: dict[str, Any] = {"role": role, "content": message.text(place)}
     if message.tool_calls:
         entry["tool_calls"] = [
             {

@@ -19,7 +19,7 @@ from synth.inference.api_errors import error_body
 from synth.inference.chat import ChatFormat, Conversation
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
 from synth.inference.recorder import Call
-from synth.inference.replies import ChunkWriter, Reply, Shape, completion_body, read_reply
+from synth.inference.replies import CALL_END, ChunkWriter, Reply, Shape, completion_body, read_reply
 from synth.inference.requests import ChatRequest, JobSampling, conversation_of, sampling_of
 from synth.trajectories import CompletionRecord
 
@@ -46,7 +46,7 @@ class Completion:
         self._chat = binding.chat
         self._call = call
         self._timeout = timeout
-        self._stream = request.stream
+        self._stream = bool(request.stream)
         self._conversation: Conversation = conversation_of(request)
         self._params: SamplingParams = sampling_of(request, binding.sampling)
         self._prompt_ids = binding.chat.prompt_ids(self._conversation, call.thread if call else None)
@@ -55,8 +55,8 @@ class Completion:
             model=binding.model,
             tools=bool(self._conversation.tools),
             logprobs=bool(request.logprobs),
-            token_ids=request.return_token_ids,
-            include_usage=request.stream_options is not None and request.stream_options.include_usage,
+            token_ids=bool(request.return_token_ids),
+            include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         )
         if call is not None:
             call.ends_with(self._abort)
@@ -119,7 +119,7 @@ class Completion:
         if call is not None and not call.settled:
             call.finish(_record(self._prompt_ids, whole))
             # A stop string is cut from the text that the app holds, so its turn cannot be continued token-exactly.
-            if whole.finish_reason != "abort" and whole.stop_text is None:
+            if whole.finish_reason != "abort" and whole.stop_text in (None, CALL_END):
                 self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, whole.token_ids)
         return reply
 

@@ -17,11 +17,13 @@ from synth.errors import Problem, SynthError, UserError
 from synth.inference.api_errors import error_response
 from synth.inference.completion import Completion, EventStream, PolicyBinding
 from synth.inference.recorder import Call, Recorder
+from synth.inference.refused import refuse_unserved
 from synth.inference.requests import decode_request
 from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 _MOST_BODY_BYTES = 8 << 20
+_CREDENTIALS = ("cid", "trace", "trace_correlation_id")
 
 
 class Router(Protocol):
@@ -92,7 +94,9 @@ class _Api:
                     call = self._recorder.begin(text)
                     route = self._router.for_rollout(call.cid)
                 else:
-                    route = self._router.for_model(body.model, await self._authenticate(request))
+                    principal = await self._authenticate(request)
+                    refuse_unserved(body)
+                    route = self._router.for_model(body.model, principal)
                 binding = await lease.enter_async_context(route)
                 completion = Completion(body, binding, call, timeout=self._timeout)
                 if body.stream:
@@ -142,13 +146,14 @@ class _Api:
 
 
 def cid_of(query: bytes) -> str | None:
-    """The credential in a query string, or None.
+    """The credential in a query string, under any of the names that clients give it, or None.
 
     Some clients append the path to the whole URL, so it may arrive as `cid=trace_x/v1/chat/completions`.
     """
-    if b"cid=" not in query:
+    if not query:
         return None
-    values = parse_qs(query.decode("latin-1")).get("cid")
+    given = parse_qs(query.decode("latin-1"))
+    values = next((given[name] for name in _CREDENTIALS if name in given), None)
     return values[0].split("/", 1)[0] if values else None
 
 

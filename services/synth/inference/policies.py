@@ -109,6 +109,13 @@ class Policies:
             if version.beside == name:
                 await self._drop(pinned, version)
 
+    async def forget(self, name: str) -> bool:
+        """Let go of a served model, so that its files are looked for anew; False while somebody uses it."""
+        place = self._places.get(name)
+        if place is not None and place.evictable:
+            await self._drop(name, place)
+        return name not in self._places
+
     @asynccontextmanager
     async def lease(self, name: str, *, beside: str | None = None) -> AsyncIterator[Loaded]:
         """A served model for one request, loaded first if need be; it is not evicted meanwhile.
@@ -165,12 +172,12 @@ class Policies:
             # Shielded: a client that hangs up must not cancel the load that others wait for.
             loaded = await asyncio.shield(place.loading)
         except TimeoutError:
-            self._forget(name, place)
+            self._vacate(name, place)
             raise Transient(f"{name!r} did not load in {self._load_timeout:g} s", delay=30) from None
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._forget(name, place)
+            self._vacate(name, place)
             raise
         if not loaded.engine.healthy:
             raise Transient(f"the engine of {name!r} has stopped", delay=5)
@@ -184,12 +191,12 @@ class Policies:
             return None
         return place
 
-    def _forget(self, name: str, place: _Place) -> None:
+    def _vacate(self, name: str, place: _Place) -> None:
         if self._places.get(name) is place:
             del self._places[name]
 
     async def _drop(self, name: str, place: _Place) -> None:
-        self._forget(name, place)
+        self._vacate(name, place)
         if not place.loading.done():
             place.loading.cancel()
             await asyncio.wait([place.loading])

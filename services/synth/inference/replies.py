@@ -17,6 +17,8 @@ from synth.inference.tokenizers import Tokenizer
 # The hermes format, which Qwen3's template teaches: JSON between two tags.
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _OPEN = "<tool_call>"
+#: Ends a tool call; as a stop string it ends a reply after the first one, and stays in the text.
+CALL_END = "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ def read_reply(delta: Delta, tokenizer: Tokenizer, *, tools: bool) -> Reply:
     """The reply that a finished completion makes; tool calls are looked for only if the request had tools."""
     text = tokenizer.decode(delta.token_ids)
     if delta.stop_text is not None:
-        text = text[: text.find(delta.stop_text)]
+        kept = len(CALL_END) if tools and delta.stop_text == CALL_END else 0
+        text = text[: text.find(delta.stop_text) + kept]
     finish = delta.finish_reason or "stop"
     if not tools:
         return Reply(text, Message(role="assistant", content=text), finish)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from synth.errors import Problem, UserError
-from synth.inference.chat import Conversation, Message
+from synth.inference.chat import ROLES, Conversation, Message
 from synth.inference.engines.protocol import SamplingParams
+from synth.inference.replies import CALL_END
 
 # Without a limit of its own a request gets this many tokens: its whole length is reserved in the KV cache.
 _DEFAULT_MAX_TOKENS = 1024
@@ -22,11 +24,12 @@ class TemplateSettings(msgspec.Struct, kw_only=True):
 class ExtraBody(msgspec.Struct, kw_only=True):
     """Some clients send the SDK's `extra_body` argument as a literal field."""
 
-    chat_template_kwargs: TemplateSettings = msgspec.field(default_factory=TemplateSettings)
+    chat_template_kwargs: TemplateSettings | None = None
+    stop_after_tool_calls: int | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -38,7 +41,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     messages: list[Message]
     model: str = ""
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -50,13 +53,28 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    return_token_ids: bool = False
+    return_token_ids: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stop_after_tool_calls: int | None = None
     response_format: ResponseFormat | None = None
     thinking_mode: str | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
+    # Read only to be refused (`synth.inference.refused`).
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    verbosity: str | None = None
+    store: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +131,12 @@ def _problems(r: ChatRequest) -> list[Problem]:
             wrong("response_format", r.response_format and r.response_format.type, "text"),
         ),
     ]
-    return [problem for is_wrong, problem in found if is_wrong]
+    roles = [
+        wrong(f"messages[{i}].role", message.role, f"one of {', '.join(ROLES)}")
+        for i, message in enumerate(r.messages)
+        if message.role not in ROLES
+    ]
+    return [problem for is_wrong, problem in found if is_wrong] + roles
 
 
 def max_tokens(request: ChatRequest) -> int | None:
@@ -129,27 +152,38 @@ def stop_strings(request: ChatRequest) -> tuple[str, ...]:
 
 def conversation_of(request: ChatRequest) -> Conversation:
     """The messages, the tools unless they are switched off, and whether the model is asked to think."""
-    return Conversation(
-        request.messages, request.tools if request.tools and request.tool_choice != "none" else (), _thinking(request)
-    )
+    return Conversation(request.messages, tools_of(request), _thinking(request))
+
+
+def tools_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    """The tools that the model may call. `function_call` is what `tool_choice` was called before."""
+    choice = request.tool_choice if request.tool_choice is not None else request.function_call
+    return () if choice == "none" else request.tools or ()
+
+
+def one_call(request: ChatRequest) -> bool:
+    """Whether the reply is to end after its first tool call."""
+    asked = request.stop_after_tool_calls or (request.extra_body and request.extra_body.stop_after_tool_calls)
+    return bool(tools_of(request)) and (asked == 1 or request.parallel_tool_calls is False)
 
 
 def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
     """The job's sampling for a rollout, where the app can only ask for fewer tokens; else the request's own."""
     asked = max_tokens(request)
+    stop = (*stop_strings(request), *([CALL_END] if one_call(request) else []))
     if job is not None:
         return SamplingParams(
             max_tokens=min(job.max_tokens, asked or job.max_tokens),
             temperature=job.temperature,
             banned=job.banned,
-            stop=stop_strings(request),
+            stop=stop,
         )
     return SamplingParams(
         max_tokens=asked or _DEFAULT_MAX_TOKENS,
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=max(0, request.top_k or 0),
-        stop=stop_strings(request),
+        stop=stop,
         seed=request.seed,
     )
 
@@ -158,4 +192,6 @@ def _thinking(request: ChatRequest) -> bool:
     settings = request.chat_template_kwargs or (request.extra_body and request.extra_body.chat_template_kwargs)
     if settings is not None and settings.enable_thinking is not None:
         return settings.enable_thinking
-    return request.thinking_mode == "think"
+    if request.thinking_mode is not None:
+        return request.thinking_mode == "think"
+    return request.reasoning_effort not in (None, "none", "minimal")

@@ -46,6 +46,7 @@ class ServiceRouter:
     registry: Registry
     jobs: dict[str, ServedJob] = field(default_factory=dict)
     _refs: dict[tuple[str, str], ModelRef] = field(default_factory=dict)
+    _by_id: dict[str, ModelRef] = field(default_factory=dict)
     _policies: Policies | None = None
 
     def serve_from(self, policies: Policies) -> None:
@@ -76,12 +77,15 @@ class ServiceRouter:
     async def for_model(self, model: str, principal: str) -> AsyncIterator[PolicyBinding]:
         """A base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
+        # Other weights under the same id: the base was put here, or another model stands in for it.
+        if self._by_id.get(ref.id) != ref and await self.policies.forget(ref.id):
+            self._by_id[ref.id] = ref
         async with self.policies.lease(ref.id) as loaded:
             yield _binding(loaded, ref.id, None)
 
     async def models(self, principal: str) -> list[str]:
         """The base models of this cluster; a gateway adds what the organisation has made."""
-        return [spec.id for spec in self.registry.bases() if spec.path]
+        return [spec.id for spec in self.registry.runnable()]
 
     def served(self) -> list[str]:
         """What may be asked for now: a training policy only when it stands at the version that its job is at."""
@@ -92,9 +96,7 @@ class ServiceRouter:
         job_id, _, version = name.partition("@v")
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
-        ref = next((r for (_, _), r in self._refs.items() if r.id == name), None)
-        assert ref is not None
-        found = await local_model(ref, self.blobs, self.cache)
+        found = await local_model(self._by_id[name], self.blobs, self.cache)
         return ModelFiles(found.model, found.adapter)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
@@ -108,9 +110,11 @@ class ServiceRouter:
     async def _find(self, org: str, model: str) -> ModelRef:
         if not model:
             raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
-        known = self._refs.get((org, model))
-        # A base may have been put on the machine anew; what a job has made never changes.
-        if known is None or parse_finetuned(model) is None:
+        known, named = self._refs.get((org, model)), parse_finetuned(model)
+        # A base may have been put on the machine anew, and a checkpoint may have expired, which matters to who has to
+        # load it; what a job has made never changes.
+        lasting = named is not None and named.checkpoint is None
+        if known is None or not (lasting or (named is not None and known.id in self.policies.names())):
             try:
                 known = await find_model(self.bus, org, model, self.registry)
             except UserError as error:

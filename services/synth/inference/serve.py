@@ -1,4 +1,4 @@
-"""The owner of one job's serve task: loads its policy, follows its versions, lets go when the job has ended."""
+"""The owner of one job's serve task: loads its policy, follows its versions, lets go when the job ends or pauses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from synth.inference.engines.protocol import Engine, WeightProof
 from synth.inference.requests import JobSampling
 from synth.inference.routing import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
-from synth.jobs.lifecycle import TERMINAL, State, follow_on
+from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
 from synth.work import Task
 
@@ -42,10 +42,10 @@ class ServeService:
     changed: asyncio.Event
 
     async def run(self, task: Task, lease: Lease) -> None:
-        """Own one serve task until its job has ended."""
+        """Own one serve task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
             history = await read_job(self.bus, task.org, task.job_id)
-            if history.ended:
+            if history.standing.is_over(task.term):
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
@@ -60,11 +60,11 @@ class ServeService:
                 lora=lora_shape(job) if isinstance(job, RlJob) else None,
                 trained=isinstance(job, RlJob),
             )
-            serving = _Serving(self, served)
+            serving = _Serving(self, served, task)
             try:
-                await serving.until_ended(lease)
+                await serving.until_over(lease)
             except Permanent as error:
-                await self.refuse(task.org, task.job_id, str(error), train=served.trained)
+                await self.refuse(task, str(error), train=served.trained)
             finally:
                 self.router.jobs.pop(task.job_id, None)
                 await self.router.policies.release(task.job_id)
@@ -73,30 +73,36 @@ class ServeService:
     async def give_up(self, task: Task, reason: str) -> None:
         """The task is a dead letter: say that the policy cannot be served, so that its owner ends the job."""
         history = await read_job(self.bus, task.org, task.job_id)
-        if history.ended:
+        if history.standing.is_over(task.term):
             return
         job = job_from_data(history.need(JobValidated).job)
-        await self.refuse(task.org, task.job_id, reason, train=isinstance(job, RlJob))
+        await self.refuse(task, reason, train=isinstance(job, RlJob))
 
-    async def refuse(self, org: str, job_id: str, reason: str, *, train: bool) -> None:
+    async def refuse(self, task: Task, reason: str, *, train: bool) -> None:
         """Say that a policy cannot be served. The trainer's task is due all the same: it ends the job."""
-        log.error("policy refused", job=job_id, reason=reason)
+        log.error("policy refused", job=task.job_id, reason=reason)
         event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {reason}"))
-        await Publisher(self.bus).once(event, org=org, key=job_id, id="refused")
+        await Publisher(self.bus).once(event, org=task.org, key=task.job_id, id=f"refused:{task.term}")
         if train:
-            await enqueue(self.bus, Task(kind="train", pool=self.settings.pool, org=org, job_id=job_id))
+            await self.train_is_due(task)
+
+    async def train_is_due(self, task: Task) -> None:
+        """Queue the train task of the same job and term as this serve task."""
+        train = Task(kind="train", pool=self.settings.pool, org=task.org, job_id=task.job_id, term=task.term)
+        await enqueue(self.bus, train)
 
 
 @dataclass
 class _Serving:
     service: ServeService
     job: ServedJob
+    task: Task
     newest: PolicyPublished | None = None
     loaded: tuple[int, int] = (0, 0)
-    ended: bool = False
+    over: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def until_ended(self, lease: Lease) -> None:
+    async def until_over(self, lease: Lease) -> None:
         service, job = self.service, self.job
         lease.progress("load", deadline=service.settings.load_timeout_s + 60)
         started = time.monotonic()
@@ -104,6 +110,9 @@ class _Serving:
         self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
+            if (await read_job(service.bus, job.org, job.job_id)).standing.is_over(self.task.term):
+                # Loading took long: whoever hears of it would wait for a policy that is let go of.
+                return
             if self.newest is not None:
                 # Whoever takes over serves the latest version at once: the ones before it are history.
                 await self._catch_up(held.engine)
@@ -113,8 +122,9 @@ class _Serving:
             service.router.jobs[job.job_id] = job
             service.changed.set()
             # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
-            await self._train_is_due()
-            while not self.ended:
+            if job.trained:
+                await service.train_is_due(self.task)
+            while not self.over:
                 if not held.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes; waiting for one does not.
@@ -125,11 +135,6 @@ class _Serving:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-    async def _train_is_due(self) -> None:
-        if self.job.trained:
-            pool = self.service.settings.pool
-            await enqueue(self.service.bus, Task(kind="train", pool=pool, org=self.job.org, job_id=self.job.job_id))
 
     async def _wait(self, following: asyncio.Task[None]) -> None:
         if following.done():
@@ -183,14 +188,14 @@ class _Serving:
         event = PolicyLoaded(
             version=version, replica=service.settings.replica, seconds=round(seconds, 4), proven=proven
         )
-        attempt = self.loaded[0]
-        id = f"{attempt}:{version}:{service.settings.replica}:{service.boot}"
+        # With the term: a policy that is loaded anew after a pause must be told anew.
+        id = f"{self.task.term}:{self.loaded[0]}:{version}:{service.settings.replica}:{service.boot}"
         await Publisher(service.bus).once(event, org=self.job.org, key=self.job.job_id, id=id)
         log.info("policy loaded", version=version, seconds=round(seconds, 4), proven=proven)
 
     async def _follow(self) -> None:
         org, job_id = self.job.org, self.job.job_id
-        state: State | None = None
+        standing = Standing()
         async for recorded in follow(
             self.service.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]
         ):
@@ -199,8 +204,8 @@ class _Serving:
                 if self._is_news(recorded.event):
                     self.newest = recorded.event
             elif recorded.type.startswith("job."):
-                state = follow_on(state, recorded.type)
-                self.ended = state in TERMINAL
+                standing.add(recorded.type)
+                self.over = standing.is_over(self.task.term)
             self.news.set()
-            if self.ended:
+            if self.over:
                 return

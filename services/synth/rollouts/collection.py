@@ -9,19 +9,21 @@ from synth.bus.connection import Connection
 from synth.bus.job_log import JobHistory
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
-from synth.rollouts.collector import Collector
+from synth.rollouts.collector import Collector, PolicyVersions
 from synth.rollouts.record import RolloutLog
 from synth.rollouts.settings import RolloutsSettings
 
 
 @dataclass(frozen=True)
 class Collection:
-    """One job's collection, open for as long as its task is owned."""
+    """One job's collection, open for as long as its task, queued in this term of the job, is owned."""
 
     bus: Connection
     settings: RolloutsSettings
     history: JobHistory
+    term: int
     collector: Collector
+    versions: PolicyVersions
     record: RolloutLog
 
     def follow(self, *facts: str) -> AsyncGenerator[Recorded, None]:

@@ -198,13 +198,19 @@ class PolicyVersions:
 
     def __init__(self) -> None:
         self.latest = -1
+        self._of: dict[str, int] = {}
         self._news = asyncio.Condition()
 
-    async def loaded(self, version: int) -> None:
-        """A replica serves this version."""
+    async def loaded(self, version: int, replica: str) -> None:
+        """This replica serves this version."""
         async with self._news:
             self.latest = max(self.latest, version)
+            self._of[replica] = version
             self._news.notify_all()
+
+    def is_at(self, replica: str, version: int) -> bool:
+        """Whether a replica serves this version or a later one."""
+        return self._of.get(replica, -1) >= version
 
     async def at_least(self, version: int, *, timeout: float) -> None:
         """Return when this version, or a later one, is served. Raises `Transient` after `timeout` seconds."""

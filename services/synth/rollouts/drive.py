@@ -14,7 +14,7 @@ from synth.bus.replicas import Replica, ReplicaTable
 from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
-from synth.rollouts.collector import Request, Spot, Tried
+from synth.rollouts.collector import PolicyVersions, Request, Spot, Tried
 from synth.rollouts.outcome import Reply, judge
 from synth.rollouts.recorder_client import RecorderClient
 from synth.rollouts.task_client import TaskClient
@@ -23,6 +23,9 @@ log = logs.get("drive")
 
 #: How long a rollout is played again because its recording was lost, before its task is handed back.
 _LOST_BUDGET_S = 180.0
+
+#: How long a rollout that is dropped may take to close its credential.
+_VOID_S = 2.0
 
 
 class Driver:
@@ -36,6 +39,7 @@ class Driver:
         app: TaskClient,
         recorder: RecorderClient,
         replicas: ReplicaTable,
+        versions: PolicyVersions,
         secret: str,
         public_url: str | None,
         replica_wait_s: float,
@@ -45,6 +49,7 @@ class Driver:
         self._app = app
         self._recorder = recorder
         self._replicas = replicas
+        self._versions = versions
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
@@ -70,7 +75,7 @@ class Driver:
         raise AssertionError("counting never ends")
 
     async def _play(self, request: Request, spot: Spot, *, forgive_cut: bool) -> Tried:
-        replica = await self._replica(spot)
+        replica = await self._replica(request, spot)
         cid = mint_cid(
             Cid(
                 rollout_id=spot.rollout_id,
@@ -84,7 +89,12 @@ class Driver:
         )
         base = self._public_url or replica.url
         url = f"{base}/v1/chat/completions?cid={cid}"
-        reply: Reply = await self._app.play(request, spot, inference_url=url, cid=cid)
+        try:
+            reply: Reply = await self._app.play(request, spot, inference_url=url, cid=cid)
+        except asyncio.CancelledError:
+            # The app may play on: its calls are to be refused, and what was recorded is nobody's.
+            await self._void(replica, cid)
+            raise
         try:
             records = await self._recorder.take(replica.url, cid)
         except Transient:
@@ -95,10 +105,20 @@ class Driver:
         verdict = judge(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
         return Tried(verdict, records)
 
-    async def _replica(self, spot: Spot) -> Replica:
+    async def _void(self, replica: Replica, cid: str) -> None:
+        try:
+            async with asyncio.timeout(_VOID_S):
+                await self._recorder.take(replica.url, cid)
+        except (TimeoutError, Transient) as error:
+            log.warning("a rollout's credential stays open until it expires", reason=str(error))
+
+    async def _replica(self, request: Request, spot: Spot) -> Replica:
         try:
             able = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
         except TimeoutError as error:
             raise Transient(f"no replica serves {self._job_id} after {self._replica_wait_s:.0f} s") from error
+        # One that lags would sample what is too old to be trained; where all do, the trainer's own bound decides.
+        if request.pinned_version is None:
+            able = [r for r in able if self._versions.is_at(r.id, request.oldest_version)] or able
         # By group, so that the samples of one prompt, which share its prefill, meet at one replica.
         return sorted(able, key=lambda replica: replica.id)[spot.group % len(able)]

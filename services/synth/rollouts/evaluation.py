@@ -1,4 +1,4 @@
-"""An evaluation job: its collector owns it, from the moment its model is served to its end."""
+"""An evaluation job: its collector owns it, from the moment its model is served to its end or its pause."""
 
 from __future__ import annotations
 
@@ -10,23 +10,33 @@ from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
 from synth.bus.publish import Fence
 from synth.catalogue import Event
 from synth.errors import Permanent, Problem
-from synth.events import EvalCompleted, JobCancelled, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
-from synth.jobs.lifecycle import TERMINAL, State, follow_on
+from synth.events import (
+    EvalCompleted,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobPauseRequested,
+    JobSucceeded,
+    PolicyLoaded,
+    PolicyRefused,
+)
+from synth.jobs.lifecycle import Standing, State
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection import Collection
 from synth.rollouts.collector import Broken, Request
 from synth.rollouts.groups import collection_values
+from synth.work import Task
 
 
 async def evaluate(collection: Collection, job: EvalJob) -> None:
-    """Run an evaluation to its end: success, failure with its cause, or cancellation."""
+    """Run an evaluation to its end (success, failure with its cause, or cancellation), or until it is paused."""
     obstacle = await _until_served(collection)
-    org, job_id = collection.history.org, collection.history.job_id
-    history, fence = await start_attempt(collection.bus, org, job_id, worker=collection.settings.replica)
+    org, job_id, worker = collection.history.org, collection.history.job_id, collection.settings.replica
+    history, fence = await start_attempt(collection.bus, org, job_id, worker=worker, term=collection.term)
     if fence is None:
         return
-    if obstacle is not None or history.state is State.CANCELLING:
-        await _end(collection.bus, fence, obstacle or JobCancelled(step=0))
+    if obstacle is not None or history.state in (State.CANCELLING, State.PAUSING):
+        await _end(collection.bus, fence, obstacle or JobPaused(step=0))
         return
     work = asyncio.create_task(_play(collection, job))
     interrupted = asyncio.create_task(_interruption(collection))
@@ -40,37 +50,47 @@ async def evaluate(collection: Collection, job: EvalJob) -> None:
     await _end(collection.bus, fence, ending)
 
 
-async def fail(bus: Connection, history: JobHistory, ending: JobFailed, worker: str) -> None:
+async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> None:
     """End an evaluation that nobody can run."""
-    _, fence = await start_attempt(bus, history.org, history.job_id, worker=worker)
+    _, fence = await start_attempt(bus, task.org, task.job_id, worker=worker, term=task.term)
     if fence is not None:
         await _end(bus, fence, ending)
 
 
 async def _until_served(collection: Collection) -> JobFailed | None:
     """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for."""
-    state: State | None = None
+    standing = Standing()
     async with aclosing(collection.follow("policy.loaded", "policy.refused", "job.*")) as events:
         async for recorded in events:
+            of_this_term = recorded.seq > collection.history.since
             match recorded.event:
                 case PolicyLoaded():
-                    return None
+                    if of_this_term:
+                        return None
                 case PolicyRefused(problem=problem):
-                    return JobFailed(code="cannot_serve", problem=problem)
+                    if of_this_term:
+                        return JobFailed(code="cannot_serve", problem=problem)
                 case _:
-                    state = follow_on(state, recorded.type)
-                    if state in TERMINAL:
+                    standing.add(recorded.type)
+                    if standing.is_over(collection.term):
                         return None
     raise AssertionError("a follow never ends")
 
 
 async def _interruption(collection: Collection) -> Event:
     """Wait for a reason to stop before the end."""
-    async with aclosing(collection.follow("job.cancel_requested", "policy.refused")) as events:
+    facts = ("job.cancel_requested", "job.pause_requested", "policy.refused")
+    async with aclosing(collection.follow(*facts)) as events:
         async for recorded in events:
-            if isinstance(recorded.event, PolicyRefused):
-                return JobFailed(code="cannot_serve", problem=recorded.event.problem)
-            return JobCancelled(step=0)
+            if recorded.seq < collection.history.since:
+                continue
+            match recorded.event:
+                case PolicyRefused(problem=problem):
+                    return JobFailed(code="cannot_serve", problem=problem)
+                case JobPauseRequested():
+                    return JobPaused(step=0)
+                case _:
+                    return JobCancelled(step=0)
     raise AssertionError("a follow never ends")
 
 

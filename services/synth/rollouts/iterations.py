@@ -1,4 +1,4 @@
-"""The rollouts of an RL job: each request of its trainer collected, batched and announced, until the job has ended.
+"""The rollouts of an RL job: each request of its trainer collected, batched and announced, until the job is over.
 
 Invariants. Requests are collected in their order and may overlap; their batches are announced strictly in order. A
 request waits for a policy that is fresh enough for it. One that is finished in the log is never collected again.
@@ -13,10 +13,10 @@ from contextlib import aclosing
 from synth import logs
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
-from synth.jobs.lifecycle import TERMINAL, State, follow_on
+from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import RlJob
 from synth.rollouts.collection import Collection
-from synth.rollouts.collector import Broken, PolicyVersions, Request
+from synth.rollouts.collector import Broken, Request
 from synth.rollouts.groups import Collected, build_batch, collection_values
 from synth.rollouts.record import as_request
 
@@ -24,10 +24,10 @@ log = logs.get("iterations")
 
 
 async def collect_iterations(collection: Collection, job: RlJob) -> None:
-    """Serve a job's trainer until the job has ended. What makes that impossible is said, and its owner ends it."""
+    """Serve a job's trainer until the job has ended or is paused. What makes that impossible is said."""
     try:
         await collection.record.read()
-        await _until_ended(collection, job)
+        await _until_over(collection, job)
     except ExceptionGroup as group:
         # One request's failure is the task's: whoever owns the task looks at the error itself.
         if not isinstance(group.exceptions[0], Permanent):
@@ -35,21 +35,24 @@ async def collect_iterations(collection: Collection, job: RlJob) -> None:
         await collection.record.blocked(0, Problem(what=str(group.exceptions[0])))
 
 
-async def _until_ended(collection: Collection, job: RlJob) -> None:
+async def _until_over(collection: Collection, job: RlJob) -> None:
     iterations = _Iterations(collection, job)
-    state: State | None = None
-    # From the beginning: policy versions that were loaded before us count too.
+    standing = Standing()
+    # From the beginning: what was requested, and loaded, before us counts too.
     events = collection.follow("rollout.requested", "policy.loaded", "job.*")
     async with aclosing(events), asyncio.TaskGroup() as group:
         async for recorded in events:
             match recorded.event:
-                case PolicyLoaded(version=version):
-                    await iterations.versions.loaded(version)
+                case PolicyLoaded(version=version, replica=replica):
+                    # Of the term before, whose replicas have let go of it.
+                    if recorded.seq < collection.history.since:
+                        continue
+                    await collection.versions.loaded(version, replica)
                 case RolloutRequested() as event:
                     iterations.start(as_request(event), group)
                 case _:
-                    state = follow_on(state, recorded.type)
-                    if state in TERMINAL:
+                    standing.add(recorded.type)
+                    if standing.is_over(collection.term):
                         break
         iterations.stop()
 
@@ -58,7 +61,6 @@ class _Iterations:
     """The requests under way."""
 
     def __init__(self, collection: Collection, job: RlJob) -> None:
-        self.versions = PolicyVersions()
         self._collection = collection
         self._job = job
         self._running: set[asyncio.Task[None]] = set()
@@ -77,7 +79,7 @@ class _Iterations:
         task.add_done_callback(self._running.discard)
 
     def stop(self) -> None:
-        """Drop what is under way: the job has ended."""
+        """Drop what is under way: the job is over, for now or for good."""
         for task in self._running:
             task.cancel()
 
@@ -128,7 +130,7 @@ class _Iterations:
         """A request's rollouts and their figures, or why the environment cannot give them."""
         collection = self._collection
         version = max(request.oldest_version, request.pinned_version or 0)
-        await self.versions.at_least(version, timeout=collection.settings.policy_wait_s)
+        await collection.versions.at_least(version, timeout=collection.settings.policy_wait_s)
         started = time.monotonic()
         result = await collection.collector.collect(request, await collection.record.before(request))
         if isinstance(result, Broken):

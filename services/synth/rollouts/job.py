@@ -22,7 +22,7 @@ from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.collection import Collection
-from synth.rollouts.collector import Collector
+from synth.rollouts.collector import Collector, PolicyVersions
 from synth.rollouts.drive import Driver
 from synth.rollouts.evaluation import evaluate, fail
 from synth.rollouts.iterations import collect_iterations
@@ -46,10 +46,10 @@ class CollectorService:
     replicas: ReplicaTable
 
     async def run(self, task: Task, lease: Lease) -> None:
-        """Own one collect task until its job has ended."""
+        """Own one collect task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
             history = await read_job(self.bus, task.org, task.job_id)
-            if history.ended:
+            if history.standing.is_over(task.term):
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
@@ -63,12 +63,12 @@ class CollectorService:
         """The task is a dead letter: end its job, or let its owner end it, so that nobody waits in silence."""
         problem = Problem(what=f"the rollouts cannot be collected: {reason}", fix="look at the rollouts service's log")
         history = await read_job(self.bus, task.org, task.job_id)
-        if history.ended:
+        if history.standing.is_over(task.term):
             return
         if isinstance(job_from_data(history.need(JobValidated).job), EvalJob):
-            await fail(self.bus, history, JobFailed(code="internal", problem=problem), self.settings.replica)
+            await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
         else:
-            await RolloutLog(self.bus, self.blobs, task.org, task.job_id).blocked(0, problem)
+            await RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term).blocked(0, problem)
 
     @asynccontextmanager
     async def _collection(self, history: JobHistory, job: RlJob | EvalJob, lease: Lease) -> AsyncIterator[Collection]:
@@ -83,17 +83,20 @@ class CollectorService:
         app = await self._task_client(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret)
+        versions = PolicyVersions()
         driver = Driver(
             history.job_id,
             rollout,
             app=app,
             recorder=recorder,
             replicas=self.replicas,
+            versions=versions,
             secret=secret,
             public_url=self.settings.inference_public_url,
             replica_wait_s=_REPLICA_WAIT_S,
         )
-        record = RolloutLog(self.bus, self.blobs, history.org, history.job_id)
+        term = lease.task.term
+        record = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
         collector = Collector(
             history.job_id,
             limit=rollout.max_concurrent_rollouts,
@@ -113,7 +116,7 @@ class CollectorService:
 
         idle = asyncio.create_task(mark_idle())
         try:
-            yield Collection(self.bus, self.settings, history, collector, record)
+            yield Collection(self.bus, self.settings, history, term, collector, versions, record)
         finally:
             idle.cancel()
             await app.close()

@@ -27,12 +27,14 @@ from synth.trajectories import RolloutBatch, Trajectory
 class RolloutLog:
     """The rollout events of one job, read once and appended to by its one collector."""
 
-    def __init__(self, bus: Connection, blobs: BlobStore, org: str, job_id: str) -> None:
+    def __init__(self, bus: Connection, blobs: BlobStore, org: str, job_id: str, *, term: int) -> None:
+        """term: of the job, for what is said once in each."""
         self._bus = bus
         self._blobs = blobs
         self._publisher = Publisher(bus)
         self._org = org
         self._job_id = job_id
+        self._term = term
         self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
         self._failed: dict[tuple[str, int], dict[int, Problem]] = {}
         self._finished: set[tuple[str, int]] = set()
@@ -157,7 +159,7 @@ class RolloutLog:
     async def blocked(self, iteration: int, problem: Problem) -> None:
         """Say that the job's environment is broken; its owner ends the job."""
         event = RolloutBlocked(iteration=iteration, problem=problem)
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{iteration}")
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{self._term}:{iteration}")
 
 
 def as_request(event: RolloutRequested) -> Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,9 +31,12 @@ from synth.events import (
     TrainResumed,
     TrainStep,
 )
-from synth.trainer.protocol import Ready, Stepped
+from synth.trainer.protocol import Paused, Ready, Stepped
 
 log = logs.get("attempt")
+
+#: Of the steps that have a checkpoint, those whose checkpoint stays.
+Kept = Callable[[list[int]], set[int]]
 
 _FACTS = (
     "train.step",
@@ -100,7 +104,18 @@ async def read_past(bus: Connection, org: str, job_id: str) -> Past:
 class Announcer:
     """Publishes an attempt's facts, blobs first."""
 
-    def __init__(self, bus: Connection, blobs: BlobStore, fence: Fence, past: Past, *, total: int) -> None:
+    def __init__(
+        self,
+        bus: Connection,
+        blobs: BlobStore,
+        fence: Fence,
+        past: Past,
+        *,
+        total: int,
+        model_at: Callable[[int, BlobRef], ModelRef],
+    ) -> None:
+        """model_at: how the model of a step is served, from the tree of its checkpoint."""
+        self._model_at = model_at
         self._publisher = Publisher(bus)
         self._blobs = blobs
         self._fence = fence
@@ -144,13 +159,12 @@ class Announcer:
             self._past.weights[self._fence.attempt, k] = ref
         await self._step(k, values)
         if stepped.checkpoint is not None:
-            tree, manifest = await self._blobs.put_tree(
-                f"{self._prefix}/checkpoint-{k}", Path(stepped.checkpoint), move=True
-            )
-            saved = CheckpointSaved(step=k, version=k, attempt=self._fence.attempt, tree=tree, size=manifest.size)
-            await self._publisher.fenced(saved, fence=self._fence, id=f"{self._fence.attempt}:{k}")
-            self._past.checkpoints.append(saved)
-            await self._flush()
+            await self._checkpoint(k, Path(stepped.checkpoint))
+
+    async def paused(self, paused: Paused) -> None:
+        """Announce what a pause saved: the steps that no checkpoint covered before."""
+        if paused.checkpoint is not None:
+            await self._checkpoint(paused.step, Path(paused.checkpoint))
 
     async def model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""
@@ -162,10 +176,10 @@ class Announcer:
         tree, _ = await self._blobs.put_tree(f"{self._prefix}/model", directory, move=True)
         return tree
 
-    async def expire(self, *, keep_versions: int, pinned: set[int]) -> None:
+    async def expire(self, *, keep_versions: int, pinned: set[int], kept: Kept) -> None:
         """Let go of what nobody needs any more: superseded checkpoints, and weights older than `keep_versions`.
 
-        pinned: versions that an evaluation still reads.
+        pinned: versions that an evaluation still reads. kept: which steps' checkpoints stay.
         """
         newest = max((version for _, version in self._past.weights), default=0)
         latest = {version: attempt for attempt, version in sorted(self._past.weights)}
@@ -174,7 +188,8 @@ class Announcer:
             for attempt, version in self._past.weights
             if version not in pinned and (version <= newest - keep_versions or attempt < latest[version])
         ]
-        checkpoints = self._past.checkpoints[:-2]
+        stays = kept([c.step for c in self._past.checkpoints])
+        checkpoints = [c for c in self._past.checkpoints if c.step not in stays]
         uris = [self._past.weights[key].uri for key in old]
         for checkpoint in checkpoints:
             # A predecessor said that it expired, and may have died in the middle of deleting it.
@@ -188,7 +203,21 @@ class Announcer:
         await self._blobs.delete(uris)
         for key in old:
             del self._past.weights[key]
-        self._past.checkpoints = self._past.checkpoints[-2:]
+        self._past.checkpoints = [c for c in self._past.checkpoints if c.step in stays]
+
+    async def _checkpoint(self, step: int, folder: Path) -> None:
+        tree, manifest = await self._blobs.put_tree(f"{self._prefix}/checkpoint-{step}", folder, move=True)
+        saved = CheckpointSaved(
+            step=step,
+            version=step,
+            attempt=self._fence.attempt,
+            tree=tree,
+            size=manifest.size,
+            model=self._model_at(step, tree),
+        )
+        await self._publisher.fenced(saved, fence=self._fence, id=f"{self._fence.attempt}:{step}")
+        self._past.checkpoints.append(saved)
+        await self._flush()
 
     async def _step(self, step: int, values: dict[str, float]) -> None:
         if step > self._past.last_step:

@@ -1,5 +1,8 @@
 """The resume checkpoint: everything that a killed process needs to go on as if nothing had happened.
 
+It is a model folder, which can be served, evaluated and trained from as any other, and beside the model a folder with
+the rest of the training's state.
+
 Invariants: the manifest, with a digest of every file, is written last; the folder appears under its final name
 whole or not at all; a checkpoint that does not verify, or does not reproduce its own loss, is never trained on.
 """
@@ -10,6 +13,7 @@ import hashlib
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,19 +21,16 @@ import msgspec
 import torch
 from torch import Tensor
 
+from synth.events import RESUME_FOLDER
 from synth.trainer import randomness
 from synth.trainer.failure import TrainingFailed
 from synth.trainer.recipe import Recipe
 from synth.weights import load_tensors, save_tensors, sync_path, write_whole
 
-WEIGHTS, OPTIMIZER, PROBE, RNG, BEST = (
-    "weights.safetensors",
-    "optimizer.safetensors",
-    "probe.safetensors",
-    "rng.json",
-    "best.safetensors",
+OPTIMIZER, PROBE, RNG, BEST, _MANIFEST = (
+    f"{RESUME_FOLDER}/{name}"
+    for name in ("optimizer.safetensors", "probe.safetensors", "rng.json", "best.safetensors", "manifest.json")
 )
-_MANIFEST = "manifest.json"
 _TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 
 
@@ -71,11 +72,12 @@ class _FileEntry(msgspec.Struct, frozen=True):
 
 class _Manifest(msgspec.Struct, frozen=True):
     state: CheckpointState
+    weights: str
     files: dict[str, _FileEntry]
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was read and verified. rng is `randomness.capture`'s."""
+    """A checkpoint that was read and verified. weights: `Policy.snapshot`'s; rng: `randomness.capture`'s."""
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -103,23 +105,32 @@ def save_checkpoint(
     folder: Path,
     state: CheckpointState,
     *,
-    weights: dict[str, Tensor],
+    write_model: Callable[[Path], None],
+    weights_file: str,
     optimizer: dict[str, Tensor],
     probe: dict[str, Tensor],
     best_file: Path | None = None,
 ) -> None:
-    """Write a checkpoint folder; it appears under its name only when all of it is durable."""
+    """Write a checkpoint folder; it appears under its name only when all of it is durable.
+
+    write_model: makes the folder, with the model in it; weights_file: the float32 masters, one of its files.
+    """
     partial = folder.with_name(f".{folder.name}.partial")
-    partial.mkdir(parents=True)
-    save_tensors(partial / WEIGHTS, weights)
+    write_model(partial)
+    (partial / RESUME_FOLDER).mkdir()
     save_tensors(partial / OPTIMIZER, optimizer)
     save_tensors(partial / PROBE, probe)
     write_whole(partial / RNG, msgspec.json.encode(randomness.capture()))
     if best_file is not None:
         shutil.copyfile(best_file, partial / BEST)
         sync_path(partial / BEST)
-    files = {f.name: _FileEntry(sha256=_sha256(f), size=f.stat().st_size) for f in sorted(partial.iterdir())}
-    write_whole(partial / _MANIFEST, msgspec.json.encode(_Manifest(state=state, files=files)))
+    files = {
+        f.relative_to(partial).as_posix(): _FileEntry(sha256=_sha256(f), size=f.stat().st_size)
+        for f in sorted(partial.rglob("*"))
+        if f.is_file()
+    }
+    manifest = _Manifest(state=state, weights=weights_file, files=files)
+    write_whole(partial / _MANIFEST, msgspec.json.encode(manifest))
     os.rename(partial, folder)
     sync_path(folder.parent)
 
@@ -140,7 +151,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             )
     return Checkpoint(
         state=manifest.state,
-        weights=load_tensors(folder / WEIGHTS)[0],
+        weights=load_tensors(folder / manifest.weights)[0],
         optimizer=load_tensors(folder / OPTIMIZER)[0],
         probe=load_tensors(folder / PROBE)[0],
         rng=msgspec.json.decode((folder / RNG).read_bytes()),

@@ -21,7 +21,7 @@ from synth.trainer import randomness
 from synth.trainer.checkpoint import fingerprint
 from synth.trainer.failure import TrainingFailed
 from synth.trainer.policy import Policy, load_policy
-from synth.trainer.protocol import Done, Failed, Finish, Progressed, Ready, Start, Step, Stepped
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Step, Stepped
 from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe, parse_recipe
 from synth.trainer.rl import RlTrainer
 from synth.trainer.run import Resumed, Run
@@ -51,12 +51,16 @@ class Parent:
             self._last_progress = now
             self.say(Progressed(stage=stage, done=done, of=of))
 
-    def hear(self) -> Start | Step | Finish:
+    def hear(self) -> Start | Step | Pause | Finish:
         line = self._in.get()
         try:
-            return msgspec.json.decode(line, type=Start | Step | Finish)
+            return msgspec.json.decode(line, type=Start | Step | Pause | Finish)
         except msgspec.DecodeError as error:
             raise TrainingFailed("bad_message", f"{error}: {line[:200]!r}") from error
+
+    def has_spoken(self) -> bool:
+        """Whether there is something to hear."""
+        return not self._in.empty()
 
     def _read(self, lines_in: IO[bytes]) -> None:
         for line in lines_in:
@@ -101,7 +105,7 @@ def _warm_up() -> None:
 
 
 def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
-    """RL: load, say ready, then a step for each batch that the parent sends, until it says finish."""
+    """RL: load, say ready, then a step for each batch that the parent sends, until it says finish, or pause."""
     work = Path(start.work_dir)
     policy = _load(start, recipe, parent, dropout=False)
     trainer = RlTrainer(policy, recipe, progress=parent.progress)
@@ -120,6 +124,9 @@ def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
         policy.write_serving(weights, version=result.step)
         checkpoint = _checkpoint(trainer.run, work, recipe.steps, parent)
         parent.say(Stepped(step=result.step, values=result.values, weights=str(weights), checkpoint=checkpoint))
+    if isinstance(message, Pause):
+        _pause(trainer.run, work, parent)
+        return
     _finish(trainer.run, work, parent, best_step=trainer.run.step)
 
 
@@ -152,6 +159,10 @@ def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
         best_file.write_bytes(resumed.best_file.read_bytes())
     _ready(trainer.run, resumed, trainer.total, parent)
     while trainer.run.step < trainer.total:
+        if parent.has_spoken():
+            # While it trains the parent has but one thing to say.
+            _pause(trainer.run, work, parent, best_file=best_file)
+            return
         result = trainer.step()
         checkpoint = _checkpoint(trainer.run, work, trainer.total, parent, best_file=best_file)
         parent.say(Stepped(step=result.step, values=result.values, checkpoint=checkpoint))
@@ -191,6 +202,16 @@ def _ready(run: Run, resumed: Resumed | None, total: int, parent: Parent) -> Non
 def _checkpoint(run: Run, work: Path, total: int, parent: Parent, *, best_file: Path | None = None) -> str | None:
     if run.step % run.policy.recipe.checkpoint_every and run.step != total:
         return None
+    return _save(run, work, parent, best_file=best_file)
+
+
+def _pause(run: Run, work: Path, parent: Parent, *, best_file: Path | None = None) -> None:
+    # What was reported since the last checkpoint is what it does not cover.
+    folder = _save(run, work, parent, best_file=best_file) if run.reports else None
+    parent.say(Paused(step=run.step, checkpoint=folder))
+
+
+def _save(run: Run, work: Path, parent: Parent, *, best_file: Path | None) -> str:
     parent.progress("checkpoint", 0, 1)
     folder = work / f"checkpoint-{run.step:06d}"
     run.save(folder, best_file=best_file if run.best is not None else None)

@@ -6,7 +6,8 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import structlog
@@ -23,6 +24,8 @@ from synth.errors import Permanent, Problem, SynthError, Transient
 from synth.events import (
     JobCancelled,
     JobFailed,
+    JobPaused,
+    JobPauseRequested,
     JobStarted,
     JobSucceeded,
     JobValidated,
@@ -53,6 +56,7 @@ class JobFailure(Exception):
 class Attempt:
     """What a training run is given: its job, its right to publish, what was done before it, and its lease.
 
+    pausing: set when the user has asked for a pause: the run is to save where it stands, and end with `JobPaused`.
     work_dir: of this attempt alone; a predecessor that still cleans up cannot touch it.
     """
 
@@ -64,14 +68,15 @@ class Attempt:
     past: Past
     lease: Lease
     work_dir: Path
+    pausing: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded]]
+Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded | JobPaused]]
 
 
 @dataclass(frozen=True)
 class TrainerService:
-    """What every train task of this process shares. train: runs an attempt to its success."""
+    """What every train task of this process shares. train: runs an attempt to its success, or until it is paused."""
 
     bus: Connection
     blobs: BlobStore
@@ -79,9 +84,9 @@ class TrainerService:
     train: Train
 
     async def run(self, task: Task, lease: Lease) -> None:
-        """Own one train task until its job has ended."""
+        """Own one train task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
-            history, fence = await start_attempt(self.bus, task.org, task.job_id, worker=self.settings.replica)
+            history, fence = await self._start(task)
             if fence is None:
                 return
             with structlog.contextvars.bound_contextvars(attempt=fence.attempt):
@@ -89,25 +94,33 @@ class TrainerService:
 
     async def give_up(self, task: Task, reason: str) -> None:
         """The task is a dead letter: end its job, so that nobody waits for it in silence."""
-        _, fence = await start_attempt(self.bus, task.org, task.job_id, worker=self.settings.replica)
+        _, fence = await self._start(task)
         if fence is not None:
             past = await read_past(self.bus, fence.org, fence.job_id)
             problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
             await self._end(fence, JobFailed(code="internal", problem=problem), past)
 
+    async def _start(self, task: Task) -> tuple[JobHistory, Fence | None]:
+        worker = self.settings.replica
+        return await start_attempt(self.bus, task.org, task.job_id, worker=worker, term=task.term)
+
     async def _attempt(self, history: JobHistory, fence: Fence, lease: Lease) -> None:
         lease.progress("read the log", deadline=60)
         past = await read_past(self.bus, fence.org, fence.job_id)
         work_dir = self.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
+        # An attempt that did not live to end as it was told to: there is nothing else left to do.
         if history.state is State.CANCELLING:
             await self._end(fence, JobCancelled(step=past.last_step), past)
+            return
+        if history.state is State.PAUSING:
+            await self._end(fence, JobPaused(step=past.last_step), past)
             return
         job = job_from_data(history.need(JobValidated).job)
         assert isinstance(job, RlJob | SftJob)
         attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, past, lease, work_dir)
         try:
             self._check_crashes(history, past)
-            ending: Event = await self._until_cancelled(attempt, job)
+            ending: Event = await self._until_stopped(attempt, job)
         except JobFailure as failure:
             log.error("job fails", code=failure.code, reason=failure.problem.text())
             ending = JobFailed(code=failure.code, problem=failure.problem)
@@ -135,8 +148,11 @@ class TrainerService:
     def _check_crashes(self, history: JobHistory, past: Past) -> None:
         """Give up when attempt after attempt dies without a new checkpoint."""
         since = past.checkpoint.attempt if past.checkpoint else 0
-        started = [f.event for f in history.facts if isinstance(f.event, JobStarted)]
-        fruitless = sum(1 for s in started if s.attempt > since and s.attempt not in past.handed_back)
+        # In good order: handed back, or followed by the pause that it ended with.
+        facts = [f.event for f in history.facts if isinstance(f.event, JobStarted | JobPaused)]
+        paused = {a.attempt for a, b in pairwise(facts) if isinstance(a, JobStarted) and isinstance(b, JobPaused)}
+        started = {s.attempt for s in facts if isinstance(s, JobStarted) and s.attempt > since}
+        fruitless = len(started - paused - past.handed_back)
         fruitless -= 1  # the one that has just started
         if fruitless >= self.settings.crashes:
             raise JobFailure(
@@ -148,21 +164,26 @@ class TrainerService:
                 ),
             )
 
-    async def _until_cancelled(self, attempt: Attempt, job: RlJob | SftJob) -> Event:
+    async def _until_stopped(self, attempt: Attempt, job: RlJob | SftJob) -> Event:
         training = asyncio.ensure_future(self.train(attempt, job))
-        interrupted = asyncio.create_task(_interruption(self.bus, attempt.fence))
+        interrupted = asyncio.create_task(_interruption(attempt))
+        overdue = asyncio.create_task(_overdue(attempt.pausing, self.settings.pause_s))
+        tasks = (training, interrupted, overdue)
         try:
-            await asyncio.wait([training, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if training.done():
                 return training.result()
             training.cancel()
             await asyncio.wait([training])
-            ending = interrupted.result()
-            return JobCancelled(step=attempt.past.last_step) if isinstance(ending, JobCancelled) else ending
+            ending = interrupted.result() if interrupted.done() else None
+            if isinstance(ending, JobFailed):
+                return ending
+            step = attempt.past.last_step
+            return JobPaused(step=step) if ending is None else JobCancelled(step=step)
         finally:
-            for task in (training, interrupted):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(training, interrupted, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _end(self, fence: Fence, ending: Event, past: Past) -> None:
         def decide(history: JobHistory) -> Event | None:
@@ -176,12 +197,26 @@ class TrainerService:
         await append_as_owner(self.bus, fence, decide)
 
 
-async def _interruption(bus: Connection, fence: Fence) -> Event:
-    """Wait for a reason to stop: the user's cancellation, a broken environment, a policy that cannot be served."""
-    facts = ("job.cancel_requested", "rollout.blocked", "policy.refused")
-    async with aclosing(follow(bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts])) as events:
+async def _overdue(pausing: asyncio.Event, seconds: float) -> None:
+    """Return when a pause has been asked for and so much time has passed since."""
+    await pausing.wait()
+    await asyncio.sleep(seconds)
+    log.warning("the pause takes too long, letting go of the job as it was", seconds=seconds)
+
+
+async def _interruption(attempt: Attempt) -> JobFailed | JobCancelled:
+    """Wait for a reason to stop: the user's cancellation, a broken environment, a policy that cannot be served.
+
+    A pause is passed on, and is none: the run may well come to its end first.
+    """
+    fence, since = attempt.fence, attempt.history.since
+    facts = ("job.cancel_requested", "job.pause_requested", "rollout.blocked", "policy.refused")
+    subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]
+    async with aclosing(follow(attempt.bus.nc, subjects, after=since)) as events:
         async for recorded in events:
             match recorded.event:
+                case JobPauseRequested():
+                    attempt.pausing.set()
                 case RolloutBlocked(problem=problem):
                     return JobFailed(code="task_app_failed", problem=problem)
                 case PolicyRefused(problem=problem):

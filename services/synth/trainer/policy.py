@@ -56,15 +56,19 @@ class Policy:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
+    def names(self) -> set[str]:
+        """The names in a `snapshot`."""
+        return {self._filed(name) for name in self.trainable()}
+
     def snapshot(self) -> dict[str, Tensor]:
-        """The trained parameters in float32, on the CPU; `load` puts them back."""
-        return {n: p.detach().to("cpu").contiguous() for n, p in self.trainable().items()}
+        """The trained parameters in float32, on the CPU, as a model's file names them; `load` puts them back."""
+        return {self._filed(n): p.detach().to("cpu").contiguous() for n, p in self.trainable().items()}
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Overwrite the trained parameters with those of a `snapshot`."""
+        """Overwrite the trained parameters with those of a `snapshot`. Raises `KeyError` when one is missing."""
         for name, parameter in self.trainable().items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(tensors[self._filed(name)])
 
     def logprobs(self, micro: MicroBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """logp_N (float32, nats, of the micro-batch's trained tokens) and entropy_N (without gradient)."""
@@ -84,19 +88,31 @@ class Policy:
         tensors = {n: t.to(self._served_dtype()) for n, t in self._state().items()}
         return write_policy(path, tensors, kind=self.kind, version=version, lora=self._lora_config())
 
-    def write_model(self, folder: Path) -> None:
-        """Write the finished model: a Hugging Face folder, or an adapter folder, with its tokenizer and template."""
+    @property
+    def weights_file(self) -> str:
+        """What a model folder calls its weights."""
+        return "model.safetensors" if self.kind == "full" else "adapter_model.safetensors"
+
+    def write_model(self, folder: Path, *, exact: bool = False) -> None:
+        """Write the model as it stands: a Hugging Face folder, or an adapter's, with its tokenizer and template.
+
+        exact: the float32 masters, to train on from; else what is served.
+        """
         folder.mkdir(parents=True)
-        tensors = {n: t.detach().to("cpu", self._served_dtype()).contiguous() for n, t in self._state().items()}
+        dtype = torch.float32 if exact else self._served_dtype()
+        tensors = {n: t.detach().to("cpu", dtype).contiguous() for n, t in self._state().items()}
+        save_tensors(folder / self.weights_file, tensors, header={"format": "pt"})
         for source in sorted(self.model_dir.iterdir()):
             if source.is_file() and self._travels(source.name):
                 shutil.copyfile(source, folder / source.name)
         if self.kind == "full":
-            save_tensors(folder / "model.safetensors", tensors, header={"format": "pt"})
             _write_config(self.model_dir, folder, self._served_dtype())
         else:
-            save_tensors(folder / "adapter_model.safetensors", tensors, header={"format": "pt"})
             write_whole(folder / "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode())
+
+    def _filed(self, name: str) -> str:
+        # peft names an adapter's tensors from its own root, and leaves out which of a layer's adapters they are of.
+        return name if self.adapted is None else f"base_model.model.{name.replace('.default.', '.')}"
 
     def _travels(self, name: str) -> bool:
         if self.kind == "lora":

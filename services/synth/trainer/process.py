@@ -12,11 +12,11 @@ import msgspec
 
 from synth import logs
 from synth.errors import Transient
-from synth.trainer.protocol import Done, Failed, Finish, Progressed, Ready, Start, Step, Stepped
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Step, Stepped
 
 log = logs.get("child")
 
-Said = Ready | Stepped | Done | Failed
+Said = Ready | Stepped | Paused | Done | Failed
 _LINE = 16 << 20
 # It talks to its supervisor alone: neither the bus and the cluster's secret nor the blob store are its business.
 _WITHHELD = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY")
@@ -69,7 +69,7 @@ class TrainingProcess:
         self._progress = progress
         await self.say(start)
 
-    async def say(self, message: Start | Step | Finish) -> None:
+    async def say(self, message: Start | Step | Pause | Finish) -> None:
         """Send one message. Raises `TrainingStopped` when nobody listens any more."""
         assert self._process.stdin is not None
         try:
@@ -90,7 +90,7 @@ class TrainingProcess:
                 raise TrainingStopped(f"the training process said nothing for {silence:.0f} s") from error
             if not line:
                 raise TrainingStopped(f"the training process ended by itself ({await self._process.wait()})")
-            message = msgspec.json.decode(line, type=Ready | Stepped | Progressed | Done | Failed)
+            message = msgspec.json.decode(line, type=Said | Progressed)
             if not isinstance(message, Progressed):
                 return message
             self._progress(message.stage)

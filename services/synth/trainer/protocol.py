@@ -36,6 +36,10 @@ class Finish(msgspec.Struct, tag="finish", tag_field="op"):
     """RL: write the model and end."""
 
 
+class Pause(msgspec.Struct, tag="pause", tag_field="op"):
+    """Finish the step at hand, save what no checkpoint covers yet, and end. Training that is done ends with `done`."""
+
+
 class Ready(msgspec.Struct, tag="ready", tag_field="event"):
     """Loaded; `step` of `total` steps are done. reports: what the last of them reported, by
     step, when resumed: all that the checkpoint covers, as their announcements may not have been made.
@@ -58,6 +62,13 @@ class Stepped(msgspec.Struct, tag="step", tag_field="event"):
     step: int
     values: dict[str, float]
     weights: str | None = None
+    checkpoint: str | None = None
+
+
+class Paused(msgspec.Struct, tag="paused", tag_field="event"):
+    """It stands at this step and ends. checkpoint: a resume folder, None where the last one covers it."""
+
+    step: int
     checkpoint: str | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -107,7 +108,8 @@ class Run:
         save_checkpoint(
             folder,
             state,
-            weights=self.policy.snapshot(),
+            write_model=functools.partial(self.policy.write_model, exact=True),
+            weights_file=self.policy.weights_file,
             optimizer=self.optimizer.state(),
             probe=probe,
             best_file=best_file,
@@ -121,10 +123,9 @@ class Run:
         """
         found = load_checkpoint(folder)
         state = found.state
-        parameters = self.policy.trainable()
         if (
             _asked(state.recipe) != _asked(recipe_as_json(self.policy.recipe))
-            or found.weights.keys() != parameters.keys()
+            or found.weights.keys() != self.policy.names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",

@@ -28,5 +28,8 @@ class TrainerSettings(ServiceSettings):
     batch_wait_s: float = 1800.0
     """How long an iteration's batch may take before the task is handed back."""
 
+    pause_s: float = 60.0
+    """How long a job that is to be paused may go on to finish its step and save it; then it is let go of as it was."""
+
     crashes: int = 5
     """Attempts in a row that may end without a new checkpoint before the job fails."""

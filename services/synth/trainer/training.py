@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -13,19 +14,21 @@ import msgspec
 
 from synth import logs
 from synth.errors import Problem
-from synth.events import JobSucceeded, JobVerified, ModelRef
+from synth.events import BlobRef, JobPaused, JobSucceeded, JobVerified, ModelRef
 from synth.jobs.resolved import RlJob, SftJob, lora_shape
 from synth.model_files import LocalModel, continues, training_source
+from synth.models import checkpoint_name
 from synth.trainer.attempt import Announcer, Past
 from synth.trainer.job import Attempt, JobFailure
 from synth.trainer.plan import recipe_of
 from synth.trainer.process import TrainingProcess, TrainingProcesses, TrainingStopped
-from synth.trainer.protocol import Done, Failed, Finish, Ready, Start, Step, Stepped
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Step, Stepped
+from synth.trainer.retention import kept_checkpoints
 from synth.trainer.rollout_feed import RolloutFeed
 
 log = logs.get("training")
 
-_M = TypeVar("_M", Ready, Stepped, Done)
+_M = TypeVar("_M", bound=Ready | Stepped | Paused | Done)
 _T = TypeVar("_T")
 
 #: How long hashing and storing a step's weights and checkpoint may take: 100 GB at a slow disk's speed.
@@ -35,11 +38,17 @@ _PUBLISH_S = 3600.0
 _SKIPPED_IN_A_ROW = 5
 
 
-async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProcesses) -> JobSucceeded:
-    """Run an attempt to its success. Raises `JobFailure` when training cannot go on, `TrainingStopped` on a crash."""
+async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProcesses) -> JobSucceeded | JobPaused:
+    """Run an attempt to its success, or until it is paused, with all that it made announced.
+
+    Raises `JobFailure` when training cannot go on, `TrainingStopped` on a crash.
+    """
     async with processes.one() as child:
         run = await _Run.open(attempt, job, child)
-        done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run))
+        done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run, job))
+        if isinstance(done, Paused):
+            await run.announce.paused(done)
+            return JobPaused(step=attempt.past.last_step)
         return await _publish_model(run, done)
 
 
@@ -69,8 +78,13 @@ class _Run:
             lease.progress(stage, deadline=silence)
 
         await child.begin(start, progress=alive)
-        ready = await _hear(child, Ready, silence)
-        announce = Announcer(attempt.bus, attempt.blobs, attempt.fence, past, total=ready.total)
+        ready = await _hear(child, silence, Ready)
+        fence = attempt.fence
+
+        def model_at(step: int, tree: BlobRef) -> ModelRef:
+            return _made(job, verified.source, job.result_id(fence.job_id, checkpoint=checkpoint_name(step)), tree)
+
+        announce = Announcer(attempt.bus, attempt.blobs, fence, past, total=ready.total, model_at=model_at)
         reports = {k: _collected(past, k) | values for k, values in ready.reports.items()}
         await announce.expired_again()
         if past.checkpoint is not None:
@@ -78,26 +92,36 @@ class _Run:
         log.info("training", step=ready.step, of=ready.total, resumed=past.checkpoint is not None)
         return cls(attempt, job, child, ready, announce, verified, reports.get(ready.step, {}))
 
-    async def unless_it_dies(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something else, but not past the end of the training process. Raises `TrainingStopped`."""
+    async def unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something else, but not past the end of the training process, nor past the wish for a pause.
+
+        Raises `TrainingStopped`, `_PauseAsked`.
+        """
         wait = asyncio.create_task(waiting)
         died = asyncio.create_task(self.child.ended())
+        asked = asyncio.create_task(self.attempt.pausing.wait())
+        tasks = (wait, died, asked)
         try:
-            await asyncio.wait([wait, died], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                raise _PauseAsked
             if wait.done():
                 return wait.result()
             raise TrainingStopped("the training process ended while it waited for a batch")
         finally:
-            wait.cancel()
-            died.cancel()
-            await asyncio.gather(wait, died, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def hear_step(self) -> Stepped:
-        self.attempt.lease.progress("train", deadline=self.attempt.settings.child_silence_s)
-        return await _hear(self.child, Stepped, self.attempt.settings.child_silence_s)
+    async def hear(self, *kinds: type[_M]) -> _M:
+        """Its next message, of one of these kinds."""
+        silence = self.attempt.settings.child_silence_s
+        self.attempt.lease.progress("train", deadline=silence)
+        return await _hear(self.child, silence, *kinds)
 
-    async def hear_done(self) -> Done:
-        return await _hear(self.child, Done, self.attempt.settings.child_silence_s)
+
+class _PauseAsked(Exception):
+    """The user wants a pause, and training waits for something that may take long."""
 
 
 def _collected(past: Past, step: int) -> dict[str, float]:
@@ -105,19 +129,32 @@ def _collected(past: Past, step: int) -> dict[str, float]:
     return past.batches[step].values if step in past.batches else {}
 
 
-async def _sft(run: _Run) -> Done:
-    for _ in range(run.ready.step, run.ready.total):
-        stepped = await run.hear_step()
-        run.values = stepped.values
-        run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
-        await run.announce.stepped(stepped, stepped.values, kind=run.job.mode)
-        if stepped.checkpoint is not None:
-            await run.announce.expire(keep_versions=0, pinned=set())
-    return await run.hear_done()
+async def _sft(run: _Run, job: SftJob) -> Done | Paused:
+    every = job.validation_every if job.validation_file is not None else 0
+    kept = functools.partial(kept_checkpoints, kept=job.checkpoints_kept, evaluated_every=every)
+    asking = asyncio.create_task(_ask_to_pause(run))
+    try:
+        while isinstance(said := await run.hear(Stepped, Paused, Done), Stepped):
+            run.values = said.values
+            run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
+            await run.announce.stepped(said, said.values, kind=run.job.mode)
+            if said.checkpoint is not None:
+                await run.announce.expire(keep_versions=0, pinned=set(), kept=kept)
+        return said
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _rl(run: _Run, job: RlJob) -> Done:
+async def _ask_to_pause(run: _Run) -> None:
+    await run.attempt.pausing.wait()
+    await run.child.say(Pause())
+
+
+async def _rl(run: _Run, job: RlJob) -> Done | Paused:
     feed = RolloutFeed(run.attempt, job, run.announce)
+    every = job.evaluation.every_n_iters if job.evaluation is not None else 0
+    kept = functools.partial(kept_checkpoints, kept=job.checkpoints_kept, evaluated_every=every)
     skipped = 0
     try:
         if run.ready.step:
@@ -126,23 +163,26 @@ async def _rl(run: _Run, job: RlJob) -> Done:
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()
-            batch, path = await run.unless_it_dies(feed.batch(k))
+            batch, path = await run.unless_paused(feed.batch(k))
             waited = time.monotonic() - waited
             await run.child.say(Step(iteration=k, batch=str(path)))
-            stepped = await run.hear_step()
+            stepped = await run.hear(Stepped)
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
             run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
             await run.announce.stepped(stepped, run.values, kind=job.mode)
             await feed.evaluate_after(k)
-            await run.announce.expire(keep_versions=job.max_staleness + 2, pinned=feed.pinned())
+            await run.announce.expire(keep_versions=job.max_staleness + 2, pinned=feed.pinned(), kept=kept)
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             skipped = skipped + 1 if stepped.values.get("skipped") else 0
             if skipped == _SKIPPED_IN_A_ROW:
                 raise _no_signal(k)
-        await feed.evaluations_done()
+        await run.unless_paused(feed.evaluations_done())
         await run.child.say(Finish())
-        return await run.hear_done()
+        return await run.hear(Done)
+    except _PauseAsked:
+        await run.child.say(Pause())
+        return await run.hear(Paused)
     finally:
         await feed.close()
 
@@ -186,16 +226,23 @@ async def _publish_model(run: _Run, done: Done) -> JobSucceeded:
     id = job.result_id(attempt.fence.job_id)
     if attempt.past.model is None:
         tree = await run.announce.put_model(Path(done.model))
-        source, shape = run.verified.source, lora_shape(job)
-        below = source.base if continues(source, shape) else source
-        ref = ModelRef(id=id, kind=done.kind, tree=tree, base=below if shape else None, lora=shape)
+        ref = _made(job, run.verified.source, id, tree)
         await run.announce.model(ref, kind=done.kind, step=done.best_step)
     return JobSucceeded(steps=done.step, model=id, values=run.values)
 
 
-async def _hear(child: TrainingProcess, kind: type[_M], silence: float) -> _M:
+def _made(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
+    """How what a job makes of its source is loaded."""
+    shape = lora_shape(job)
+    below = source.base if continues(source, shape) else source
+    return ModelRef(
+        id=id, kind=job.mode, tree=tree, base=below if shape else None, lora=shape, stand_in=source.stand_in
+    )
+
+
+async def _hear(child: TrainingProcess, silence: float, *kinds: type[_M]) -> _M:
     message = await child.hear(silence=silence)
     if isinstance(message, Failed):
         raise JobFailure(message.code, Problem(what=message.detail))
-    assert isinstance(message, kind)
+    assert isinstance(message, kinds)
     return message

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from synth.asks import VERIFY, VERIFY_WITHIN_S, VerifyTaskApp
+from synth.bus.asking import serve_asks
 from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.secrets import SecretStore
 from synth.catalogue import Role
-from synth.events import JobValidated
+from synth.events import JobResumed, JobValidated
 from synth.http_guard import guarded_client
 from synth.models import Registry
 from synth.service import Service, run
@@ -21,7 +23,7 @@ def main() -> int:
         handlers = Handlers(
             bus=service.bus,
             secrets=SecretStore(service.bus, settings.cluster_secret.get_secret_value()),
-            registry=Registry(settings.models_dir),
+            registry=Registry(settings.models_dir, hub=settings.model_hub),
             client=guarded_client(settings.guard, timeout=settings.call_deadline_s),
             settings=settings,
             stop=service.stop,
@@ -36,6 +38,18 @@ def main() -> int:
             concurrency=settings.jobs_at_once,
             give_up=handlers.give_up,
         )
+        on_event(broker, service.bus, Role.VERIFIER, JobResumed, handlers.job_resumed)
+        asks = serve_asks(
+            service.bus,
+            VERIFY,
+            VerifyTaskApp,
+            handlers.verify_task_app,
+            service.stop,
+            at_once=settings.asks_at_once,
+            # So that who asked hears of it before it stops to wait.
+            within=VERIFY_WITHIN_S - 2,
+        )
+        service.run("asks", asks)
         service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))
 
     return run("verifier", settings, setup)

@@ -6,48 +6,57 @@ import asyncio
 import difflib
 import re
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from synth.bus.connection import Connection
-from synth.bus.recorded import Recorded
+from synth.bus.delivery import leave_place
+from synth.bus.file_log import FileHistory, history_of, read_file
 from synth.bus.replay import follow, replay
 from synth.catalogue import subject_of
 from synth.errors import Problem, Transient, UserError
-from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
+from synth.events import BlobRef, FileDeleted, FileRejected, FileUploaded
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 
+@dataclass(frozen=True)
+class ReadyFile:
+    """rows: the blob to train on. images: that its rows show."""
+
+    name: str
+    rows: BlobRef
+    images: int
+
+
 async def wait_for_file(
     bus: Connection, org: str, file_id: str, *, role: str, timeout: float, stop: asyncio.Event
-) -> BlobRef:
-    """The file's blob, once it is ready.
+) -> ReadyFile:
+    """The file, once it is ready; the wait leaves the handler's place to other events.
 
     role: what the file is to the job, "training_file". Raises `UserError` when there is no such file, it was rejected
     or it is not checked within `timeout` seconds, and `Transient` at `stop`.
     """
-    events = f"file.*.{org}.{file_id}"
-    known = await replay(bus.nc, [events]) if _TOKEN.fullmatch(file_id) else []
-    uploaded = next((r.event for r in known if isinstance(r.event, FileUploaded)), None)
-    if uploaded is None:
-        raise UserError(await _unknown(bus, org, file_id, role))
-    verdict = verdict_of(known) or await _follow(bus, events, known[-1].seq, timeout=timeout, stop=stop)
-    if verdict is None:
+    known = await read_file(bus, org, file_id) if _TOKEN.fullmatch(file_id) else FileHistory()
+    if known.upload is None:
+        raise UserError(_deleted(file_id, role) if known.deleted else await _unknown(bus, org, file_id, role))
+    name = known.upload.name
+    if known.verdict is None:
+        leave_place()
+        known = await _follow(bus, org, file_id, known, timeout=timeout, stop=stop)
+    if known.upload is None:
+        raise UserError(_deleted(file_id, role))
+    if known.verdict is None:
         raise UserError(
             Problem(
-                what=f"{uploaded.name!r} has not been checked within {timeout:.0f} s of waiting",
+                what=f"{name!r} has not been checked in time",
                 expected="a file that is ready",
                 fix="look whether the files service runs, and submit the job again when the file is ready",
                 where=f"{role} = {file_id!r}",
             )
         )
-    if isinstance(verdict, FileRejected):
-        raise UserError(rejected(verdict, uploaded.name, file_id, role))
-    return uploaded.blob
-
-
-def verdict_of(known: list[Recorded]) -> FileReady | FileRejected | None:
-    """The last verdict among a file's events."""
-    return next((r.event for r in reversed(known) if isinstance(r.event, FileReady | FileRejected)), None)
+    if isinstance(known.verdict, FileRejected):
+        raise UserError(rejected(known.verdict, name, file_id, role))
+    return ReadyFile(name, known.verdict.rewritten or known.upload.blob, known.verdict.images)
 
 
 def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[Problem]:
@@ -62,9 +71,10 @@ def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[
 
 
 async def _follow(
-    bus: Connection, events: str, after: int, *, timeout: float, stop: asyncio.Event
-) -> FileReady | FileRejected | None:
-    found = asyncio.create_task(_next_verdict(bus, events, after))
+    bus: Connection, org: str, file_id: str, known: FileHistory, *, timeout: float, stop: asyncio.Event
+) -> FileHistory:
+    """The file once it is checked or deleted; as it is when that takes longer than `timeout`."""
+    found = asyncio.create_task(_decided(bus, f"file.*.{org}.{file_id}", known))
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([found, stopped], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -72,22 +82,34 @@ async def _follow(
             return found.result()
         if stop.is_set():
             raise Transient("the service stops while a file is being checked", delay=0.5)
-        return None
+        return known
     finally:
         found.cancel()
         stopped.cancel()
 
 
-async def _next_verdict(bus: Connection, events: str, after: int) -> FileReady | FileRejected:
-    async with aclosing(follow(bus.nc, [events], after=after)) as news:
+async def _decided(bus: Connection, events: str, known: FileHistory) -> FileHistory:
+    async with aclosing(follow(bus.nc, [events], after=known.last_seq)) as news:
         async for recorded in news:
-            if (verdict := verdict_of([recorded])) is not None:
-                return verdict
+            known = history_of([recorded], known)
+            if known.upload is None or known.verdict is not None:
+                return known
     raise Transient("a follow of the log ended by itself")
 
 
+def _deleted(file_id: str, role: str) -> Problem:
+    return Problem(
+        what=f"the file {file_id!r} was deleted",
+        expected="a file that is there when the job is verified",
+        fix="upload it again (the same bytes get the same id), and submit the job again",
+        where=role,
+    )
+
+
 async def _unknown(bus: Connection, org: str, file_id: str, role: str) -> Problem:
-    uploads = await replay(bus.nc, [subject_of(FileUploaded, org, "*")], last_per_subject=True)
+    subjects = [subject_of(kind, org, "*") for kind in (FileUploaded, FileDeleted)]
+    last = {r.key: r for r in await replay(bus.nc, subjects, last_per_subject=True)}
+    uploads = [r for r in last.values() if isinstance(r.event, FileUploaded)]
     near = difflib.get_close_matches(file_id, [u.key for u in uploads], n=1)
     same_name = [u.key for u in uploads if isinstance(u.event, FileUploaded) and u.event.name == file_id]
     suggestion = next(iter([*same_name[-1:], *near]), None)

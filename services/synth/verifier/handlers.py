@@ -1,16 +1,18 @@
-"""`job.validated` in; `job.verified` and the job's first tasks, or `job.refused`, out."""
+"""`job.validated` in; `job.verified` and the job's first tasks, or `job.refused`, out. `job.resumed` in; tasks out."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import httpx
 import msgspec
 
 from synth import logs
+from synth.asks import TaskAppReport, VerifyTaskApp
 from synth.bus.connection import Connection
 from synth.bus.job_log import JobHistory, append_decided, read_job
 from synth.bus.model_refs import find_model
@@ -19,11 +21,11 @@ from synth.bus.recorded import Recorded
 from synth.bus.secrets import SecretStore
 from synth.catalogue import Event
 from synth.errors import Permanent, Problem, UserError
-from synth.events import BlobRef, JobRefused, JobValidated, JobVerified
-from synth.jobs.lifecycle import State
+from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
+from synth.jobs.lifecycle import RESUMED, State
 from synth.jobs.resolved import Job, SftJob, job_from_data
 from synth.models import Registry
-from synth.verifier.files import wait_for_file
+from synth.verifier.files import ReadyFile, wait_for_file
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskApp, TaskAppCheck
 from synth.verifier.tasks import first_tasks
@@ -51,7 +53,9 @@ class Handlers:
         except msgspec.ValidationError as error:
             raise Permanent(f"{job_id} was validated by another version: {error}") from error
         history = await read_job(self.bus, org, job_id)
-        fact = await self._look_at(job, org) if history.state is State.VALIDATED else None
+        # Counted from the fact, so that a wait which a second verifier goes on with has the same end.
+        until = event.time + timedelta(seconds=self.settings.file_wait_s)
+        fact = await self._look_at(job, org, until) if history.state is State.VALIDATED else None
 
         def decide(history: JobHistory) -> Event | None:
             return fact if history.state is State.VALIDATED else None
@@ -59,9 +63,26 @@ class Handlers:
         history, seq = await append_decided(self.bus, org, job_id, decide)
         log.info("job looked at", verdict=type(fact).__name__, appended=seq is not None)
         verified = fact if seq is not None else history.last(JobVerified)
-        if isinstance(verified, JobVerified) and not history.ended:
+        if isinstance(verified, JobVerified) and not history.standing.is_over(0):
             # Also when this event was delivered before: then the one before us may have died right here.
-            await self._queue(job, org, job_id)
+            await self._queue(job, org, job_id, term=0)
+
+    async def job_resumed(self, event: Recorded, resumed: JobResumed) -> None:
+        """Queue the tasks of the job's new term: what it needs was looked at before its first one."""
+        history = await read_job(self.bus, event.org, event.key)
+        term = sum(fact.type == RESUMED for fact in history.facts if fact.seq <= event.seq)
+        if history.standing.is_over(term):
+            return
+        job = job_from_data(history.need(JobValidated).job)
+        await self._queue(job, event.org, event.key, term=term)
+        log.info("job resumed", job=event.key, term=term)
+
+    async def verify_task_app(self, asked: VerifyTaskApp) -> TaskAppReport:
+        """What a client wants to know before it submits a job."""
+        keys = await self.secrets.environment_keys(asked.org)
+        report = await self._check(asked.url).report(keys, budget_s=self.settings.ask_budget_s)
+        log.info("task app looked at", opened=sum(a.ok for a in report.attempts), tried=len(report.attempts))
+        return report
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
         """End a job that cannot be looked at: its user would wait for ever."""
@@ -71,22 +92,22 @@ class Handlers:
 
         await append_decided(self.bus, event.org, event.key, decide)
 
-    async def _queue(self, job: Job, org: str, job_id: str) -> None:
-        settings = self.settings
-        for task in first_tasks(job, org=org, job_id=job_id, pool=settings.pool, replicas=settings.serve_replicas):
+    async def _queue(self, job: Job, org: str, job_id: str, *, term: int) -> None:
+        pool, replicas = self.settings.pool, self.settings.serve_replicas
+        for task in first_tasks(job, org=org, job_id=job_id, pool=pool, replicas=replicas, term=term):
             await enqueue(self.bus, task)
 
-    async def _look_at(self, job: Job, org: str) -> JobVerified | JobRefused:
+    async def _look_at(self, job: Job, org: str, until: datetime) -> JobVerified | JobRefused:
         problems: list[Problem] = []
         source = await _collect(problems, find_model(self.bus, org, job.model, self.registry))
         app: TaskApp | None = None
         task_url: str | None = None
-        training: BlobRef | None = None
-        validation: BlobRef | None = None
+        files: dict[str, BlobRef] = {}
         if isinstance(job, SftJob):
-            training = await _collect(problems, self._file(org, job.training_file, "training_file"))
-            if job.validation_file is not None:
-                validation = await _collect(problems, self._file(org, job.validation_file, "validation_file"))
+            for role, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
+                if file_id is not None:
+                    ready = await _collect(problems, self._file(job, org, file_id, role, until))
+                    files |= {role: ready.rows} if ready else {}
         else:
             task_url = job.rollout.task_url
             app = await _collect(problems, self._task_app(org, task_url))
@@ -97,21 +118,34 @@ class Handlers:
             task_url=task_url,
             task_key_id=app.key_id if app else None,
             task_name=app.name if app else None,
-            training_data=training,
-            validation_data=validation,
+            training_data=files.get("training_file"),
+            validation_data=files.get("validation_file"),
         )
 
     async def _task_app(self, org: str, url: str) -> TaskApp:
-        check = TaskAppCheck(
+        return await self._check(url).run(await self.secrets.environment_keys(org))
+
+    def _check(self, url: str) -> TaskAppCheck:
+        return TaskAppCheck(
             client=self.client,
             url=url,
             call_deadline_s=self.settings.call_deadline_s,
             retry_for_s=self.settings.retry_for_s,
         )
-        return await check.run(await self.secrets.environment_keys(org))
 
-    async def _file(self, org: str, file_id: str, role: str) -> BlobRef:
-        return await wait_for_file(self.bus, org, file_id, role=role, timeout=self.settings.file_wait_s, stop=self.stop)
+    async def _file(self, job: SftJob, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
+        left = max(0.0, (until - datetime.now(UTC)).total_seconds())
+        ready = await wait_for_file(self.bus, org, file_id, role=role, timeout=left, stop=self.stop)
+        if ready.images and self.registry.find(job.model).vision is None:
+            raise UserError(
+                Problem(
+                    what=f"{ready.name!r} shows {ready.images:,} images, and {job.model} sees none",
+                    expected="a file of text, or a vision model",
+                    fix="choose a Qwen3-VL model, or upload the conversations without their images",
+                    where=f"{role} = {file_id!r}",
+                )
+            )
+        return ready
 
 
 async def _collect(problems: list[Problem], question: Awaitable[_T]) -> _T | None:

@@ -10,7 +10,7 @@ class VerifierSettings(ServiceSettings, GuardSettings):
     """What verifying needs beside the shared settings."""
 
     jobs_at_once: int = 8
-    """Jobs that one process verifies at the same time; most of them wait, for a task app or for a file."""
+    """Jobs that one process verifies at the same time, beside those that wait for a file."""
 
     call_deadline_s: float = 10.0
     """Seconds within which a task app answers one call."""
@@ -18,8 +18,14 @@ class VerifierSettings(ServiceSettings, GuardSettings):
     retry_for_s: float = 10.0
     """For how long a task app that is away, or answers 5xx, is asked again."""
 
+    asks_at_once: int = 4
+    """Task apps that one process looks at at the same time for clients that wait for it."""
+
+    ask_budget_s: float = 40.0
+    """Seconds for all of an organisation's environment keys, when a client waits."""
+
     file_wait_s: float = 600.0
-    """How long a job waits for its files to be checked."""
+    """Seconds that a job waits for its files to be checked, counted from when it was validated."""
 
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""

@@ -14,11 +14,11 @@ from typing import Any, cast
 import httpx
 import msgspec
 
+from synth.asks import KEY_REFUSED, TaskAppAttempt, TaskAppReport
 from synth.bus.secrets import EnvironmentKey
 from synth.errors import Problem, UserError
 from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
 
-_KEY_REFUSED = (400, 401, 403)
 _LARGEST_ANSWER = 4 << 20
 _FIRST_PAUSE_S = 0.25
 
@@ -32,7 +32,21 @@ class TaskApp:
 
 
 class KeyRefused(Exception):
-    """This key does not open the task app."""
+    """This key does not open the task app. status: its answer, None when it was not even asked."""
+
+    def __init__(self, reason: str, *, path: str, status: int | None) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.status = status
+
+
+class Unusable(UserError):
+    """The task app cannot be used, whatever the key. status: of the answer that says so, if any came."""
+
+    def __init__(self, problem: Problem, *, path: str, status: int | None = None) -> None:
+        super().__init__(problem)
+        self.path = path
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -50,28 +64,64 @@ class TaskAppCheck:
         refused: list[str] = []
         for key in [*reversed(keys)] or [None]:
             try:
-                health = await self._ask("/health", key, give_up)
-                if health.get("healthy") is False:
-                    raise self._unusable("/health", "says that it is not healthy")
-                info = await self._ask("/task_info", key, give_up)
+                return await self._with(key, give_up)
             except KeyRefused as refusal:
                 refused.append(f"{key.id if key else 'no key'}: {refusal}")
-                continue
-            if "taskset" not in info and "task" not in info:
-                raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}")
-            return TaskApp(name=task_name(info), key_id=key.id if key else None)
         raise UserError(self._locked(refused, stored=bool(keys)))
+
+    async def report(self, keys: list[EnvironmentKey], *, budget_s: float) -> TaskAppReport:
+        """Try every key, newest (last) first, and say what came of each.
+
+        An app that is unusable with one key is not asked with the others. budget_s: seconds after which the keys that
+        are left are not tried.
+        """
+        begun = time.monotonic()
+        newest_first = list(reversed(keys))
+        name: str | None = None
+        attempts: list[TaskAppAttempt] = []
+        for key in newest_first or [None]:
+            id = key.id if key else None
+            left = begun + budget_s - time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    app = await self._with(key, begun + self.retry_for_s)
+            except KeyRefused as refused:
+                reason = f"refused: {refused}"
+                found = TaskAppAttempt(key_id=id, ok=False, path=refused.path, status=refused.status, reason=reason)
+            except Unusable as error:
+                reason = str(error)
+                found = TaskAppAttempt(key_id=id, ok=False, path=error.path, status=error.status, reason=reason)
+                attempts.append(found)
+                break
+            except TimeoutError:
+                reason = f"not known: all keys together may take {budget_s:g} s"
+                found = TaskAppAttempt(key_id=id, ok=False, path="", status=None, reason=reason)
+            else:
+                name = app.name or name
+                found = TaskAppAttempt(key_id=id, ok=True, path="/task_info", status=200, reason="opens it")
+            attempts.append(found)
+        return TaskAppReport(key_ids=[key.id for key in newest_first], attempts=attempts, task_name=name)
+
+    async def _with(self, key: EnvironmentKey | None, give_up: float) -> TaskApp:
+        health = await self._ask("/health", key, give_up)
+        if health.get("healthy") is False:
+            raise self._unusable("/health", "says that it is not healthy", status=200)
+        info = await self._ask("/task_info", key, give_up)
+        if "taskset" not in info and "task" not in info:
+            raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}", status=200)
+        return TaskApp(name=task_name(info), key_id=key.id if key else None)
 
     async def _ask(self, path: str, key: EnvironmentKey | None, give_up: float) -> dict[str, Any]:
         pause = _FIRST_PAUSE_S
         while True:
+            status: int | None = None
             try:
                 reply = await self._call(path, key)
                 if reply.status < 500:
                     return self._read(path, reply)
-                trouble = f"answers HTTP {reply.status}: {_text(reply.body)}"
+                status, trouble = reply.status, f"answers HTTP {reply.status}: {_text(reply.body)}"
             except AddressRefused as error:
-                raise UserError(self._inside(error)) from error
+                raise Unusable(self._inside(error), path=path) from error
             except (TimeoutError, httpx.TimeoutException) as error:
                 # It has had the whole deadline: asking again would only make the user wait longer.
                 raise self._unusable(path, f"does not answer within {self.call_deadline_s:g} s") from error
@@ -82,7 +132,7 @@ class TaskAppCheck:
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
                 raise self._unusable(path, f"cannot be asked ({error})") from error
             if time.monotonic() + pause > give_up:
-                raise self._unusable(path, trouble)
+                raise self._unusable(path, trouble, status=status)
             await asyncio.sleep(pause)
             pause *= 2
 
@@ -92,32 +142,35 @@ class TaskAppCheck:
         headers: dict[str, str] = {}
         if key is not None:
             if not (key.key.isascii() and key.key.isprintable()):
-                raise KeyRefused("it has characters that no HTTP header can carry")
+                reason = "it has characters that no HTTP header can carry"
+                raise KeyRefused(reason, path=path, status=None)
             headers = {"X-API-Key": key.key, "X-API-Keys": key.key, "Authorization": f"Bearer {key.key}"}
         return await fetch(self.client, url, headers=headers, limit=_LARGEST_ANSWER, deadline=self.call_deadline_s)
 
     def _read(self, path: str, reply: Fetched) -> dict[str, Any]:
-        if reply.status in _KEY_REFUSED:
-            raise KeyRefused(f"HTTP {reply.status}")
+        if reply.status in KEY_REFUSED:
+            raise KeyRefused(f"HTTP {reply.status}", path=path, status=reply.status)
         if reply.status != 200:
-            raise self._unusable(path, f"answers HTTP {reply.status}: {_text(reply.body)}")
+            what = f"answers HTTP {reply.status}: {_text(reply.body)}"
+            raise self._unusable(path, what, status=reply.status)
         try:
             body = msgspec.json.decode(reply.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise self._unusable(path, f"answers something that is not JSON: {_text(reply.body)}") from error
+            what = f"answers something that is not JSON: {_text(reply.body)}"
+            raise self._unusable(path, what, status=reply.status) from error
         if not isinstance(body, dict):
-            raise self._unusable(path, f"answers something that is not a JSON object: {_text(reply.body)}")
+            what = f"answers something that is not a JSON object: {_text(reply.body)}"
+            raise self._unusable(path, what, status=reply.status)
         return cast(dict[str, Any], body)
 
-    def _unusable(self, path: str, what: str) -> UserError:
-        return UserError(
-            Problem(
-                what=f"the task app's {path} {what}",
-                expected="HTTP 200 with a JSON object, as the task-app contract says",
-                fix=f"check that it runs: curl {self.url.rstrip('/')}{path}; then submit the job again",
-                where=self.url,
-            )
+    def _unusable(self, path: str, what: str, *, status: int | None = None) -> Unusable:
+        problem = Problem(
+            what=f"the task app's {path} {what}",
+            expected="HTTP 200 with a JSON object, as the task-app contract says",
+            fix=f"check that it runs: curl {self.url.rstrip('/')}{path}; then submit the job again",
+            where=self.url,
         )
+        return Unusable(problem, path=path, status=status)
 
     def _inside(self, error: AddressRefused) -> Problem:
         return Problem(

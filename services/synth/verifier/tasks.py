@@ -1,4 +1,4 @@
-"""The first tasks of a verified job, by its kind (decision 16)."""
+"""The first tasks of a verified or resumed job, by its kind (decision 16)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob
 from synth.work import Task
 
 
-def first_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int) -> list[Task]:
-    """What to queue, in this order. replicas: of the process that serves the policy.
+def first_tasks(job: Job, *, org: str, job_id: str, pool: str, replicas: int, term: int = 0) -> list[Task]:
+    """What to queue, in this order. replicas: of the process that serves the policy. term: of a resumed job.
 
     The task whose owner starts the job comes last: a verifier that dies between two tasks leaves a job that has not
     started, and queues them all again.
     """
-    serve = [Task(kind="serve", pool=pool, org=org, job_id=job_id, index=i) for i in range(replicas)]
-    collect = Task(kind="collect", pool=pool, org=org, job_id=job_id)
+    serve = [Task(kind="serve", pool=pool, org=org, job_id=job_id, term=term, index=i) for i in range(replicas)]
+    collect = Task(kind="collect", pool=pool, org=org, job_id=job_id, term=term)
     match job:
         case SftJob():
-            return [Task(kind="train", pool=pool, org=org, job_id=job_id)]
+            return [Task(kind="train", pool=pool, org=org, job_id=job_id, term=term)]
         case RlJob():
             return [collect, *serve]
         case EvalJob():

@@ -4,7 +4,7 @@ Invariants. A handler may run twice for one event, so it is idempotent; it publi
 deterministic ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event
 back with a growing delay, at most six times; a permanent one, and the seventh time, is a dead letter. An event whose
 handler kills the process is counted by the server, and so becomes a dead letter too. Whoever waits for what a dead
-letter should have led to is told by the reader's `give_up`.
+letter should have led to is told by the reader's `give_up`. A handler that waits for long leaves its place first.
 """
 
 # FastStream's and nats-py's generics are partly untyped.
@@ -13,8 +13,9 @@ letter should have led to is told by the reader's `give_up`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import structlog
 from faststream import AckPolicy
@@ -37,6 +38,11 @@ from synth.telemetry import traced
 log = logs.get("delivery")
 
 _E = TypeVar("_E", bound=Event)
+#: The deliveries whose handlers go on beside their places.
+_apart: set[asyncio.Task[None]] = set()
+_left: ContextVar[asyncio.Event | None] = ContextVar("left", default=None)
+_APART_ENDS_WITHIN_S = 5.0
+
 Handler = Callable[[Recorded, _E], Awaitable[None]]
 GiveUp = Callable[[Recorded, Problem], Awaitable[None]]
 
@@ -67,15 +73,15 @@ def on_event(
 ) -> None:
     """Let `handler` have each event of this kind that is delivered to this replica.
 
-    concurrency: how many at a time; more than one for a handler that waits for others. give_up: told of each event
-    that becomes a dead letter.
+    concurrency: how many at a time; more than one for a handler that waits for others, beside those that called
+    `leave_place`. give_up: told of each event that becomes a dead letter.
     """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
         raise Permanent(f"the catalogue does not let {reader} take {spec.type} from a queue")
 
     async def deliver(message: NatsMessage) -> None:
-        await _deliver(bus, message.raw_message, event, handler, give_up)
+        await _until_left(_deliver(bus, message.raw_message, event, handler, give_up))
 
     for n in range(concurrency):
         # Each is a pull loop of its own: FastStream's `max_workers` would fetch events that nobody keeps alive.
@@ -89,6 +95,41 @@ def on_event(
         )(deliver)
 
 
+def leave_place() -> None:
+    """Let another event have the running handler's place; it goes on beside it, for a wait that costs nothing.
+
+    The server delivers at most the consumer's `max_ack_pending` (1000) events that nobody has ended.
+    """
+    left = _left.get()
+    if left is not None:
+        left.set()
+
+
+async def _until_left(delivery: Coroutine[Any, Any, None]) -> None:
+    """Until the delivery has ended, or its handler has left its place."""
+    left = asyncio.Event()
+    _left.set(left)  # the task's context is a copy of this one
+    task, leaving = asyncio.create_task(delivery), asyncio.create_task(left.wait())
+    try:
+        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        leaving.cancel()
+    if task.done():
+        task.result()
+    else:
+        _apart.add(task)
+        task.add_done_callback(_ended_apart)
+
+
+def _ended_apart(task: asyncio.Task[None]) -> None:
+    _apart.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("delivery failed, it comes back by itself", error=repr(error))
+
+
 async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: asyncio.Event) -> None:
     """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing."""
     queues = [queue_name(reader, spec.type) for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
@@ -98,6 +139,11 @@ async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: 
     try:
         await watch_consumers(bus, queues, stop)
     finally:
+        if _apart:
+            # While the broker's connection is still there to send them back on.
+            _, late = await asyncio.wait(_apart, timeout=_APART_ENDS_WITHIN_S)
+            for task in late:
+                task.cancel()
         await broker.stop()
 
 

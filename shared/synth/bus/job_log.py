@@ -14,7 +14,7 @@ from synth.bus.replay import replay
 from synth.catalogue import Event, spec_of
 from synth.errors import Conflict, Fenced, Transient
 from synth.events import JobStarted
-from synth.jobs.lifecycle import TERMINAL, State, apply, fold
+from synth.jobs.lifecycle import RESUMED, TERMINAL, Standing, State, apply
 
 _E = TypeVar("_E", bound=Event)
 _RACES = 12
@@ -22,12 +22,26 @@ _RACES = 12
 
 @dataclass(frozen=True)
 class JobHistory:
-    """The `job.*` facts of one job, in order, and the state that they leave it in (None: no such job)."""
+    """The `job.*` facts of one job, in order, and where they leave it (state None: no such job)."""
 
     org: str
     job_id: str
     facts: list[Recorded]
-    state: State | None
+    standing: Standing
+
+    @property
+    def state(self) -> State | None:
+        return self.standing.state
+
+    @property
+    def term(self) -> int:
+        """How often the job has been resumed: tasks of an earlier term are void."""
+        return self.standing.term
+
+    @property
+    def since(self) -> int:
+        """Where this term begins in the log, 0 for the first: who served the job before that has let go of it."""
+        return max((fact.seq for fact in self.facts if fact.type == RESUMED), default=0)
 
     @property
     def last_seq(self) -> int:
@@ -58,7 +72,10 @@ class JobHistory:
 async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:
     """Read a job's lifecycle from the log."""
     facts = await replay(bus.nc, [f"job.*.{org}.{job_id}"])
-    return JobHistory(org=org, job_id=job_id, facts=facts, state=fold(f.type for f in facts))
+    standing = Standing()
+    for fact in facts:
+        standing.add(fact.type)
+    return JobHistory(org=org, job_id=job_id, facts=facts, standing=standing)
 
 
 async def append_decided(
@@ -88,11 +105,16 @@ async def append_decided(
     raise Transient(f"{job_id}: lost {_RACES} races for its next fact")
 
 
-async def start_attempt(bus: Connection, org: str, job_id: str, *, worker: str) -> tuple[JobHistory, Fence | None]:
-    """Become the job's owner: append the next `job.started`. No fence is returned for a job that has ended."""
+async def start_attempt(
+    bus: Connection, org: str, job_id: str, *, worker: str, term: int = 0
+) -> tuple[JobHistory, Fence | None]:
+    """Become the job's owner: append the next `job.started`. term: of the task that says so.
+
+    No fence is returned for a job that has ended, is paused, or was resumed since the task was queued.
+    """
 
     def decide(history: JobHistory) -> Event | None:
-        return None if history.ended else JobStarted(attempt=history.attempt + 1, worker=worker)
+        return None if history.standing.is_over(term) else JobStarted(attempt=history.attempt + 1, worker=worker)
 
     history, seq = await append_decided(bus, org, job_id, decide)
     if seq is None:

@@ -6,6 +6,7 @@ which provisions, can make, change or delete a stream or a durable consumer.
 
 from __future__ import annotations
 
+from synth.asks import ASKS
 from synth.bus.topology import EVENTS, REPLICAS, SECRETS, WORK, queue_name, roles_of
 from synth.catalogue import CATALOGUE, Reading
 from synth.work import TASKS
@@ -15,15 +16,16 @@ _READS = {"gateway": (SECRETS, REPLICAS), "verifier": (SECRETS,), "rollouts": (S
 
 
 def may_publish(service: str) -> list[str]:
-    """The subjects that a service's user may publish to: its own facts, its tasks, and what consuming needs.
+    """The subjects that a service's user may publish to: its facts, tasks and questions, and what consuming needs.
 
     This makes "an event has one publisher" a rule of the server, not only of ours.
     """
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
     tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
+    questions = [subject for subject, (asker, _) in ASKS.items() if asker == service]
     buckets = [f"$KV.{bucket}.>" for bucket in _WRITES.get(service, ())]
-    return [*facts, *tasks, *buckets, "dead.>", "_INBOX.>", *_asks(service), "$JS.ACK.>", "$JS.FC.>"]
+    return [*facts, *tasks, *questions, *buckets, "dead.>", "_INBOX.>", *_asks(service), "$JS.ACK.>", "$JS.FC.>"]
 
 
 def _asks(service: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 Invariants. A task is one message of the work queue; its owner says `in_progress` every 3 s, and only while the
 task's progress mark is younger than its deadline, so that a hung owner loses it. A redelivered task that this
-process still runs is adopted (its new reply subject), never run twice. A task that its owner cannot do now goes back
+process still runs is adopted (its new reply subject), never run twice; one of a resumed job begins when what this
+process still does of the term before has ended. A task that its owner cannot do now goes back
 with a delay; SIGTERM hands everything back at once. What can never be done, and what still ends in a bug after six
 deliveries, is a dead letter; whoever waits for its end is told first, through `give_up`.
 """
@@ -188,6 +189,7 @@ class TaskWorker:
         task = lease.task
         log.info("task taken", task=task.subject, job=task.job_id)
         try:
+            await self._term_before(task)
             await self._run_or_bury(lease)
             await lease.done()
             log.info("task done", task=task.subject, job=task.job_id)
@@ -206,6 +208,15 @@ class TaskWorker:
             await lease.give_back(_BUG_PAUSE_S)
         finally:
             self._held.pop(task.subject, None)
+
+    async def _term_before(self, task: Task) -> None:
+        before = [
+            running
+            for lease, running in self._held.values()
+            if lease.task.job_id == task.job_id and lease.task.term < task.term
+        ]
+        if before:
+            await asyncio.wait(before)
 
     async def _run_or_bury(self, lease: Lease) -> None:
         try:

@@ -12,7 +12,7 @@ QUEUE = a durable consumer, one of the service's replicas gets it; FOLLOW = an o
 
 from __future__ import annotations
 
-from synth.events.files import FileReady, FileRejected, FileUploaded, LineProblem
+from synth.events.files import FileDeleted, FileReady, FileRejected, FileUploaded, LineProblem
 from synth.events.jobs import (
     JobCancelled,
     JobCancelRequested,
@@ -29,7 +29,7 @@ from synth.events.jobs import (
     JobVerified,
     JobWithdrawn,
 )
-from synth.events.references import BlobRef, LoraShape, ModelRef
+from synth.events.references import RESUME_FOLDER, BlobRef, LoraShape, ModelRef
 from synth.events.rollouts import (
     EvalCompleted,
     RolloutBatched,
@@ -52,10 +52,12 @@ from synth.events.training import (
 from synth.events.watch import Heartbeat, QueueWaiting
 
 __all__ = [
+    "RESUME_FOLDER",
     "BlobExpired",
     "BlobRef",
     "CheckpointSaved",
     "EvalCompleted",
+    "FileDeleted",
     "FileReady",
     "FileRejected",
     "FileUploaded",

@@ -50,3 +50,14 @@ class FileRejected(Event, frozen=True, kw_only=True):
 
     bad_lines: int
     problems: list[LineProblem]
+
+
+@event("file.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW})
+class FileDeleted(Event, frozen=True, kw_only=True):
+    """The file is gone for everybody but the jobs that were verified before; its bytes go when those have ended.
+
+    uploaded_seq: the upload that this ends. The same bytes uploaded afterwards are the same id again, and another file.
+    """
+
+    requested_by: str
+    uploaded_seq: int

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: The folder of a checkpoint's tree that holds what is no part of its model: the rest of its training's state.
+RESUME_FOLDER = "resume"
+
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
     """A blob that was written whole before anybody named it. uri: `blob://<key>` in the cluster's store."""

@@ -36,13 +36,17 @@ class PolicyRefused(Event, frozen=True, kw_only=True):
 
 @event("checkpoint.saved", by=Role.TRAINER, write=Write.FENCED)
 class CheckpointSaved(Event, frozen=True, kw_only=True):
-    """A durable point to resume from. tree: the manifest; version: the policy version it holds."""
+    """A durable point to resume from, and a model. tree: the manifest; version: the policy version it holds.
+
+    model: how it is served, evaluated and trained from, until its tree expires.
+    """
 
     step: int
     version: int
     attempt: int
     tree: BlobRef
     size: int
+    model: ModelRef
 
 
 @event("train.step", by=Role.TRAINER, write=Write.FENCED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from synth.errors import SynthError
@@ -57,6 +57,9 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
 
 _KNOWN = frozenset(fact for _, fact in TRANSITIONS)
 
+#: The fact that begins another term of a job: its tasks are queued anew, and those of the term before are void.
+RESUMED = "job.resumed"
+
 
 class IllegalTransition(SynthError):
     """A fact that cannot follow the state the job is in."""
@@ -80,9 +83,20 @@ def follow_on(state: State | None, fact: str) -> State | None:
     return apply(state, fact) if fact in _KNOWN else state
 
 
-def fold(facts: Iterable[str]) -> State | None:
-    """The state that a job's `job.*` facts, in their order, leave it in."""
+@dataclass
+class Standing:
+    """A job's state and term (how often it was resumed), as whoever follows its log comes to know them."""
+
     state: State | None = None
-    for fact in facts:
-        state = follow_on(state, fact)
-    return state
+    term: int = 0
+
+    def add(self, fact: str) -> None:
+        """Take in one more fact of the log."""
+        self.state = follow_on(self.state, fact)
+        self.term += fact == RESUMED
+
+    def is_over(self, term: int) -> bool:
+        """Whether a task that was queued in this term has nothing left to do."""
+        if self.state in TERMINAL or self.term > term:
+            return True
+        return self.term == term and self.state is State.PAUSED

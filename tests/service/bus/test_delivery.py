@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from synth.bus.delivery import GiveUp, make_broker, on_event, serve_events, watch_consumers
+from synth.bus.delivery import GiveUp, leave_place, make_broker, on_event, serve_events, watch_consumers
 from synth.bus.job_log import append_decided
 from synth.bus.recorded import Recorded
 from synth.bus.topology import MAX_DELIVERIES
@@ -101,6 +101,41 @@ async def test_an_event_that_is_handled_is_delivered_once(own):
         await asyncio.wait_for(handler.enough.wait(), 10)
         await settled(own)
     assert handler.names == ["a", "b", "c"]
+
+
+async def test_a_handler_that_leaves_its_place_waits_beside_the_others_and_is_ended_by_itself(own):
+    await own.provision()
+    go_on = asyncio.Event()
+
+    async def wait() -> None:
+        leave_place()
+        await go_on.wait()
+
+    handler = Handler(lambda name, _: None if name == "quick" else wait(), enough=4)
+    async with validator(own, handler):
+        await submit(own, "slow", "slow", "slow", "quick")
+        await asyncio.wait_for(handler.enough.wait(), 10)
+        assert await left_in(own.opened[0], *QUEUE) != (0, 0)
+        go_on.set()
+        await settled(own)
+    assert handler.names == ["slow", "slow", "slow", "quick"]
+
+
+async def test_a_handler_that_fails_after_it_left_its_place_gets_its_event_again(own):
+    await own.provision()
+
+    async def act(name: str, tries: int) -> None:
+        leave_place()
+        await asyncio.sleep(0)
+        if tries == 1:
+            raise Transient("not yet", delay=0.1)
+
+    handler = Handler(act, enough=2)
+    async with validator(own, handler):
+        await submit(own, "a")
+        await asyncio.wait_for(handler.enough.wait(), 10)
+        await settled(own)
+    assert handler.names == ["a", "a"]
 
 
 async def test_a_permanent_error_is_one_delivery_and_a_dead_letter_with_payload_and_reason(own):

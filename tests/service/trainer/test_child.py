@@ -16,7 +16,7 @@ from tests.unit.trainer.sft_rows import sft_recipe, sums, write_rows
 
 STEPS, CUT = 20, 10
 # What is equal to the byte between a straight run and one that was killed; the manifest holds wall-clock figures.
-STATE_FILES = ("weights.safetensors", "optimizer.safetensors", "probe.safetensors", "rng.json")
+STATE_FILES = ("resume/optimizer.safetensors", "resume/probe.safetensors", "resume/rng.json")
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,8 @@ def drive_rl(child: ChildProcess, batch_files: dict[int, Path], steps: range) ->
 
 
 def same_state(one: str, other: str) -> None:
-    for name in STATE_FILES:
+    weights = "adapter_model.safetensors" if (Path(one) / "adapter_config.json").exists() else "model.safetensors"
+    for name in (weights, *STATE_FILES):
         assert (Path(one) / name).read_bytes() == (Path(other) / name).read_bytes(), name
 
 
@@ -179,15 +180,15 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(
         child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe(**OPEN_GATES)))
         child.hear()
         folder = Path(drive_rl(child, batch_files, range(1, 2))[0]["checkpoint"])
-    weights = bytearray((folder / "weights.safetensors").read_bytes())
+    weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
-    (folder / "weights.safetensors").write_bytes(weights)
+    (folder / "model.safetensors").write_bytes(weights)
     with ChildProcess() as child:
         again = start_message(tmp_path / "w2", model_dir, "rl", rl_recipe(**OPEN_GATES), resume_dir=str(folder))
         child.say(**again)
         error = child.hear()
         assert error["code"] == "bad_checkpoint"
-        assert "weights.safetensors" in error["detail"]
+        assert "model.safetensors" in error["detail"]
 
 
 def test_it_shows_life_while_it_loads_and_dies_with_its_parent(model_dir: Path, tmp_path: Path) -> None:
@@ -213,3 +214,75 @@ def test_a_message_that_is_wrong_is_named(line: dict[str, Any], code: str) -> No
     with ChildProcess() as child:
         child.say(**line)
         assert child.hear()["code"] == code
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
+    model_dir: Path, tmp_path: Path, mode: str
+) -> None:
+    recipe = sft_recipe(steps=STEPS, mode=mode, lora=Lora(r=4, dropout=0.1), checkpoint_every=1000)
+    dataset = str(write_rows(tmp_path / "train.jsonl", sums(100)))
+
+    def start(name: str, child: ChildProcess, resume_dir: str | None = None) -> dict[str, Any]:
+        child.say(**start_message(tmp_path / name, model_dir, "sft", recipe, resume_dir=resume_dir, dataset=dataset))
+        return child.hear()
+
+    def to_the_end(child: ChildProcess) -> list[dict[str, Any]]:
+        events = [child.hear()]
+        while events[-1]["event"] == "step":
+            events.append(child.hear())
+        return events
+
+    with ChildProcess() as child:
+        start("straight", child)
+        straight = to_the_end(child)
+    with ChildProcess() as child:
+        start("paused", child)
+        child.hear()
+        child.say(op="pause")
+        paused = to_the_end(child)[-1]
+        assert paused["event"] == "paused"
+        assert 1 <= paused["step"] < STEPS
+        assert child.process.wait(30) == 0
+    with ChildProcess() as child:
+        ready = start("resumed", child, paused["checkpoint"])
+        assert ready["step"] == paused["step"]
+        assert ready["loss_then"] == ready["loss_now"] is not None
+        # Of the steps that nobody was told of, as no checkpoint covered them.
+        assert list(ready["reports"]) == [str(k) for k in range(1, paused["step"] + 1)]
+        rest = to_the_end(child)
+    same_state(straight[-2]["checkpoint"], rest[-2]["checkpoint"])
+
+
+def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
+    model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
+) -> None:
+    recipe = rl_recipe(checkpoint_every=2, **OPEN_GATES)
+    with ChildProcess() as child:
+        child.say(**start_message(tmp_path / "w", model_dir, "rl", recipe))
+        child.hear()
+        covered = drive_rl(child, batch_files, range(1, 4))[1]["checkpoint"]
+        child.say(op="pause")
+        paused = child.hear()
+        assert (paused["event"], paused["step"]) == ("paused", 3)
+    with ChildProcess() as child:
+        child.say(**start_message(tmp_path / "again", model_dir, "rl", recipe, resume_dir=covered))
+        assert child.hear()["step"] == 2
+        child.say(op="pause")
+        assert child.hear() == {"event": "paused", "step": 2, "checkpoint": None}
+        assert child.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_a_checkpoint_is_a_model_and_the_last_one_is_the_model_that_is_published(
+    model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str
+) -> None:
+    with ChildProcess() as child:
+        child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe(mode=mode, **OPEN_GATES)))
+        child.hear()
+        checkpoint = Path(drive_rl(child, batch_files, range(1, 2))[0]["checkpoint"])
+        child.say(op="finish")
+        model = Path(child.hear()["model"])
+    published = {file.name: file.read_bytes() for file in model.iterdir()}
+    assert {file.name: file.read_bytes() for file in checkpoint.iterdir() if file.is_file()} == published
+    assert any(name.endswith("model.safetensors") for name in published)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import msgspec
 import pytest
@@ -16,10 +17,14 @@ from synth.bus.secrets import SecretStore
 from synth.errors import Transient, UserError
 from synth.events import (
     BlobRef,
+    FileDeleted,
     FileReady,
     FileUploaded,
     JobCreated,
+    JobPaused,
+    JobPauseRequested,
     JobRefused,
+    JobResumed,
     JobValidated,
     JobVerified,
     JobWithdrawn,
@@ -55,7 +60,13 @@ def verifier(settings_of, bus_admin, models_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("verifier") / "log"
     settings = settings_of("verifier")
     with running(
-        "verifier", settings, log, SYNTH_ALLOW_LOOPBACK="1", SYNTH_RETRY_FOR_S="0.3", SYNTH_CALL_DEADLINE_S="2"
+        "verifier",
+        settings,
+        log,
+        SYNTH_ALLOW_LOOPBACK="1",
+        SYNTH_RETRY_FOR_S="0.3",
+        SYNTH_CALL_DEADLINE_S="2",
+        SYNTH_JOBS_AT_ONCE="1",
     ) as process:
         yield process
 
@@ -145,7 +156,8 @@ async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, b
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, b"rows")
     org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
-    # Another job shows that the first one waits without holding up the rest.
+    # Other jobs show that it waits without holding up the rest, although one place is all that there is.
+    await validated(bus_as, models_dir, SFT, org=org, training_file=file)
     async with scripted(good) as app:
         other = await validated(bus_as, models_dir, EVAL, task_url=app.url)
         await outcome(gateway, *other)
@@ -156,7 +168,48 @@ async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, b
     assert isinstance(found, JobVerified)
     assert found.training_data is not None
     assert await blobs.get_bytes(found.training_data) == b"rows"
-    assert await queued(await bus_as("bus"), org, 1) == [("train", None)]
+    assert await queued(await bus_as("bus"), org, 2) == [("train", None), ("train", None)]
+
+
+async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, settings_of, blobs, models_dir):
+    """As a second verifier finds it, long after the first one began to wait."""
+    from synth.http_guard import guarded_client
+    from synth.verifier.handlers import Handlers
+    from synth.verifier.settings import VerifierSettings
+
+    org, gateway, bus = new_org_id(), await bus_as("gateway"), await bus_as("verifier")
+    file = await upload(gateway, blobs, org, b"rows")
+    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
+    settings = VerifierSettings(file_wait_s=0.0)
+    async with guarded_client(settings.guard) as client:
+        secrets = SecretStore(bus, "test-cluster-secret")
+        handlers = Handlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event())
+        event = (await read_job(bus, org, job)).facts[1]
+        assert isinstance(event.event, JobValidated)
+        await handlers.job_validated(event, event.event)
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobRefused)
+    assert "has not been checked in time" in found.problems[0].what
+
+
+async def test_a_file_with_images_is_not_for_a_model_that_sees_none(verifier, bus_as, blobs, models_dir):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, b"rows")
+    ready = FileReady(rows=1, messages=2, characters=3, images=1200, rewritten=BLOB)
+    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
+    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobRefused)
+    assert found.problems[0].what == "'train.jsonl' shows 1,200 images, and tiny-qwen3 sees none"
+
+
+async def test_rows_that_were_written_anew_are_what_is_trained_on(bus_as, blobs):
+    org, bus = new_org_id(), await bus_as("verifier")
+    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
+    ready = FileReady(rows=1, messages=2, characters=3, images=1, rewritten=BLOB)
+    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
+    found = await wait_for_file(bus, org, file, role="training_file", timeout=5, stop=asyncio.Event())
+    assert (found.rows, found.images) == (BLOB, 1)
 
 
 async def test_a_job_on_a_rejected_file_is_refused_with_the_files_lines(verifier, bus_as, models_dir):
@@ -226,6 +279,21 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings
     assert (await read_job(bus, org, job)).last_seq == before.last_seq
 
 
+async def test_a_resumed_job_gets_its_tasks_anew_though_those_before_are_not_acknowledged(
+    verifier, bus_as, settings_of, models_dir
+):
+    async with scripted(good) as app:
+        org, job = await validated(bus_as, models_dir, EVAL, task_url=app.url)
+        gateway, owner = await bus_as("gateway"), await bus_as("rollouts")
+        await outcome(gateway, org, job)
+        assert await queued(await bus_as("bus"), org, 2) == [("serve", 0), ("collect", None)]
+        await start_attempt(owner, org, job, worker="w")
+        await append_decided(gateway, org, job, lambda _: JobPauseRequested())
+        await append_decided(owner, org, job, lambda _: JobPaused(step=0))
+        await append_decided(gateway, org, job, lambda _: JobResumed())
+        assert await queued(await bus_as("bus"), org, 4) == [("serve", 0), ("collect", None)] * 2
+
+
 async def published(bus_as, org: str, model: ModelRef) -> None:
     trainer = await bus_as("trainer")
     job = model.id.split(":")[2]
@@ -255,16 +323,26 @@ async def test_a_fine_tuned_source_is_the_model_that_its_job_published(bus_as, m
         await find_model(bus, new_org_id(), "fft:tiny-qwen3:job_a1", registry)
 
 
-async def test_a_base_without_local_weights_is_named_by_its_hub_id(bus_as, models_dir):
+async def test_a_base_without_local_weights_is_refused_unless_there_is_a_hub(bus_as, models_dir):
     bus = await bus_as("verifier")
-    found = await find_model(bus, "org_x", "qwen/qwen3-0.6b", Registry(models_dir))
+    with pytest.raises(UserError, match="has no weights on this cluster"):
+        await find_model(bus, "org_x", "qwen/qwen3-0.6b", Registry(models_dir))
+    found = await find_model(bus, "org_x", "qwen/qwen3-0.6b", Registry(models_dir, hub=True))
     assert found == ModelRef(id="Qwen/Qwen3-0.6B", path="Qwen/Qwen3-0.6B")
+
+
+async def test_a_stand_in_is_named_in_the_reference(bus_as, models_dir, tmp_path):
+    shutil.copytree(models_dir, tmp_path, dirs_exist_ok=True)
+    registry = Registry(tmp_path)
+    registry.alias("Qwen/Qwen3-0.6B", "tiny-qwen3")
+    found = await find_model(await bus_as("verifier"), "org_x", "Qwen/Qwen3-0.6B", registry)
+    assert found == ModelRef(id="Qwen/Qwen3-0.6B", path=str(tmp_path / "tiny-qwen3"), stand_in="tiny-qwen3")
 
 
 async def test_a_file_that_is_never_checked_is_refused_at_the_deadline(bus_as, blobs):
     org, bus = new_org_id(), await bus_as("verifier")
     file = await upload(await bus_as("gateway"), blobs, org, b"rows")
-    with pytest.raises(UserError, match="has not been checked within 0 s"):
+    with pytest.raises(UserError, match="has not been checked in time"):
         await wait_for_file(bus, org, file, role="training_file", timeout=0.2, stop=asyncio.Event())
 
 
@@ -289,3 +367,19 @@ async def test_a_file_id_that_is_a_subject_pattern_names_no_file(bus_as, blobs, 
 async def test_no_secret_is_in_the_log(verifier, bus_as):
     events = await replay((await bus_as("gateway")).nc, [">"])
     assert not [e for e in events if "env_right" in str(e.event)]
+
+
+async def test_a_job_that_names_a_deleted_file_is_refused_with_that_reason(verifier, bus_as, blobs, models_dir):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, b"rows")
+    [uploaded] = await replay(gateway.nc, [f"file.uploaded.{org}.{file}"])
+    # One job waits for the check of the file when it is deleted, another comes afterwards.
+    org, waiting = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
+    deleted = FileDeleted(requested_by="key_1", uploaded_seq=uploaded.seq)
+    await Publisher(gateway).once(deleted, org=org, key=file, id="1")
+    org, late = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
+    for job in (waiting, late):
+        found = await outcome(gateway, org, job)
+        assert isinstance(found, JobRefused)
+        assert found.problems[0].what == f"the file {file!r} was deleted"
+        assert "upload it again" in found.problems[0].fix

@@ -154,3 +154,18 @@ def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: b
     assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == [
         "tool_calls" if calls else "stop"
     ]
+
+
+def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(chat: ChatFormat) -> None:
+    thread, tools = Thread(), [{"type": "function", "function": {"name": "move"}}]
+    first = Conversation([user("go")], tools)
+    prompt, sampled = chat.prompt_ids(first, thread), said(chat, f"I move.\n{CALL}", ended=False)
+    reply = read_reply(delta(sampled, finish_reason="stop", stop_text="</tool_call>"), chat.tokenizer, tools=True)
+    assert reply.finish_reason == "tool_calls"
+    assert [c.function.name for c in reply.message.tool_calls or ()] == ["move"]
+    chat.remember(thread, first, reply.message, prompt, sampled)
+    result = Message(role="tool", content="done")
+    following = chat.prompt_ids(Conversation([user("go"), reply.message, result], tools), thread)
+    assert following[: len(prompt) + len(sampled)] == prompt + sampled
+    assert following[len(prompt) + len(sampled)] == chat.tokenizer.eos_id
+    assert thread.branch_breaks == 0

@@ -65,6 +65,75 @@ async def test_the_sdk_reads_our_errors(server: tuple[str, Any]) -> None:
             await client.chat.completions.create(model="tiny", messages=ASK)
 
 
+async def test_what_the_sdk_commonly_asks_for_is_served(server: tuple[str, Any]) -> None:
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    common: Any = {"model": "tiny", "messages": ASK, "max_completion_tokens": 12, "seed": 3}
+    url = f"{server[0]}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, _strict_response_validation=True) as client:
+        chat = client.chat.completions
+        plain = await chat.create(**common)
+        assert (
+            await chat.create(**common, top_p=1, presence_penalty=0, user="me", store=False)
+        ).choices == plain.choices
+        text = plain.choices[0].message.content or ""
+        stopped = await chat.create(**common, stop=[text[3:5]], logprobs=True)
+        assert stopped.choices[0].finish_reason == "stop"
+        assert stopped.choices[0].message.content == text[: text.find(text[3:5])]
+        assert stopped.choices[0].logprobs is not None
+        await chat.create(**common, tools=[tool], tool_choice="auto", parallel_tool_calls=True)
+        stream = await chat.create(
+            **common, stream=True, stream_options={"include_usage": True}, tools=[tool], logprobs=True
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 12
+        system = await chat.create(**common | {"messages": [{"role": "system", "content": "Be brief."}, *ASK]})
+        developer = await chat.create(**common | {"messages": [{"role": "developer", "content": "Be brief."}, *ASK]})
+        assert developer.choices == system.choices
+        thought = await chat.create(**common, reasoning_effort="high")
+        assert thought.usage is not None
+        assert plain.usage is not None
+        assert thought.usage.prompt_tokens != plain.usage.prompt_tokens
+
+
+UNSERVED: dict[str, Any] = {
+    "n": 2,
+    "top_logprobs": 3,
+    "frequency_penalty": 0.5,
+    "presence_penalty": -1,
+    "logit_bias": {"50256": -100},
+    "response_format": {"type": "json_object"},
+    "functions": [{"name": "add"}],
+    "modalities": ["text", "audio"],
+    "web_search_options": {},
+    "verbosity": "low",
+    "store": True,
+}
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+async def test_what_is_not_served_is_one_400_that_names_it(server: tuple[str, Any], name: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY) as client:
+        with pytest.raises(openai.BadRequestError, match=name) as refused:
+            await client.chat.completions.create(model="tiny", messages=ASK, **{name: UNSERVED[name]})
+        assert refused.value.param == name
+
+
+async def test_a_role_that_no_template_knows_is_named(server: tuple[str, Any]) -> None:
+    messages: Any = [*ASK, {"role": "function", "name": "add", "content": "3"}]
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="tiny", messages=messages)
+        assert refused.value.param == "messages[1].role"
+
+
+async def test_a_task_app_may_send_along_what_it_likes(server: tuple[str, Any]) -> None:
+    query: Any = {"cid": credential(calls=2)}
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key="none", default_query=query) as client:
+        reply = await client.chat.completions.create(model="any", messages=ASK, frequency_penalty=0.5, verbosity="low")
+        assert reply.choices
+
+
 async def test_the_sdk_plays_a_rollout_and_hangs_up(server: tuple[str, Any]) -> None:
     url, recorder = server
     cid = credential(calls=2)

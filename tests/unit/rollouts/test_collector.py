@@ -136,9 +136,10 @@ async def test_a_request_of_which_nothing_was_found_is_broken_however_small_it_i
 async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before():
     versions = PolicyVersions()
     waiting = asyncio.create_task(versions.at_least(2, timeout=5))
-    await versions.loaded(1)
+    await versions.loaded(1, "a")
     assert not waiting.done()
-    await versions.loaded(3)
+    await versions.loaded(3, "b")
     await waiting
+    assert [versions.is_at(replica, 2) for replica in ("a", "b", "c")] == [False, True, False]
     with pytest.raises(Transient, match="version 9"):
         await versions.at_least(9, timeout=0.01)

@@ -65,7 +65,7 @@ def test_a_checkpoint_before_any_training_has_no_loss_to_prove(model_dir: Path, 
     assert again.run.step == 1
 
 
-@pytest.mark.parametrize("name", ["optimizer.safetensors", "rng.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["resume/optimizer.safetensors", "resume/rng.json", "resume/manifest.json"])
 def test_a_missing_file_is_named(model_dir: Path, folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(TrainingFailed, match=name) as caught:
@@ -107,6 +107,6 @@ def test_another_fingerprint_may_differ_within_its_tolerance(folder: Path) -> No
 def test_a_save_that_died_half_way_leaves_no_checkpoint(model_dir: Path, folder: Path) -> None:
     half = folder.with_name(".checkpoint-2.partial")
     shutil.copytree(folder, half)
-    (half / "manifest.json").unlink()
+    (half / "resume" / "manifest.json").unlink()
     with pytest.raises(TrainingFailed, match=r"manifest\.json"):
         trainer_for(model_dir).run.resume(half)

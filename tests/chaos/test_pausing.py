@@ -1,0 +1,145 @@
+"""A paused job holds no worker, and goes on where it was: to the user, as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from synth.events import JobPaused, JobStarted, TrainResumed, TrainStep
+from tests.chaos.conftest import demo
+from tests.chaos.test_kills import whole
+from tests.chaos.witness import pid_of
+from tests.e2e.platform import Platform
+
+STEPS = 12
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def steer(platform: Platform, verb: str, job: str) -> dict[str, Any]:
+    """Pause, resume or cancel a job; the job as it is then."""
+    reply = await asyncio.to_thread(platform.api.post, f"/api/jobs/{job}/{verb}")
+    assert reply.status_code == 202, reply.text
+    return reply.json()
+
+
+def step_is(k: int):
+    """Whether an event is of this training step."""
+    return lambda recorded: getattr(recorded.event, "step", 0) == k
+
+
+async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
+    platform: Platform, witness, math_rows, sft_model: str, math_url: str
+):
+    job = await asyncio.to_thread(
+        platform.submit,
+        demo("rl_long", iterations_per_epoch=STEPS),
+        *("--model", sft_model, "--task-url", math_url),
+    )
+    async with witness(job) as log:
+        await log.until("train.step", such=step_is(4), timeout=90)
+        await steer(platform, "pause", job)
+        assert (await steer(platform, "pause", job))["state"] in ("pausing", "paused")
+        paused = await log.until("job.paused", timeout=60)
+        assert isinstance(paused.event, JobPaused)
+        assert step_is(paused.event.step)(log.of("train.step")[-1])
+
+        # The cluster has one trainer: whoever holds it keeps the other job out.
+        other = await asyncio.to_thread(platform.submit, demo("sft", total_steps=5), "--dataset", str(math_rows))
+        await asyncio.to_thread(platform.succeeded, other)
+        assert log.types[-1] in ("job.paused", "watch.heartbeat")
+
+        assert (await steer(platform, "resume", job))["state"] != "paused"
+        await steer(platform, "resume", job)
+        await log.until("job.succeeded", timeout=120)
+        whole(log, steps=STEPS)
+        assert [r.type for r in log.seen if r.type in ("job.pause_requested", "job.paused", "job.resumed")] == [
+            "job.pause_requested",
+            "job.paused",
+            "job.resumed",
+        ]
+        assert [r.event.attempt for r in log.of("job.started") if isinstance(r.event, JobStarted)] == [1, 2]
+        assert await log.dead_letters() == []
+    found = await asyncio.to_thread(platform.succeeded, job)
+    assert await asyncio.to_thread(platform.greedy, found["model"], "What is 58 + 67?")
+
+
+async def test_a_job_is_paused_and_resumed_at_once_again_and_again(
+    platform: Platform, witness, sft_model: str, math_url: str
+):
+    job = await asyncio.to_thread(
+        platform.submit,
+        demo("rl_long", iterations_per_epoch=STEPS),
+        *("--model", sft_model, "--task-url", math_url),
+    )
+    async with witness(job) as log:
+        for k in (2, 4, 6):
+            await log.until("train.step", such=step_is(k), timeout=90)
+            await steer(platform, "pause", job)
+            # At once: what the workers held for the term before is not let go of yet.
+            await log.until("job.paused", after=len(log.seen) - 1, timeout=60)
+            await steer(platform, "resume", job)
+        await log.until("job.succeeded", timeout=150)
+        whole(log, steps=STEPS)
+        assert len(log.of("job.resumed")) == 3
+        assert await log.dead_letters() == []
+
+
+async def test_a_trainer_that_is_killed_while_it_pauses_leaves_a_job_that_pauses(
+    platform: Platform, witness, math_rows
+):
+    job = await asyncio.to_thread(
+        platform.submit, demo("sft", total_steps=400, checkpoint_every=1000), "--dataset", str(math_rows)
+    )
+    async with witness(job) as log:
+        await log.until("job.started", timeout=60)
+        trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
+        os.kill(trainer, signal.SIGSTOP)
+        await steer(platform, "pause", job)
+        os.kill(trainer, signal.SIGKILL)
+        await log.until("job.paused", timeout=60)
+        await steer(platform, "resume", job)
+        await log.until("job.succeeded", timeout=90)
+        steps = [r.event.step for r in log.of("train.step") if isinstance(r.event, TrainStep)]
+        assert steps == list(range(1, 401))
+
+
+async def test_a_paused_sft_job_goes_on_at_the_step_that_it_was_at(platform: Platform, witness, math_rows):
+    job = await asyncio.to_thread(
+        platform.submit, demo("sft", total_steps=100_000, checkpoint_every=100), "--dataset", str(math_rows)
+    )
+    async with witness(job) as log:
+        await log.until("train.step", timeout=60)
+        await steer(platform, "pause", job)
+        paused = await log.until("job.paused", timeout=60)
+        assert isinstance(paused.event, JobPaused)
+        assert step_is(paused.event.step)(log.of("train.step")[-1])
+        await steer(platform, "resume", job)
+        resumed = await log.until("train.resumed", timeout=60)
+        assert isinstance(resumed.event, TrainResumed)
+        assert resumed.event.step == paused.event.step
+        assert resumed.event.loss_then == resumed.event.loss_now is not None
+        await steer(platform, "pause", job)
+        await log.until("job.paused", after=len(log.seen), timeout=60)
+        assert (await steer(platform, "cancel", job))["state"] == "cancelled"
+
+
+async def test_a_job_is_cancelled_while_it_pauses(platform: Platform, witness, math_rows):
+    job = await asyncio.to_thread(
+        platform.submit, demo("sft", total_steps=100_000, checkpoint_every=50), "--dataset", str(math_rows)
+    )
+    async with witness(job) as log:
+        await log.until("train.step", timeout=60)
+        trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
+        os.kill(trainer, signal.SIGSTOP)
+        try:
+            assert (await steer(platform, "pause", job))["state"] == "pausing"
+            assert (await steer(platform, "cancel", job))["state"] == "cancelling"
+        finally:
+            os.kill(trainer, signal.SIGCONT)
+        await log.until("job.cancelled", timeout=30)
+        assert log.of("job.paused") == []

@@ -1,0 +1,191 @@
+"""The owner of a train task, without its training: which attempts it begins, and how it ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from synth.blobs import BlobStore
+from synth.bus.job_log import JobHistory, append_decided, read_job
+from synth.bus.worker import Lease
+from synth.catalogue import Event
+from synth.errors import Transient
+from synth.events import (
+    JobCancelRequested,
+    JobCreated,
+    JobPaused,
+    JobPauseRequested,
+    JobResumed,
+    JobSucceeded,
+    JobValidated,
+    JobVerified,
+    ModelRef,
+)
+from synth.ids import new_job_id, new_org_id
+from synth.jobs.lifecycle import State
+from synth.jobs.resolved import RlJob, SftJob
+from synth.models import Registry
+from synth.trainer.job import Attempt, TrainerService
+from synth.trainer.settings import TrainerSettings
+from synth.validator.validate import validate
+from synth.work import Task
+from tests.service.jobs import SFT, make_model_dir
+
+Training = Callable[[Attempt], Awaitable[JobSucceeded | JobPaused]]
+
+
+class Owned:
+    """A verified job, and the trainers that are given its tasks."""
+
+    def __init__(self, bus_as, blobs: BlobStore, settings: TrainerSettings) -> None:
+        self.org, self.job = new_org_id(), new_job_id()
+        self._bus_as = bus_as
+        self._blobs = blobs
+        self._settings = settings
+
+    async def append(self, *facts: Event, by: str = "gateway") -> None:
+        bus = await self._bus_as(by)
+        for fact in facts:
+            await append_decided(bus, self.org, self.job, lambda _, f=fact: f)
+
+    async def history(self) -> JobHistory:
+        return await read_job(await self._bus_as("gateway"), self.org, self.job)
+
+    async def run(self, training: Training, *, term: int = 0) -> None:
+        """Give a trainer the job's task of this term; its training is the test's."""
+
+        async def train(attempt: Attempt, job: RlJob | SftJob) -> JobSucceeded | JobPaused:
+            return await training(attempt)
+
+        bus = await self._bus_as("trainer")
+        task = Task(kind="train", pool="default", org=self.org, job_id=self.job, term=term)
+        no_message: Any = None
+        async with asyncio.timeout(20):
+            await TrainerService(bus, self._blobs, self._settings, train).run(task, Lease(task, no_message))
+
+
+@pytest.fixture
+async def owned(bus_as, settings_of, blobs, cluster_dir):
+    async def make(**settings: Any) -> Owned:
+        base = settings_of("trainer").model_dump()
+        job = Owned(bus_as, blobs, TrainerSettings(**base | settings))
+        created = JobCreated(config=SFT, config_name="job.toml", body_sha256="0")
+        verdict = validate(created, Registry(make_model_dir(cluster_dir)))
+        assert isinstance(verdict, JobValidated), verdict
+        await job.append(created)
+        await job.append(verdict, by="validator")
+        await job.append(JobVerified(source=ModelRef(id="tiny-qwen3")), by="verifier")
+        return job
+
+    return make
+
+
+async def never(attempt: Attempt) -> JobSucceeded:
+    raise AssertionError("nobody is to train")
+
+
+async def succeed(attempt: Attempt) -> JobSucceeded:
+    return JobSucceeded(steps=5)
+
+
+async def paused(job: Owned, *, term: int = 0) -> None:
+    """Run the job until it is paused, before its first step."""
+
+    async def at_once(attempt: Attempt) -> JobPaused:
+        await job.append(JobPauseRequested())
+        await attempt.pausing.wait()
+        return JobPaused(step=0)
+
+    await job.run(at_once, term=term)
+
+
+async def test_a_job_that_is_paused_is_let_go_of_and_goes_on_in_its_next_term(owned):
+    job = await owned()
+
+    async def until_paused(attempt: Attempt) -> JobPaused:
+        await job.append(JobPauseRequested())
+        await attempt.pausing.wait()
+        return JobPaused(step=3)
+
+    await job.run(until_paused)
+    history = await job.history()
+    assert (history.state, history.last(JobPaused)) == (State.PAUSED, JobPaused(step=3))
+    await job.append(JobResumed())
+    # The pause that was asked for in the term before is no reason to stop.
+    await job.run(succeed, term=1)
+    history = await job.history()
+    assert (history.state, history.attempt, history.term) == (State.SUCCEEDED, 2, 1)
+
+
+async def test_tasks_of_a_paused_job_and_of_a_term_that_is_over_are_void(owned):
+    job = await owned()
+    await paused(job)
+    await job.run(never)
+    await job.append(JobResumed())
+    await job.run(never)
+    assert (await job.history()).state is State.VERIFIED
+
+
+async def test_a_run_that_does_not_pause_in_time_is_let_go_of_as_it_was(owned):
+    job = await owned(pause_s=0.2)
+
+    async def deaf(attempt: Attempt) -> JobSucceeded:
+        attempt.past.last_step = 2
+        await job.append(JobPauseRequested())
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await job.run(deaf)
+    assert (await job.history()).last(JobPaused) == JobPaused(step=2)
+
+
+async def test_a_job_that_is_done_when_the_pause_is_asked_for_has_succeeded(owned):
+    job = await owned()
+
+    async def done(attempt: Attempt) -> JobSucceeded:
+        await job.append(JobPauseRequested())
+        return JobSucceeded(steps=5)
+
+    await job.run(done)
+    assert (await job.history()).state is State.SUCCEEDED
+
+
+async def test_a_cancellation_wins_over_a_pause(owned):
+    job = await owned()
+
+    async def cancelled_meanwhile(attempt: Attempt) -> JobPaused:
+        await job.append(JobPauseRequested())
+        await attempt.pausing.wait()
+        await job.append(JobCancelRequested())
+        return JobPaused(step=3)
+
+    await job.run(cancelled_meanwhile)
+    assert (await job.history()).state is State.CANCELLED
+
+
+async def test_an_attempt_that_dies_while_it_pauses_leaves_the_pause_to_the_next(owned):
+    job = await owned()
+
+    async def dies(attempt: Attempt) -> JobPaused:
+        await job.append(JobPauseRequested())
+        await attempt.pausing.wait()
+        raise Transient("the disk is away")
+
+    with pytest.raises(Transient):
+        await job.run(dies)
+    assert (await job.history()).state is State.PAUSING
+    await job.run(never)
+    history = await job.history()
+    assert (history.state, history.attempt) == (State.PAUSED, 2)
+
+
+async def test_attempts_that_ended_with_a_pause_are_no_crashes(owned):
+    job = await owned(crashes=2)
+    for term in range(4):
+        await paused(job, term=term)
+        await job.append(JobResumed())
+    await job.run(succeed, term=4)
+    assert (await job.history()).state is State.SUCCEEDED

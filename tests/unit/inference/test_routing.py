@@ -1,0 +1,48 @@
+"""Which weights answer under an id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.inference.policies import Loaded, ModelFiles, Policies
+from synth.inference.routing import ServiceRouter
+from synth.models import Registry
+
+
+class Idle:
+    healthy = True
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
+    opened: list[str] = []
+
+    async def open_files(files: ModelFiles) -> Loaded:
+        opened.append(files.model_dir.name)
+        return Loaded(cast(Any, Idle()), cast(Any, None))
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen3"}')
+    registry = Registry(tmp_path)
+    # A base is found without the bus, and a folder without the blob store.
+    router = ServiceRouter(cast(Connection, None), cast(BlobStore, None), tmp_path / "cache", registry)
+    policies = Policies(router.files_of, open_files, max_models=2)
+    router.serve_from(policies)
+
+    async def answer() -> None:
+        async with router.for_model("qwen/qwen3-0.6b", "org_1") as binding:
+            assert binding.model == "Qwen/Qwen3-0.6B"
+
+    for stand_in in ("one", "two"):
+        registry.alias("Qwen/Qwen3-0.6B", stand_in)
+        await answer()
+        await answer()
+    assert opened == ["one", "two"]
+    assert policies.names() == ["Qwen/Qwen3-0.6B"]
+    await policies.close()

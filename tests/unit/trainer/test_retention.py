@@ -1,0 +1,24 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from synth.trainer.retention import kept_checkpoints
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept", "every", "stay"),
+    [
+        ([1, 2, 3, 4, 5], 3, 0, {3, 4, 5}),
+        ([1, 2, 3, 4, 5], 1, 0, {4, 5}),
+        ([5], 3, 0, {5}),
+        ([], 3, 0, set()),
+        # Evaluated every fourth step: those are the ones that can be compared.
+        (list(range(1, 15)), 3, 4, {4, 8, 12, 13, 14}),
+        (list(range(1, 15)), 2, 4, {8, 12, 13, 14}),
+        ([1, 2, 3], 3, 4, {2, 3}),
+    ],
+)
+def test_the_last_two_stay_to_resume_from_and_so_many_of_those_that_were_evaluated(steps, kept, every, stay):
+    assert kept_checkpoints(steps, kept=kept, evaluated_every=every) == stay
