@@ -16,12 +16,14 @@ import zlib
 
 import msgspec
 from nacl.exceptions import CryptoError
+from nacl.public import PrivateKey, SealedBox
 from nacl.secret import SecretBox
 
 from synth.errors import SynthError
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PREFIX = "synth_live_"
+_BODY_LENGTH = 30
 _MAC_LENGTH = 24
 
 
@@ -31,13 +33,16 @@ class InvalidKey(SynthError):
 
 def new_api_key() -> str:
     """`synth_live_` + 30 random base-62 characters + a checksum of 6, which rejects a typing error offline."""
-    body = "".join(secrets.choice(_BASE62) for _ in range(30))
+    body = "".join(secrets.choice(_BASE62) for _ in range(_BODY_LENGTH))
     return f"{_PREFIX}{body}{_checksum(body)}"
 
 
-def new_environment_key() -> str:
-    """A key for the user's task app."""
-    return f"env_{secrets.token_hex(20)}"
+def mistyped(key: str) -> bool:
+    """Whether this has the look of our API keys but a wrong checksum: nobody can have been given it."""
+    if not key.startswith(_PREFIX):
+        return False
+    body, checksum = key.removeprefix(_PREFIX)[:-6], key[-6:]
+    return len(body) != _BODY_LENGTH or not hmac.compare_digest(_checksum(body).encode(), checksum.encode())
 
 
 def key_hash(key: str) -> str:
@@ -90,7 +95,7 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
     """The credential that `mint_cid` signed. Raises `InvalidKey` when it is malformed, forged or expired."""
     head, _, mac = text.rpartition("_")
     body = head.removeprefix("trace_")
-    if not head.startswith("trace_") or not hmac.compare_digest(_mac(body, secret), mac):
+    if not head.startswith("trace_") or not hmac.compare_digest(_mac(body, secret).encode(), mac.encode()):
         raise InvalidKey("not a rollout credential of this cluster")
     rollout, replica, attempt, version, calls, expires = body.split("_")
     if int(expires) < (time.time() if now is None else now):
@@ -132,6 +137,26 @@ def unseal(sealed: str, secret: str) -> str:
 
 def _box(secret: str) -> SecretBox:
     return SecretBox(hashlib.sha256(f"seal:{secret}".encode()).digest())
+
+
+def sealing_key(secret: str) -> str:
+    """The cluster's X25519 public key, base64: whoever has it can seal a secret for the cluster (libsodium sealed box).
+
+    It follows from the cluster's secret, so every process has it and none keeps it.
+    """
+    return base64.b64encode(bytes(_private_key(secret).public_key)).decode()
+
+
+def open_sealed(ciphertext: str, secret: str) -> bytes:
+    """What was sealed with `sealing_key`, from base64. Raises `InvalidKey`."""
+    try:
+        return SealedBox(_private_key(secret)).decrypt(base64.b64decode(ciphertext, validate=True))
+    except (CryptoError, ValueError) as error:
+        raise InvalidKey("not a sealed box for this cluster's public key") from error
+
+
+def _private_key(secret: str) -> PrivateKey:
+    return PrivateKey(hashlib.sha256(f"sealed box:{secret}".encode()).digest())
 
 
 def internal_token(secret: str) -> str:

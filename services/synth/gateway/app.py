@@ -22,14 +22,22 @@ from synth.bus.topology import EVENTS
 from synth.errors import Permanent, SynthError
 from synth.gateway import failures, openapi
 from synth.gateway.auth import KeyRing
+from synth.gateway.body_limit import BodyLimit
 from synth.gateway.hub import Hub
 from synth.gateway.inference_proxy import InferenceProxy
 from synth.gateway.meters import Measured
+from synth.gateway.openai_api.mounting import include_openai
 from synth.gateway.read_model import ReadModel
-from synth.gateway.routes import account, events, files, inference, jobs, models
+from synth.gateway.routes import account, events, files, inference, jobs, keys, models
 from synth.gateway.settings import GatewaySettings
 from synth.gateway.state import Gateway
 from synth.gateway.sweeper import sweep
+from synth.gateway.synth_api import creating as synth_creating
+from synth.gateway.synth_api import environment_keys, task_apps
+from synth.gateway.synth_api import jobs as synth_jobs
+from synth.gateway.synth_api import listing as synth_listing
+from synth.gateway.synth_api import models as synth_models
+from synth.gateway.synth_api.prefixes import include_everywhere
 from synth.gateway.upload import UPLOADS
 from synth.models import Registry
 from synth.service import Service, run
@@ -56,13 +64,15 @@ async def setup(service: Service) -> ASGIApp:
     stream_end = await _ready_bus(service, settings, secrets, model)
     hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer)
     replicas = ReplicaTable(service.bus)
+    ring = KeyRing(service.bus, secrets)
     publisher = Publisher(service.bus)
     proxy = InferenceProxy(replicas, cluster_secret=cluster_secret, timeout_s=settings.inference_timeout_s)
     service.checks["read model"] = hub.check
     service.run("log reader", _until(service.stop, hub.read()))
     service.run("projector", _until(service.stop, hub.project()))
     service.run("replica table", _until(service.stop, replicas.follow()))
-    service.run("sweeper", _until(service.stop, sweep(hub, publisher, settings)))
+    service.run("key ring", _until(service.stop, ring.follow()))
+    service.run("sweeper", _until(service.stop, sweep(hub, publisher, service.blobs, settings)))
     service.run("streams", _closing(service, hub, proxy))
     return build_api(
         Gateway(
@@ -74,7 +84,7 @@ async def setup(service: Service) -> ASGIApp:
             model=model,
             publisher=publisher,
             secrets=secrets,
-            keys=KeyRing(secrets),
+            keys=ring,
             replicas=replicas,
             registry=Registry(settings.models_dir),
             proxy=proxy,
@@ -86,6 +96,7 @@ def build_api(gateway: Gateway) -> ASGIApp:
     """The API over these parts."""
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
+    app.add_middleware(BodyLimit, limit=gateway.settings.max_json_bytes)
     return Measured(app)
 
 
@@ -97,8 +108,12 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
     )
-    for part in (jobs, events, files, models, inference, account):
+    for part in (jobs, events, inference, keys):
         app.include_router(part.router)
+    for part in (account, files, synth_creating, synth_listing, synth_jobs, environment_keys, task_apps, synth_models):
+        include_everywhere(app, part.router)
+    app.include_router(models.router, prefix="/api")
+    include_openai(app)
     failures.install(app)
     openapi.describe(app)
     return app

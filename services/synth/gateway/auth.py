@@ -1,20 +1,35 @@
-"""Who calls: bearer keys, looked up in the sealed bucket and remembered for a short while."""
+"""Who calls and what they may do: bearer keys, looked up in the secrets' bucket and remembered for a short while.
+
+Invariants. Every route that is not open to the world takes a `Caller` (or calls `authenticate`), and the scope that a
+request needs follows from its method and path alone, so a route can forget neither. A key that is revoked or rotated
+stops to open within the moment in which the bucket tells of it, and within `_KNOWN_S` when it does not.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Annotated
 
+import msgspec
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
-from synth.bus.secrets import ApiKey, SecretStore
+from synth import logs
+from synth.bus.connection import Connection
+from synth.bus.replay import Follower
+from synth.bus.secrets import API_KEYS, ApiKey, Scope, SecretStore
+from synth.bus.topology import SECRETS
+from synth.errors import Problem
 from synth.gateway.failures import ApiError, unavailable
-from synth.keys import key_hash
+from synth.ids import OrgId
+from synth.keys import key_hash, mistyped
+
+log = logs.get("auth")
 
 _KNOWN_S = 30.0
+_STORE_IT = "store it with POST /api/environment-keys, or send `Authorization: Bearer <SYNTH_API_KEY>`"
 _UNKNOWN_S = 3.0
 _STALE_S = 600.0
 _MOST = 10_000
@@ -23,12 +38,29 @@ _MOST = 10_000
 class KeyRing:
     """API keys by their hash. While the bus is away, a key that was known lately still opens the read model."""
 
-    def __init__(self, store: SecretStore) -> None:
+    def __init__(self, bus: Connection, store: SecretStore) -> None:
+        self._bus = bus
         self._store = store
         self._seen: dict[str, tuple[float, ApiKey | None]] = {}
+        self._environment: dict[str, tuple[float, list[OrgId]]] = {}
+        self._ending: dict[str, ApiKey] = {}
+
+    async def follow(self) -> None:
+        """Keep up with the bucket, for ever: what another gateway made or revoked holds here a moment later."""
+        follower = Follower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
+        try:
+            async for msg in follower.messages():
+                try:
+                    record = msgspec.json.decode(msg.data, type=ApiKey)
+                except msgspec.DecodeError as error:
+                    log.warning("a key's record cannot be read", error=str(error))
+                    continue
+                self.keep(msg.subject.removeprefix(API_KEYS), record)
+        finally:
+            await follower.close()
 
     async def find(self, key: str) -> ApiKey | None:
-        """Whose key this is; None for nobody's."""
+        """Whose key this is, even if it has ended; None for nobody's."""
         digest, now = key_hash(key), time.monotonic()
         seen = self._seen.get(digest)
         if seen and now - seen[0] < (_KNOWN_S if seen[1] else _UNKNOWN_S):
@@ -39,10 +71,45 @@ class KeyRing:
             if seen and seen[1] and now - seen[0] < _STALE_S:
                 return seen[1]
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
+        later = self._seen.get(digest)
+        if later and later[0] > now:
+            # The bucket told of a change while we asked, and our answer may be from before it.
+            return later[1]
+        self.keep(digest, found)
+        return found
+
+    async def owners_of_environment_key(self, key: str) -> list[OrgId]:
+        """The organisations that keep this environment key; one that was removed may still be named for `_KNOWN_S`."""
+        digest, now = key_hash(key), time.monotonic()
+        seen = self._environment.get(digest)
+        if seen and now - seen[0] < (_KNOWN_S if seen[1] else _UNKNOWN_S):
+            return seen[1]
+        try:
+            found = await self._store.owners_of_environment_key(key)
+        except (NatsError, JetStreamError, TimeoutError, OSError) as error:
+            raise unavailable("the key cannot be checked while the event log is away; try again") from error
+        if len(self._environment) >= _MOST:
+            self._environment.clear()
+        self._environment[digest] = (now, found)
+        return found
+
+    def keep(self, digest: str, record: ApiKey | None) -> None:
+        """Remember what the key of this hash is."""
         if len(self._seen) >= _MOST:
             self._seen.clear()
-        self._seen[digest] = (now, found)
-        return found
+        self._seen[digest] = (time.monotonic(), record)
+        if record is not None and (record.revoked_at or record.expires_at):
+            self._ending[record.key_id] = record
+
+    def changed(self, record: ApiKey) -> None:
+        """Believe a record that was just written, before the bucket tells of it."""
+        for digest, (_, seen) in list(self._seen.items()):
+            if seen is not None and (seen.org, seen.key_id) == (record.org, record.key_id):
+                self.keep(digest, record)
+
+    def still_opens(self, caller: ApiKey) -> bool:
+        """Whether the key of a request that was let in would be let in again: what a long stream asks."""
+        return self._ending.get(caller.key_id, caller).opens
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer synth_live_…`")
@@ -51,14 +118,79 @@ _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: 
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> ApiKey:
-    """The caller of a request. Raises a 401."""
+    """The caller of a request, who may make it. Raises a 401 or a 403."""
     ring: KeyRing = request.app.state.gateway.keys
     if credentials is None:
-        raise ApiError(401, "no API key; send it as `Authorization: Bearer <SYNTH_API_KEY>`")
-    caller = await ring.find(credentials.credentials)
+        raise _refused("no API key", expected="`Authorization: Bearer <SYNTH_API_KEY>`")
+    key = credentials.credentials
+    if mistyped(key):
+        raise _refused("this API key is mistyped: its checksum is wrong", fix="copy SYNTH_API_KEY again, whole")
+    caller = await ring.find(key)
     if caller is None:
-        raise ApiError(401, "this API key is not known here; check SYNTH_API_KEY (`synthctl up` writes it to .env)")
+        fix = "check SYNTH_API_KEY (`synthctl up` writes it to .env)"
+        raise _refused("this API key is not known here", fix=fix)
+    if not caller.opens:
+        ended = f"was revoked at {_time(caller)}" if caller.revoked_at else f"expired at {_time(caller)}"
+        raise _refused(f"this API key ({caller.key_id}) {ended}", fix="set SYNTH_API_KEY to one that is live")
+    need_scope(caller, *scopes_of(request.method, request.scope["path"]))
     return caller
+
+
+async def authenticate_chat(request: Request) -> OrgId:
+    """The organisation of a chat call. Raises a 401 or a 403.
+
+    A task app may also send the environment key that it was started with, in `X-API-Key`.
+    """
+    credentials = await _bearer(request)
+    environment_key = request.headers.get("x-api-key", "")
+    if credentials is not None or not environment_key:
+        return (await authenticate(request, credentials)).org
+    ring: KeyRing = request.app.state.gateway.keys
+    owners = await ring.owners_of_environment_key(environment_key)
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        what = "this environment key is kept by several organisations, so that it does not say whose call this is"
+        raise _refused(what, expected="a key of its own for each, or `Authorization: Bearer <SYNTH_API_KEY>`")
+    raise _refused("the key in X-API-Key is no environment key of an organisation here", fix=_STORE_IT)
+
+
+def scopes_of(method: str, path: str) -> tuple[Scope, ...]:
+    """What a key needs for a request."""
+    if path.endswith("/chat/completions"):
+        return (Scope.INFERENCE,)
+    for prefix, scope in (("/api/keys", Scope.KEYS), ("/api/organisations", Scope.OPERATOR)):
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return (scope,)
+    if method in ("GET", "HEAD"):
+        return (Scope.READ,)
+    # An environment key opens chat completions, so nobody without that scope may make one known.
+    opens_chat = method == "POST" and path.endswith(("/environment-keys", "/env-keys"))
+    return (Scope.WRITE, Scope.INFERENCE) if opens_chat else (Scope.WRITE,)
+
+
+def need_scope(caller: ApiKey, *scopes: Scope) -> None:
+    """Raises a 403 when the key lacks one of them."""
+    lacking = [scope.value for scope in scopes if scope not in caller.scopes]
+    if not lacking:
+        return
+    problem = Problem(
+        what=f"this API key ({caller.key_id}) lacks the scope {', '.join(lacking)}; it has {', '.join(caller.scopes)}",
+        expected=f"a key with the scope {', '.join(lacking)}",
+        fix=f"`synthctl keys new --scopes {','.join(scopes)}` makes one, with a key that has them and `keys`",
+    )
+    raise ApiError(403, problem.text(), problems=[problem])
+
+
+def _refused(what: str, *, expected: str = "", fix: str = "check SYNTH_API_KEY") -> ApiError:
+    problem = Problem(what=what, expected=expected, fix=fix)
+    return ApiError(401, problem.text(), problems=[problem])
+
+
+def _time(key: ApiKey) -> str:
+    moment = key.revoked_at or key.expires_at
+    assert moment is not None
+    return moment.isoformat(timespec="seconds")
 
 
 Caller = Annotated[ApiKey, Depends(authenticate)]

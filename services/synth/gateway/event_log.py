@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +22,8 @@ from synth.catalogue import Event, subject_of
 from synth.errors import Transient
 
 _TIMEOUT_S = 5.0
+#: No log is so long; the server takes 64 bits.
+_NO_SEQUENCE = 1 << 63
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,9 +68,14 @@ def view_of(recorded: Recorded) -> EventView:
     )
 
 
-async def read_page(bus: Connection, subject: str, *, after: int, limit: int) -> Page:
-    """Up to `limit` events on `subject` after a sequence. Raises `Transient` when the bus does not answer."""
+async def read_page(bus: Connection, subject: str, *, after: int, limit: int, since: datetime | None = None) -> Page:
+    """Up to `limit` events on `subject` after a sequence, or from a moment on.
+
+    Raises `Transient` when the bus does not answer.
+    """
     found: list[Recorded] = []
+    if after >= _NO_SEQUENCE:
+        return Page(found, more=False)
     ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
     async def arrived(msg: Msg) -> None:
@@ -85,7 +92,8 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int) ->
         inbox = bus.nc.new_inbox()
         subscription = await bus.nc.subscribe(inbox, cb=arrived)
         try:
-            request = {"seq": after + 1, "next_by_subj": subject, "batch": limit}
+            start = {"seq": after + 1} if since is None else {"start_time": since.astimezone(UTC).isoformat()}
+            request = {**start, "next_by_subj": subject, "batch": limit}
             await bus.nc.publish(f"$JS.API.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
             async with asyncio.timeout(_TIMEOUT_S):
                 end = await ended

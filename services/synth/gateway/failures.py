@@ -19,14 +19,28 @@ from synth.errors import Conflict, Problem, Transient, UserError
 
 log = logs.get("api")
 
-_TYPES = {400: "invalid_request", 401: "authentication", 404: "not_found", 405: "method_not_allowed", 409: "conflict"}
+_TYPES = {
+    400: "invalid_request",
+    401: "authentication",
+    403: "permission",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+}
+#: Below these a request that is not valid is a 400, as a client of the OpenAI API expects.
+_OPENAI = ("/v1/", "/api/v1/fine_tuning/")
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong. type: a stable word; problems: each with what, expected, fix and where."""
+    """What went wrong. type: a stable word; problems: each with what, expected, fix and where.
+
+    param: the field of the request that is wrong; code: what is wrong with it. Either may be null.
+    """
 
     message: str
     type: str
+    param: str | None = None
+    code: str | None = None
     problems: list[Problem] = []
 
 
@@ -46,6 +60,8 @@ class ApiError(Exception):
         message: str,
         *,
         type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
         problems: list[Problem] | None = None,
         retry_after: int | None = None,
     ) -> None:
@@ -53,6 +69,8 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.type = type or _TYPES.get(status, "error")
+        self.param = param
+        self.code = code
         self.problems = problems or []
         self.retry_after = retry_after
 
@@ -60,7 +78,7 @@ class ApiError(Exception):
 def not_found(kind: str, id: str) -> ApiError:
     """A 404 for something that is not there, or is another organisation's: the caller cannot tell which."""
     problem = Problem(what=f"there is no {kind} {id[:120]!r}", fix=f"`synthctl {kind}s ls` shows yours")
-    return ApiError(404, problem.text(), problems=[problem])
+    return ApiError(404, problem.text(), code=f"{kind}_not_found", problems=[problem])
 
 
 def unavailable(message: str, *, retry_after: int = 2) -> ApiError:
@@ -70,8 +88,12 @@ def unavailable(message: str, *, retry_after: int = 2) -> ApiError:
 
 def answer(error: ApiError) -> Response:
     """The response of an error."""
-    body = ErrorBody(message=error.message, type=error.type, problems=error.problems)
+    body = ErrorBody(
+        message=error.message, type=error.type, param=error.param, code=error.code, problems=error.problems
+    )
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
+    if error.status == 409:
+        headers["X-Should-Retry"] = "false"  # the openai SDK retries a 409, and this one stays
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     content = msgspec.json.encode(Failure(error=body, detail=error.message))
@@ -83,12 +105,15 @@ def install(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> Response:
         failure = _as_api_error(error)
+        if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
+            failure.status = 400
         if failure.status >= 500:
             log.error("request failed", method=request.method, path=request.url.path, error=repr(error))
         return answer(failure)
 
     kinds = (ApiError, UserError, Transient, Conflict, BlobMissing, RequestValidationError, HTTPException)
-    for kind in (*kinds, NatsError, JetStreamError, TimeoutError, Exception):
+    unreadable = (UnicodeEncodeError, RecursionError)
+    for kind in (*kinds, *unreadable, NatsError, JetStreamError, TimeoutError, Exception):
         app.add_exception_handler(kind, handle)
 
 
@@ -100,7 +125,14 @@ def _as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), problems=error.problems)
         case RequestValidationError():
             problems = [_problem(e) for e in error.errors()]
-            return ApiError(422, "; ".join(p.text() for p in problems), type="invalid_request", problems=problems)
+            message = "; ".join(p.text() for p in problems)
+            param = problems[0].where.partition(".")[2] or None
+            return ApiError(422, message, type="invalid_request", param=param, problems=problems)
+        case UnicodeEncodeError():
+            # Only what a client sent can hold half of a surrogate pair.
+            return ApiError(400, "the request holds text that is not Unicode: half of a surrogate pair")
+        case RecursionError():
+            return ApiError(400, "the request is nested too deeply")
         case Conflict():
             return ApiError(409, str(error))
         case BlobMissing():
@@ -116,8 +148,10 @@ def _as_api_error(error: Exception) -> ApiError:
 
 
 def _problem(error: dict[str, Any]) -> Problem:
-    where = ".".join(str(part) for part in error.get("loc", ()))
+    where = ".".join(str(part) for part in error.get("loc", ())).encode(errors="backslashreplace").decode()
     given = error.get("input")
     # The input of a missing field is the whole body, which may be long and hold what should not be echoed.
     shown = f" (got {str(given)[:80]!r})" if isinstance(given, str | int | float | bool) else ""
+    if error.get("type") == "extra_forbidden":
+        return Problem(what=f"there is no such field{shown}", fix="remove it", where=where)
     return Problem(what=f"{error.get('msg', 'not valid')}{shown}", where=where)

@@ -22,7 +22,7 @@ from synth.keys import Cid, InvalidKey, internal_token, read_cid
 log = logs.get("inference proxy")
 
 _PASSED_ON = ("content-type", "accept", "traceparent")
-_PASSED_BACK = ("content-type", "retry-after", "cache-control", "x-accel-buffering")
+_PASSED_BACK = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "x-should-retry")
 # One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _PER_CLIENT = 8
 
@@ -64,6 +64,14 @@ class InferenceProxy:
             f"no inference replica can serve {model!r} now: {len(candidates)} announced, none reachable; "
             "start one with `synthd inference`, or try again"
         )
+
+    def mints(self, text: str) -> bool:
+        """Whether this is a rollout credential of this cluster, expired or not."""
+        try:
+            read_cid(text.split("/", 1)[0], self._secret, now=0)
+        except InvalidKey:
+            return False
+        return True
 
     async def forward_rollout(self, request: Request, body: bytes, *, cid: str) -> Response:
         """Answer a rollout's call: its credential names the replica that records it. Raises a 401 for a bad one."""

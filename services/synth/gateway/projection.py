@@ -15,13 +15,16 @@ from synth.bus.recorded import Recorded
 from synth.errors import Problem
 from synth.events import (
     BlobRef,
+    CheckpointSaved,
     EvalCompleted,
+    FileDeleted,
     FileReady,
     FileRejected,
     FileUploaded,
     Heartbeat,
     JobCreated,
     JobFailed,
+    JobPaused,
     JobRefused,
     JobRejected,
     JobStarted,
@@ -36,6 +39,7 @@ from synth.events import (
     RolloutFailed,
     TrainStep,
 )
+from synth.gateway.vocabulary import shown
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
 
@@ -61,9 +65,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     name: str
     source_model: str | None = None
+    training_file: str | None = None
+    validation_file: str | None = None
     model: str | None = None
     step: int = 0
     steps: int | None = None
+    trained_tokens: int = 0
     attempt: int = 0
     created_at: datetime
     updated_at: datetime
@@ -83,7 +90,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and what only the gateway needs: since: its last lifecycle fact; heard: its last event of any kind."""
+    """A job and what only the gateway needs: since: its last lifecycle fact; heard: its last event that is shown.
+
+    data: the blobs of files that it was verified with.
+    """
 
     job: Job
     org: str
@@ -92,10 +102,15 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     heard: datetime
     ended_seq: int | None = None
     policy_loaded: bool = False
+    data: list[str] = []
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line."""
+    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
+
+    characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
+    characters. images: that its rows show; images_trimmed: that were left out, beyond the limit a message.
+    """
 
     id: str
     object: str = "file"
@@ -107,27 +122,57 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     rows: int | None = None
     messages: int | None = None
     characters: int | None = None
+    tokens: int | None = None
+    lengths: list[int] = []
+    images: int | None = None
+    images_trimmed: int | None = None
     bad_lines: int = 0
     problems: list[LineProblem] = []
     created_at: datetime
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A file and where its bytes are."""
+    """A file and where its bytes are. rewritten: its rows as they are trained on; created_seq: of its upload."""
 
     file: File
     blob: BlobRef
+    rewritten: BlobRef | None = None
     org: str
     created_seq: int
 
+    @property
+    def uris(self) -> list[str]:
+        """The blobs that are this file's alone."""
+        return [self.blob.uri, *([self.rewritten.uri] if self.rewritten else [])]
+
+
+class Trash(msgspec.Struct, frozen=True, kw_only=True):
+    """Blobs of something that was deleted, to be removed once no job that was verified before needs them."""
+
+    uris: list[str]
+    org: str
+    deleted_seq: int
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deletion answers. object: what was deleted."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the API shows it. kind: full, lora or base; job_id: the job that made it, null for a base."""
+    """A model as the API shows it. kind: full, lora or base; job_id: the job that made it, null for a base.
+
+    stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
+    """
 
     id: str
     object: str = "model"
     kind: str
     base: str | None = None
+    stand_in: str | None = None
     job_id: str | None = None
     step: int | None = None
     created_at: datetime | None = None
@@ -140,6 +185,31 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     tree: BlobRef | None
     org: str
     created_seq: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
+
+    values: every metric of its step.
+    """
+
+    model: str
+    object: str = "checkpoint"
+    job_id: str
+    step: int
+    bytes: int
+    created_at: datetime
+    values: dict[str, float] = {}
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and the manifest of its files. kind, base: as of a model."""
+
+    checkpoint: Checkpoint
+    kind: str
+    base: str | None
+    tree: BlobRef
+    org: str
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +235,8 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
         return row or _created(event, recorded)
     if row is None:
         return None
-    row = msgspec.structs.replace(row, heard=time)
+    if shown(recorded):
+        row = msgspec.structs.replace(row, heard=time)
     if isinstance(event, Heartbeat):
         return _with(row, recorded)
     if isinstance(event, QueueWaiting):
@@ -173,11 +244,19 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     if recorded.type.startswith("job."):
         row = _transition(row, recorded)
     row = _with(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
-    return msgspec.structs.replace(row, policy_loaded=True) if isinstance(event, PolicyLoaded) else row
+    if isinstance(event, JobVerified):
+        data = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
+        row = msgspec.structs.replace(row, data=data)
+    if isinstance(event, PolicyLoaded | JobPaused):
+        row = msgspec.structs.replace(row, policy_loaded=isinstance(event, PolicyLoaded))
+    return row
+
+
+_FOUND = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
 
 
 def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
-    """The file after one more of its events."""
+    """The file after one more of its events; None when it is not there, or was deleted."""
     event = recorded.event
     if isinstance(event, FileUploaded):
         file = File(
@@ -189,11 +268,12 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
             created_at=recorded.time,
         )
         return row or FileRow(file=file, blob=event.blob, org=recorded.org, created_seq=recorded.seq)
-    if row is None:
+    if row is None or (isinstance(event, FileDeleted) and event.uploaded_seq == row.created_seq):
         return None
     if isinstance(event, FileReady):
-        changes = {"rows": event.rows, "messages": event.messages, "characters": event.characters}
-        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **changes))
+        row = msgspec.structs.replace(row, rewritten=event.rewritten)
+        found = {name: getattr(event, name) for name in _FOUND}
+        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **found))
     if isinstance(event, FileRejected):
         changes = {"bad_lines": event.bad_lines, "problems": event.problems}
         return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="failed", **changes))
@@ -209,11 +289,33 @@ def model_of(recorded: Recorded) -> ModelRow | None:
         id=event.model.id,
         kind=event.kind,
         base=event.model.base.id if event.model.base else None,
+        stand_in=event.model.stand_in,
         job_id=recorded.key,
         step=event.step,
         created_at=recorded.time,
     )
     return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
+
+
+def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
+    """The checkpoint that an event announces, if it does; its values are those of its step."""
+    event = recorded.event
+    if not isinstance(event, CheckpointSaved):
+        return None
+    checkpoint = Checkpoint(
+        model=event.model.id,
+        job_id=recorded.key,
+        step=event.step,
+        bytes=event.size,
+        created_at=recorded.time,
+    )
+    return CheckpointRow(
+        checkpoint=checkpoint,
+        kind=event.model.kind,
+        base=event.model.base.id if event.model.base else None,
+        tree=event.tree,
+        org=recorded.org,
+    )
 
 
 def points_of(recorded: Recorded) -> list[Point]:
@@ -234,6 +336,8 @@ def _created(event: JobCreated, recorded: Recorded) -> JobRow:
         kind=event.kind,
         name=event.config_name,
         source_model=event.model,
+        training_file=event.training_file,
+        validation_file=event.validation_file,
         metadata=event.metadata,
         created_at=recorded.time,
         updated_at=recorded.time,
@@ -265,7 +369,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobValidated() as e:
             source = e.job.get("model", job.source_model)
             kind, tags = e.job.get("kind"), e.job.get("tags") or {}
-            return {"kind": kind, "source_model": source, "tags": tags, "warnings": e.warnings}
+            files = {name: e.job.get(name) for name in ("training_file", "validation_file")}
+            return {"kind": kind, "source_model": source, "tags": tags, "warnings": e.warnings, **files}
         case JobVerified() as e:
             return {"stand_in": e.source.stand_in}
         case JobRejected() as e:
@@ -279,7 +384,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobFailed() as e:
             return {"problems": [e.problem], "code": e.code}
         case TrainStep() as e:
-            return {"step": e.step, "steps": e.of, "values": e.values}
+            tokens = job.trained_tokens + int(e.values.get("trained_tokens", 0))
+            return {"step": e.step, "steps": e.of, "values": e.values, "trained_tokens": tokens}
         case EvalCompleted() as e:
             return {"eval": e.values}
         case ModelPublished() as e:

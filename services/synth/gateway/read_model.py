@@ -8,7 +8,7 @@ another version of this schema, or that is damaged, is thrown away and projected
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,41 +18,51 @@ import msgspec
 from synth import logs
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
-from synth.events import JobCreated, JobValidated
+from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
+from synth.gateway import metrics
 from synth.gateway.projection import (
+    Checkpoint,
+    CheckpointRow,
     FileRow,
     JobRow,
     ModelRow,
     Point,
+    Trash,
     apply_to_file,
     apply_to_job,
+    checkpoint_of,
     model_of,
-    points_of,
 )
 from synth.jobs.lifecycle import TERMINAL
+from synth.models import parse_finetuned
 
 log = logs.get("read model")
 
-_VERSION = 2
-_SCHEMA = """
+_VERSION = 8
+_SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, state TEXT NOT NULL, kind TEXT,
-    live INTEGER NOT NULL, row BLOB NOT NULL
+    live INTEGER NOT NULL, created_at REAL NOT NULL, row BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX jobs_of_org ON jobs (org, created);
 CREATE INDEX live_jobs ON jobs (created) WHERE live;
 CREATE TABLE texts (id TEXT PRIMARY KEY, config TEXT NOT NULL, body_sha256 TEXT NOT NULL, validated BLOB) WITHOUT ROWID;
-CREATE TABLE files (id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE files (
+    id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, purpose TEXT NOT NULL, row BLOB NOT NULL
+) WITHOUT ROWID;
 CREATE INDEX files_of_org ON files (org, created);
+CREATE TABLE uses (what TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (what, job)) WITHOUT ROWID;
+CREATE TABLE trash (deleted INTEGER PRIMARY KEY, row BLOB NOT NULL);
 CREATE TABLE models (id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX models_of_org ON models (org, created);
-CREATE TABLE metrics (
-    job TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, time TEXT NOT NULL,
-    PRIMARY KEY (job, step, name)
+CREATE TABLE checkpoints (
+    job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
+    PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
+{metrics.SCHEMA}
 """
-_TABLES = ("cursor", "jobs", "texts", "files", "models", "metrics")
+_TABLES = ("cursor", "jobs", "texts", "files", "uses", "trash", "models", "metrics", "checkpoints")
 _Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
 
 
@@ -159,13 +169,31 @@ class ReadModel:
         return JobTexts(found[0], found[1], msgspec.json.decode(found[2]) if found[2] else None)
 
     def jobs(
-        self, org: str, *, limit: int, state: str | None = None, kind: str | None = None, before: int | None = None
+        self,
+        org: str,
+        *,
+        limit: int,
+        states: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+        created_after: datetime | None = None,
+        metadata: Mapping[str, str] | None = None,
+        before: int | None = None,
     ) -> list[JobRow]:
-        """Jobs of this organisation, newest first. before: only those created before this sequence."""
-        where, values = "org = ?", [org]
-        for column, value in (("state", state), ("kind", kind)):
-            if value is not None:
-                where, values = f"{where} AND {column} = ?", [*values, value]
+        """Jobs of this organisation, newest first. before: only those created before this sequence.
+
+        metadata: pairs that the job's must have.
+        """
+        where, values = "org = ?", list[Any]([org])
+        for column, wanted in (("state", states), ("kind", kinds)):
+            if wanted is not None:
+                where += f" AND {column} IN ({', '.join('?' for _ in wanted)})"
+                values += wanted
+        if created_after is not None:
+            where, values = f"{where} AND created_at > ?", [*values, created_after.timestamp()]
+        for name, value in (metadata or {}).items():
+            pairs = "json_each(CAST(row AS TEXT), '$.job.metadata')"
+            where += f" AND EXISTS (SELECT 1 FROM {pairs} AS pair WHERE pair.key = ? AND pair.value = ?)"
+            values += [name, value]
         return self._page("jobs", JobRow, where, values, limit=limit, before=before)
 
     def live_jobs(self) -> list[JobRow]:
@@ -178,9 +206,32 @@ class ReadModel:
         row = self.find("files", FileRow, id)
         return row if row and row.org == org else None
 
-    def files(self, org: str, *, limit: int, before: int | None = None) -> list[FileRow]:
-        """Files of this organisation, newest first."""
-        return self._page("files", FileRow, "org = ?", [org], limit=limit, before=before)
+    def files(
+        self,
+        org: str,
+        *,
+        limit: int,
+        purpose: str | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> list[FileRow]:
+        """Files of this organisation, newest first; with `after`, those uploaded after it, oldest first."""
+        where, values = ("org = ?", [org]) if purpose is None else ("org = ? AND purpose = ?", [org, purpose])
+        return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
+
+    def jobs_that_use(self, org: str, what: str, *, limit: int, before: int | None = None) -> list[JobRow]:
+        """Jobs of this organisation that name a file or a model, or made it, newest first."""
+        where = "org = ? AND id IN (SELECT job FROM uses WHERE what = ?)"
+        return self._page("jobs", JobRow, where, [org, what], limit=limit, before=before)
+
+    def trash(self) -> list[Trash]:
+        """What was deleted and may still lie in the blob store, as far as this process knows."""
+        found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
+        return [msgspec.json.decode(row, type=Trash) for (row,) in found]
+
+    def emptied(self, trash: Trash) -> None:
+        """Its blobs are gone."""
+        self._db.execute("DELETE FROM trash WHERE deleted = ?", (trash.deleted_seq,))
 
     def model(self, org: str, id: str) -> ModelRow | None:
         """A model that a job of this organisation made."""
@@ -191,23 +242,34 @@ class ReadModel:
         """Models that jobs of this organisation made, newest first."""
         return self._page("models", ModelRow, "org = ?", [org], limit=limit, before=None)
 
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """The checkpoints of a job that are still there, newest first, each with the values of its step."""
+        found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? ORDER BY step DESC", (job_id,)).fetchall()
+        rows = [msgspec.json.decode(row, type=CheckpointRow).checkpoint for (row,) in found]
+        values = "SELECT name, value FROM metrics WHERE job = ? AND step = ?"
+        return [
+            msgspec.structs.replace(c, values=dict(self._db.execute(values, (job_id, c.step)).fetchall())) for c in rows
+        ]
+
+    def checkpoint(self, org: str, model: str) -> CheckpointRow | None:
+        """The checkpoint of a job of this organisation that serves under this id."""
+        named = parse_finetuned(model)
+        if named is None or named.checkpoint is None:
+            return None
+        found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? AND model = ?", (named.job_id, model))
+        row = found.fetchone()
+        checkpoint = msgspec.json.decode(row[0], type=CheckpointRow) if row else None
+        return checkpoint if checkpoint and checkpoint.org == org else None
+
     def points(self, job_id: str, *, after_step: int, name: str | None, steps: int) -> tuple[list[Point], bool]:
-        """A job's metrics of the first `steps` steps after `after_step`, ascending; and whether there are more."""
-        found = self._db.execute(
-            "SELECT DISTINCT step FROM metrics WHERE job = ?1 AND step > ?2 AND name = coalesce(?3, name)"
-            " ORDER BY step LIMIT ?4",
-            (job_id, after_step, name, steps + 1),
-        ).fetchall()
-        if not found:
-            return [], False
-        last = found[:steps][-1][0]
-        rows = self._db.execute(
-            "SELECT name, step, value, time FROM metrics WHERE job = ?1 AND step > ?2 AND step <= ?3"
-            " AND name = coalesce(?4, name) ORDER BY step, name",
-            (job_id, after_step, last, name),
-        )
-        points = [Point(name=n, step=s, value=v, time=datetime.fromisoformat(t)) for n, s, v, t in rows]
-        return points, len(found) > steps
+        """`metrics.measured`: a job's metrics by the step that they were measured at."""
+        return metrics.measured(self._db, job_id, after_step=after_step, name=name, steps=steps)
+
+    def published_points(
+        self, job_id: str, *, after_step: int | None, name: str | None, steps: int
+    ) -> list[metrics.PublishedPoint]:
+        """`metrics.published`: the same by the step that they became known at."""
+        return metrics.published(self._db, job_id, after_step=after_step, name=name, steps=steps)
 
     def _known(self) -> tuple[int, str] | None:
         """(applied, stream) of a file of this version; None for a new file."""
@@ -216,23 +278,40 @@ class ReadModel:
         return self._db.execute("SELECT applied, stream FROM cursor").fetchone()
 
     def _page(
-        self, table: str, kind: type[_Row], where: str, values: list[Any], *, limit: int, before: int | None
+        self,
+        table: str,
+        kind: type[_Row],
+        where: str,
+        values: list[Any],
+        *,
+        limit: int,
+        before: int | None,
+        after: int | None = None,
     ) -> list[_Row]:
-        if before is not None:
-            where, values = f"{where} AND created < ?", [*values, before]
+        for comparison, cursor in (("<", before), (">", after)):
+            if cursor is not None:
+                where, values = f"{where} AND created {comparison} ?", [*values, cursor]
+        order = "DESC" if after is None else "ASC"
         found = self._db.execute(
-            f"SELECT row FROM {table} WHERE {where} ORDER BY created DESC LIMIT ?", (*values, limit)
+            f"SELECT row FROM {table} WHERE {where} ORDER BY created {order} LIMIT ?", (*values, limit)
         ).fetchall()
         return [msgspec.json.decode(row, type=kind) for (row,) in found]
 
     def _apply(self, batch: _Batch, event: Recorded) -> None:
         if event.type.startswith("file."):
-            batch.files[event.key] = apply_to_file(batch.file(event.key), event)
+            before = batch.file(event.key)
+            batch.files[event.key] = after = apply_to_file(before, event)
+            if before is not None and after is None:
+                self._discard(before.uris, event)
             return
         batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
         if row is None:
             return
         fact = event.event
+        if isinstance(fact, JobCreated | JobValidated | ModelPublished):
+            job = row.job
+            named = {job.training_file, job.validation_file, job.source_model, job.model} - {None}
+            self._db.executemany("INSERT OR IGNORE INTO uses VALUES (?, ?)", [(what, event.key) for what in named])
         if isinstance(fact, JobCreated):
             values = (event.key, fact.config, fact.body_sha256)
             self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, NULL)", values)
@@ -242,19 +321,33 @@ class ReadModel:
         if model := model_of(event):
             values = (model.model.id, model.org, model.created_seq, msgspec.json.encode(model))
             self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?)", values)
-        points = [(event.key, p.step, p.name, p.value, p.time.isoformat()) for p in points_of(event)]
-        self._db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?, ?)", points)
+        if checkpoint := checkpoint_of(event):
+            known = checkpoint.checkpoint
+            values = (event.key, known.step, known.model, checkpoint.tree.uri, msgspec.json.encode(checkpoint))
+            self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", values)
+        if isinstance(fact, BlobExpired):
+            gone = [(event.key, uri) for uri in fact.uris]
+            self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)
+        metrics.record(self._db, event, ended=row.ended_seq is not None)
+
+    def _discard(self, uris: list[str], deleted: Recorded) -> None:
+        trash = Trash(uris=uris, org=deleted.org, deleted_seq=deleted.seq)
+        self._db.execute("INSERT OR REPLACE INTO trash VALUES (?, ?)", (deleted.seq, msgspec.json.encode(trash)))
 
     def _write(self, batch: _Batch) -> None:
         for id, job in batch.jobs.items():
             if job is not None:
                 live = job.job.state not in TERMINAL
-                values = (id, job.org, job.created_seq, job.job.state, job.job.kind, live, msgspec.json.encode(job))
-                self._db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                said, created_at = job.job, job.job.created_at.timestamp()
+                row = msgspec.json.encode(job)
+                values = (id, job.org, job.created_seq, said.state, said.kind, live, created_at, row)
+                self._db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
         for id, file in batch.files.items():
-            if file is not None:
-                values = (id, file.org, file.created_seq, msgspec.json.encode(file))
-                self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", values)
+            if file is None:
+                self._db.execute("DELETE FROM files WHERE id = ?", (id,))
+            else:
+                values = (id, file.org, file.created_seq, file.file.purpose, msgspec.json.encode(file))
+                self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", values)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -27,6 +27,9 @@ class GatewaySettings(ServiceSettings):
     max_request_bytes: int = 32 << 20
     """The largest inference request (images travel inside it)."""
 
+    max_json_bytes: int = 8 << 20
+    """The largest body of any other request."""
+
     inference_timeout_s: float = 600.0
     """How long an inference replica may be silent before a request to it is given up."""
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from synth import logs
-from synth.bus.connection import Connection
+from synth.bus.secrets import ApiKey
 from synth.errors import Problem, Transient
 from synth.gateway.event_log import read_page
 from synth.gateway.failures import ApiError
-from synth.gateway.hub import Frame, Hub, frame_of
+from synth.gateway.hub import Frame, frame_of
+
+if TYPE_CHECKING:
+    from synth.gateway.state import Gateway
 
 log = logs.get("sse")
 
 _PAGE = 2000
+_LONGEST_SEQUENCE = 18
 _OPENING = b"retry: 1000\n\n"
 _PING = b": ping\n\n"
 _END = b"event: end\ndata: {}\n\n"
@@ -28,7 +33,7 @@ def cursor_of(request: Request, after: int | None) -> int | None:
     given = request.headers.get("last-event-id")
     if given is None:
         return after
-    if not given.isdecimal():
+    if not given.isdecimal() or len(given) > _LONGEST_SEQUENCE:
         problem = Problem(
             what=f"Last-Event-ID is {given[:40]!r}",
             expected="the id of the last event that was received, a whole number",
@@ -43,30 +48,30 @@ def wants_stream(request: Request) -> bool:
     return "text/event-stream" in request.headers.get("accept", "")
 
 
-def event_stream(
-    hub: Hub, bus: Connection, *, org: str, job_id: str | None, after: int, ping_s: float
-) -> StreamingResponse:
-    """A response that streams a job's events (an organisation's without `job_id`) after a sequence.
+def event_stream(parts: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> StreamingResponse:
+    """A response that streams a job's events (the organisation's without `job_id`) after a sequence.
 
-    A job's stream ends with `event: end` after its terminal fact.
+    A job's stream ends with `event: end` after its terminal fact; any stream breaks off when its caller's key ends.
     """
-    frames = _stream(hub, bus, org=org, job_id=job_id, after=after, ping_s=ping_s)
+    frames = _stream(parts, caller, job_id=job_id, after=after)
     return StreamingResponse(frames, media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _stream(
-    hub: Hub, bus: Connection, *, org: str, job_id: str | None, after: int, ping_s: float
-) -> AsyncIterator[bytes]:
-    subject, cursor = f"*.*.{org}.{job_id or '*'}", after
+async def _stream(parts: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:
+    subject, cursor = f"*.*.{caller.org}.{job_id or '*'}", after
     yield _OPENING
-    with hub.watch(org, job_id) as watcher:
-        while not watcher.closed:
+    with parts.hub.watch(caller.org, job_id) as watcher:
+
+        def over() -> bool:
+            return watcher.closed or not parts.keys.still_opens(caller)
+
+        while not over():
             # Queue first, read the log second: what falls between the two is in both, and is skipped once.
             watcher.resume()
             more = True
-            while more and not watcher.closed:
+            while more and not over():
                 try:
-                    page = await read_page(bus, subject, after=cursor, limit=_PAGE)
+                    page = await read_page(parts.bus, subject, after=cursor, limit=_PAGE)
                 except Transient as error:
                     # The client comes back with its cursor, which is the retry.
                     log.warning("stream ends, the log cannot be read", subject=subject, error=str(error))
@@ -77,13 +82,13 @@ async def _stream(
                     yield chunk
                 if ended:
                     return
-            while not watcher.lagged and not watcher.closed:
+            while not watcher.lagged and not over():
                 cursor, chunk, ended = _joined(watcher.take(), cursor, job_id)
                 if chunk:
                     yield chunk
                 if ended:
                     return
-                if not await watcher.wait(ping_s):
+                if not await watcher.wait(parts.settings.ping_s):
                     yield _PING
 
 

@@ -14,19 +14,20 @@ from synth.bus.connection import Connection
 from synth.bus.publish import Publisher
 from synth.bus.replicas import ReplicaTable
 from synth.bus.secrets import SecretStore
-from synth.events import JobCreated
+from synth.events import FileUploaded, JobCreated
 from synth.gateway.auth import KeyRing
 from synth.gateway.event_log import last_of
 from synth.gateway.failures import not_found
 from synth.gateway.hub import Hub
 from synth.gateway.inference_proxy import InferenceProxy
-from synth.gateway.projection import JobRow
+from synth.gateway.projection import FileRow, JobRow
 from synth.gateway.read_model import ReadModel
 from synth.gateway.settings import GatewaySettings
 from synth.models import Registry
 from synth.service import Service
 
 _JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
+_FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
 _PROJECTED_WITHIN_S = 10.0
 
 
@@ -64,6 +65,19 @@ class Gateway:
         """The job as it is once the model has our own event `seq`: what a write answers with."""
         await self.hub.reached(seq, timeout=_PROJECTED_WITHIN_S)
         return await self.job(org, id)
+
+    async def file(self, org: str, id: str) -> FileRow:
+        """A file of this organisation, also one that another gateway took a moment ago. Raises a 404."""
+        row = self.model.file(org, id)
+        if row is None and _FILE_ID.fullmatch(id):
+            uploaded = await last_of(self.bus, FileUploaded, org, id)
+            if uploaded is not None:
+                with suppress(TimeoutError):
+                    await self.hub.reached(uploaded.seq, timeout=1.0)
+                row = self.model.file(org, id)
+        if row is None:
+            raise not_found("file", id)
+        return row
 
 
 async def _gateway(request: Request) -> Gateway:

@@ -18,6 +18,9 @@ from synth.ids import OrgId, job_id_for, new_job_id
 if TYPE_CHECKING:
     from synth.gateway.state import Gateway
 
+#: An event may be 1 MiB, headers included; what is made of the configuration is longer than it.
+_MOST_BYTES = 512 << 10
+
 
 async def submit_job(
     parts: Gateway, org: OrgId, created: JobCreated, *, route: str, key: str | None
@@ -25,9 +28,10 @@ async def submit_job(
     """Append `job.created`; returns the job, and whether it is new.
 
     key: the caller's idempotency key; the same key on the same route with the same submission is the same job, with
-    another one a 422. `body_sha256` is computed here.
+    another one a 422. `body_sha256` is computed here. A submission that no event could carry is a 413.
     """
     digest = _digest(created)
+    _check_size(created)
     created = msgspec.structs.replace(created, body_sha256=digest)
     id = job_id_for(org, route, key) if key else new_job_id()
     known = parts.model.texts(id)
@@ -49,6 +53,17 @@ def _digest(created: JobCreated) -> str:
     """Tells one submission from another under the same idempotency key, whoever's key of the organisation sends it."""
     said = msgspec.structs.replace(created, body_sha256="", created_by="")
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+
+
+def _check_size(created: JobCreated) -> None:
+    size = len(msgspec.json.encode(created))
+    if size > _MOST_BYTES:
+        problem = Problem(
+            what=f"the job's configuration and metadata are {size} bytes",
+            expected=f"at most {_MOST_BYTES}",
+            fix="put data into files",
+        )
+        raise ApiError(413, problem.text(), type="invalid_request", problems=[problem])
 
 
 async def _repeated(parts: Gateway, org: str, id: str, same: bool) -> tuple[JobRow, bool]:

@@ -10,8 +10,10 @@ import asyncio
 from datetime import UTC, datetime
 
 from synth import logs
+from synth.blobs import BlobStore
 from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
+from synth.gateway.deleting import empty_trash
 from synth.gateway.hub import Hub
 from synth.gateway.projection import JobRow
 from synth.gateway.settings import GatewaySettings
@@ -61,7 +63,7 @@ def waiting(rows: list[JobRow], now: datetime, *, pool: str, after_s: float) -> 
     return found
 
 
-async def sweep(hub: Hub, publisher: Publisher, settings: GatewaySettings) -> None:
+async def sweep(hub: Hub, publisher: Publisher, blobs: BlobStore, settings: GatewaySettings) -> None:
     """Watch over all live jobs, for ever."""
     while True:
         await asyncio.sleep(_EVERY_S)
@@ -69,6 +71,7 @@ async def sweep(hub: Hub, publisher: Publisher, settings: GatewaySettings) -> No
             continue  # in an old view every job looks silent
         try:
             await sweep_once(hub.model.live_jobs(), publisher, settings, datetime.now(UTC))
+            await empty_trash(hub.model, blobs)
         except Exception:
             # Whatever it is, the API must live on, and the next turn is in a second.
             log.exception("sweep failed")

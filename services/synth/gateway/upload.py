@@ -26,13 +26,14 @@ _DEFAULT_NAME = "file.jsonl"
 
 @dataclass(frozen=True)
 class Received:
-    """A file that has arrived whole. name is metadata, never a path."""
+    """A file that has arrived whole. name is metadata, never a path; fields: the form's others, `purpose` included."""
 
     path: Path
     name: str
     purpose: str
     size: int
     sha256: str
+    fields: dict[str, str]
 
 
 def bad_upload(what: str, *, status: int = 400, fix: str = "") -> ApiError:
@@ -65,6 +66,7 @@ async def receive(chunks: AsyncIterator[bytes], content_type: str, folder: Path,
         purpose=form.fields.get("purpose", "fine-tune") or "fine-tune",
         size=form.size,
         sha256=form.digest.hexdigest(),
+        fields=form.fields,
     )
 
 

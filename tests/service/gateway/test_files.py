@@ -51,7 +51,8 @@ async def test_a_file_shows_what_its_check_found(user, bus_as):
     good, bad = [
         (await user.http.post("/api/files", files={"file": ("a.jsonl", body)})).json()["id"] for body in (b"1", b"2")
     ]
-    await publisher.once(FileReady(rows=3, messages=6, characters=99), org=user.org, key=good, id="1")
+    ready = FileReady(rows=3, messages=6, characters=99, tokens=40, lengths=[0, 3], images=2, images_trimmed=1)
+    await publisher.once(ready, org=user.org, key=good, id="1")
     problem = LineProblem(line=37, path="$.messages[0].role", reason="Invalid enum value")
     await publisher.once(FileRejected(bad_lines=2, problems=[problem]), org=user.org, key=bad, id="1")
     async with (
@@ -63,10 +64,25 @@ async def test_a_file_shows_what_its_check_found(user, bus_as):
                 break
     shown = (await user.http.get(f"/api/files/{good}")).json()
     assert (shown["status"], shown["rows"], shown["messages"], shown["characters"]) == ("ready", 3, 6, 99)
+    assert (shown["tokens"], shown["lengths"], shown["images"], shown["images_trimmed"]) == (40, [0, 3], 2, 1)
     shown = (await user.http.get(f"/api/files/{bad}")).json()
     assert (shown["status"], shown["bad_lines"], shown["problems"][0]["line"]) == ("failed", 2, 37)
     listed = (await user.http.get("/api/files")).json()["data"]
     assert [f["id"] for f in listed] == [bad, good]
+
+
+async def test_a_rejected_file_that_is_uploaded_again_is_looked_at_again(user, bus_as):
+    async def upload() -> dict:
+        return (await user.http.post("/api/files", files={"file": ("a.jsonl", b"rows")})).json()
+
+    gateway, publisher = await bus_as("gateway"), Publisher(await bus_as("files"))
+    id = (await upload())["id"]
+    away = LineProblem(line=1, path="$.images[0]", reason="cannot be fetched")
+    seq = await publisher.once(FileRejected(bad_lines=1, problems=[away]), org=user.org, key=id, id="1")
+    again = [await upload(), await upload()]
+    assert [(f["id"], f["status"]) for f in again] == [(id, "processing")] * 2
+    events = await replay(gateway.nc, [f"file.*.{user.org}.{id}"], after=seq)
+    assert [e.type for e in events] == ["file.deleted", "file.uploaded"]
 
 
 async def test_a_broken_or_wrong_body_is_one_clear_error(start_gateway, client_of):

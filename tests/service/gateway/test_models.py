@@ -183,6 +183,16 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
         assert reply.status_code == 200
         assert reply.json()["query"] == f"cid={text}"
         assert "x-synth-org" not in reply.json()["headers"]
+    own_key = {"Authorization": "Bearer unknown", "X-API-Key": "unknown"}
+    paths = ("/chat/completions", "/api/v1/chat/completions", "/api/inference/v1/chat/completions")
+    for path in paths:
+        for name in ("cid", "trace", "trace_correlation_id"):
+            reply = await user.http.post(path, params={name: text}, json={"model": "any"}, headers=own_key)
+            assert reply.status_code == 200, (path, name)
+            assert reply.json()["query"] == f"cid={text}"
+    of_the_app = await user.http.post("/v1/chat/completions", params={"trace": "trace_mine"}, json={"model": "tiny-f"})
+    assert of_the_app.status_code == 401
+    assert "no API key" in of_the_app.json()["detail"]
     forged = text[:-1] + ("0" if text[-1] != "0" else "1")
     reply = await user.http.post("/v1/chat/completions", params={"cid": forged}, json={"model": "any"})
     assert reply.status_code == 401

@@ -10,8 +10,9 @@ import pytest
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.errors import Permanent
-from synth.events import ModelPublished, ModelRef
+from synth.events import BlobExpired, BlobRef, CheckpointSaved, ModelPublished, ModelRef
 from synth.gateway.read_model import ReadModel
+from synth.ids import new_org_id
 
 from . import lives
 
@@ -40,6 +41,27 @@ def new_model(path: Path, *, last_seq: int = 10**9, stream: str = "s") -> ReadMo
 def dump(path: Path) -> list[str]:
     with sqlite3.connect(path) as db:
         return sorted(line for line in db.iterdump() if "INSERT" in line)
+
+
+async def test_checkpoints_are_there_until_they_expire(user, bus_as, tmp_path):
+    id = (await user.submit())["id"]
+    trainer, fence = await lives.begin(bus_as, user.org, id)
+    for k in (1, 2):
+        tree = BlobRef(uri=f"blob://{id}/{k}", size=1, sha256="0")
+        ref = ModelRef(id=f"rl:tiny:{id}:step_{k}", tree=tree)
+        saved = CheckpointSaved(step=k, version=k, attempt=1, tree=tree, size=100, model=ref)
+        await Publisher(trainer).fenced(saved, fence=fence, id=str(k))
+        await lives.step(trainer, fence, k, loss=1 / k)
+    model, log = new_model(tmp_path / "m.db"), (await bus_as("gateway")).nc
+    model.apply(await replay(log, [f"*.*.{user.org}.*"]))
+    found = model.checkpoints(id)
+    assert [(c.step, c.values["loss"]) for c in found] == [(2, 0.5), (1, 1.0)]
+    assert model.checkpoint(user.org, f"rl:tiny:{id}:step_1") is not None
+    assert model.checkpoint(new_org_id(), f"rl:tiny:{id}:step_1") is None
+    await Publisher(trainer).fenced(BlobExpired(uris=["blob://x", f"blob://{id}/1"]), fence=fence, id="e")
+    model.apply(await replay(log, [f"*.*.{user.org}.*"]))
+    assert [c.step for c in model.checkpoints(id)] == [2]
+    assert model.checkpoint(user.org, f"rl:tiny:{id}:step_1") is None
 
 
 async def test_the_model_is_the_same_however_the_log_is_read(user, bus_as, tmp_path):

@@ -8,12 +8,13 @@ from datetime import timedelta
 
 import pytest
 
+from synth.bus.job_log import start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
-from synth.events import JobCreated, PolicyLoaded
+from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, PolicyLoaded
 from synth.gateway.read_model import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.sweeper import sweep_once
+from synth.gateway.sweeper import lacking, sweep_once
 from synth.ids import new_job_id, new_org_id
 
 from . import lives
@@ -59,6 +60,19 @@ async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
     assert sorted(e.type for e in said) == ["job.created", "queue.waiting", "watch.heartbeat"]
 
 
+async def test_rollouts_alone_keep_no_heartbeat_away(bus_as, tmp_path):
+    gateway, org, id = await bus_as("gateway"), new_org_id(), new_job_id()
+    await lives.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    await lives.rollout(bus_as, org, id, 1)
+    created, rollout = events = await replay(gateway.nc, [f"*.*.{org}.{id}"])
+    model = ReadModel(tmp_path / "m.db")
+    model.prepare(stream="s", last_seq=10**9)
+    model.apply(events)
+    [row] = model.live_jobs()
+    assert row.job.rollouts.completed == 1
+    assert row.heard == created.time < rollout.time, "a client that counts events does not see it"
+
+
 async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
     user = await client_of(await start_gateway(heartbeat_after_s=0.5))
     ended, live = (await user.submit())["id"], (await user.submit())["id"]
@@ -87,6 +101,26 @@ async def test_a_job_that_nobody_takes_says_what_it_lacks(start_gateway, client_
     assert waits
     assert job["waiting"]["position"] >= 1
     assert job["waiting"]["seconds"] >= 0.3
+
+
+async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):
+    gateway, org, id = await bus_as("gateway"), new_org_id(), new_job_id()
+    await lives.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    await lives.verify(bus_as, org, id)
+    loaded = PolicyLoaded(version=0, replica="r", seconds=1, proven=0)
+    await Publisher(await bus_as("inference")).once(loaded, org=org, key=id, id="0:r")
+    trainer = await bus_as("trainer")
+    await start_attempt(trainer, org, id, worker="w")
+    await lives.append(gateway, org, id, JobPauseRequested())
+    await lives.append(trainer, org, id, JobPaused(step=0))
+    await lives.append(gateway, org, id, JobResumed())
+    model = ReadModel(tmp_path / "m.db")
+    model.prepare(stream="s", last_seq=10**9)
+    needs: list[str | None] = []
+    for event in await replay(gateway.nc, [f"*.*.{org}.{id}"]):
+        model.apply([event])
+        needs += [lacking(row) for row in model.live_jobs()]
+    assert needs == ["validator", "verifier", "inference", "trainer", None, None, None, "inference"]
 
 
 async def test_a_job_that_is_taken_waits_no_more(start_gateway, client_of, bus_as):

@@ -41,8 +41,7 @@ async def job_events(
     if wants_stream(request):
         if row.ended_seq is not None and cursor >= row.ended_seq:
             return Response(status_code=204)
-        ping_s = parts.settings.ping_s
-        return event_stream(parts.hub, parts.bus, org=caller.org, job_id=job_id, after=cursor, ping_s=ping_s)
+        return event_stream(parts, caller, job_id=job_id, after=cursor)
     page = await read_page(parts.bus, f"*.*.{caller.org}.{job_id}", after=cursor, limit=limit)
     last_seq = page.events[-1].seq if page.events else cursor
     return json_response(EventPage(events=[view_of(e) for e in page.events], last_seq=last_seq, more=page.more))
@@ -53,4 +52,4 @@ async def all_events(request: Request, caller: Caller, parts: Parts, after: Afte
     """Server-sent events from now on, or from a sequence with `Last-Event-ID` or `?after=` (0: from the beginning)."""
     cursor = cursor_of(request, after)
     start = parts.model.applied if cursor is None else cursor
-    return event_stream(parts.hub, parts.bus, org=caller.org, job_id=None, after=start, ping_s=parts.settings.ping_s)
+    return event_stream(parts, caller, job_id=None, after=start)

@@ -1,4 +1,4 @@
-"""Files: upload, look at, download."""
+"""Files: upload, look at, download, delete."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from synth.blobs import BlobStore
-from synth.events import BlobRef, FileUploaded
+from synth.events import BlobRef
 from synth.gateway.auth import Caller
-from synth.gateway.event_log import last_of
-from synth.gateway.failures import not_found
+from synth.gateway.deleting import delete_file
+from synth.gateway.incoming import take_file
 from synth.gateway.openapi import json_response, listing, many, one
-from synth.gateway.projection import File, FileRow
-from synth.gateway.state import Gateway, Parts
-from synth.gateway.upload import UPLOADS, Received, bad_upload, receive
-from synth.ids import OrgId, file_id_for
+from synth.gateway.projection import Deleted, File, Job
+from synth.gateway.state import Parts
 
-router = APIRouter(prefix="/api/files", tags=["files"])
+router = APIRouter(tags=["files"])
 
-_PROJECTED_WITHIN_S = 10.0
 _FORM = {
     "required": True,
     "content": {
@@ -38,51 +35,62 @@ _FORM = {
 }
 
 
+_Limit = Annotated[int, Query(ge=1, le=200)]
+_After = Annotated[str | None, Query(description="Go on after this id")]
+
+
 @router.post(
-    "",
+    "/files",
     status_code=201,
     summary="Upload a file",
     responses=one(File, status=201) | one(File, "These bytes are here already"),
     openapi_extra={"requestBody": _FORM},
 )
+@router.post("/learning/files", include_in_schema=False)
 async def upload(request: Request, caller: Caller, parts: Parts) -> Response:
     """Upload a file (multipart `purpose` and `file`). The same bytes again are the same file (200)."""
-    limit = parts.settings.max_upload_bytes
-    if int(request.headers.get("content-length", "0")) > limit:
-        raise bad_upload(f"the body is larger than {limit:,} bytes", status=413, fix="split the file into several")
-    content_type = request.headers.get("content-type", "")
-    received = await receive(request.stream(), content_type, parts.settings.work_dir / UPLOADS, limit=limit)
-    try:
-        if received.size == 0:
-            raise bad_upload(f"the file {received.name!r} is empty")
-        return await _kept(parts, caller.org, received)
-    finally:
-        received.path.unlink(missing_ok=True)
+    row, new = await take_file(request, parts, caller.org)
+    return json_response(row.file, 201 if new else 200)
 
 
-@router.get("", summary="List files, newest first", responses=many(File))
+@router.get("/files", summary="List files, newest first", responses=many(File))
 async def list_files(
-    caller: Caller,
-    parts: Parts,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
-    after: Annotated[str | None, Query(description="Go on after this file id")] = None,
+    caller: Caller, parts: Parts, purpose: str | None = None, limit: _Limit = 20, after: _After = None
 ) -> Response:
     """Your organisation's files."""
-    before = _find(parts, caller.org, after).created_seq if after else None
-    rows = parts.model.files(caller.org, limit=limit + 1, before=before)
+    before = (await parts.file(caller.org, after)).created_seq if after else None
+    rows = parts.model.files(caller.org, limit=limit + 1, purpose=purpose, before=before)
     return listing([row.file for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/{file_id}", summary="One file", responses=one(File))
+@router.get("/files/{file_id}", summary="One file", responses=one(File))
 async def get_file(file_id: str, caller: Caller, parts: Parts) -> Response:
     """Its status (`processing`, `ready`, `failed`), its counts, and the first lines that are wrong."""
-    return json_response(_find(parts, caller.org, file_id).file)
+    return json_response((await parts.file(caller.org, file_id)).file)
 
 
-@router.get("/{file_id}/content", summary="A file's bytes")
+@router.delete("/files/{file_id}", summary="Delete a file", responses=one(Deleted))
+async def delete(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """Gone at once; its bytes, when the jobs that were verified with it have ended. A job that names it is refused."""
+    await delete_file(parts, caller, file_id)
+    return json_response(Deleted(id=file_id, object="file"))
+
+
+@router.get("/files/{file_id}/jobs", summary="The jobs that name a file, newest first", responses=many(Job))
+async def jobs_of_file(
+    file_id: str, caller: Caller, parts: Parts, limit: _Limit = 20, after: _After = None
+) -> Response:
+    """Jobs that train or validate on it."""
+    await parts.file(caller.org, file_id)
+    before = (await parts.job(caller.org, after)).created_seq if after else None
+    rows = parts.model.jobs_that_use(caller.org, file_id, limit=limit + 1, before=before)
+    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+
+
+@router.get("/files/{file_id}/content", summary="A file's bytes")
 async def content(file_id: str, caller: Caller, parts: Parts) -> Response:
     """The bytes as they were uploaded."""
-    row = _find(parts, caller.org, file_id)
+    row = await parts.file(caller.org, file_id)
     return await download(parts.blobs, row.blob, row.file.filename)
 
 
@@ -99,26 +107,3 @@ async def download(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
     disposition = f"attachment; filename*=UTF-8''{quote(PurePosixPath(name).name, safe='')}"
     headers = {"Content-Length": str(ref.size), "Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
     return StreamingResponse(body(), media_type="application/octet-stream", headers=headers)
-
-
-async def _kept(parts: Gateway, org: OrgId, received: Received) -> Response:
-    id = file_id_for(org, received.sha256)
-    known = parts.model.file(org, id)
-    if known is not None:
-        return json_response(known.file)
-    earlier = await last_of(parts.bus, FileUploaded, org, id)
-    if earlier is None:
-        blob = await parts.blobs.put_file(f"orgs/{org}/files/{received.sha256}", received.path, move=True)
-        event = FileUploaded(name=received.name, purpose=received.purpose, blob=blob)
-        seq = await parts.publisher.once(event, org=org, key=id, id=received.sha256)
-    else:
-        seq = earlier.seq
-    await parts.hub.reached(seq, timeout=_PROJECTED_WITHIN_S)
-    return json_response(_find(parts, org, id).file, 201 if earlier is None else 200)
-
-
-def _find(parts: Gateway, org: str, id: str) -> FileRow:
-    row = parts.model.file(org, id)
-    if row is None:
-        raise not_found("file", id)
-    return row

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from synth.events import JobCreated
 from synth.gateway.auth import Caller
 from synth.gateway.openapi import json_response, listing, many, one
-from synth.gateway.projection import Job, JobRow, Points
+from synth.gateway.projection import Checkpoint, Job, JobRow, Points
 from synth.gateway.state import Gateway, Parts
 from synth.gateway.steering import cancel_job, pause_job, resume_job
 from synth.gateway.submitting import submit_job
@@ -73,7 +73,8 @@ async def list_jobs(
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
     before = (await parts.job(caller.org, after)).created_seq if after else None
-    rows = parts.model.jobs(caller.org, limit=limit + 1, state=state, kind=kind, before=before)
+    states, kinds = [state] if state else None, [kind] if kind else None
+    rows = parts.model.jobs(caller.org, limit=limit + 1, states=states, kinds=kinds, before=before)
     return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
@@ -101,12 +102,19 @@ async def resume(job_id: str, caller: Caller, parts: Parts) -> Response:
     return _shown(parts, await resume_job(parts, caller, job_id), 202)
 
 
+@router.get("/{job_id}/checkpoints", summary="A job's checkpoints, newest first", responses=many(Checkpoint))
+async def checkpoints(job_id: str, caller: Caller, parts: Parts) -> Response:
+    """Those that are still there. Each serves, is evaluated and is trained from under its `model`."""
+    await parts.job(caller.org, job_id)
+    return listing(parts.model.checkpoints(job_id))
+
+
 @router.get("/{job_id}/metrics", summary="A job's metrics by step", responses=one(Points))
 async def metrics(
     job_id: str,
     caller: Caller,
     parts: Parts,
-    after_step: int = -1,
+    after_step: Annotated[int, Query(ge=-1, le=1 << 53)] = -1,
     name: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Steps, each with all its values")] = 2000,
 ) -> Response:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from synth.events import BlobRef
+from synth.errors import Problem
+from synth.events import RESUME_FOLDER, BlobRef
 from synth.gateway.auth import Caller
-from synth.gateway.failures import not_found
+from synth.gateway.failures import ApiError, not_found
 from synth.gateway.openapi import json_response, listing, many, one
-from synth.gateway.projection import Model
+from synth.gateway.projection import Job, Model
 from synth.gateway.routes.files import download
 from synth.gateway.state import Gateway, Parts
+from synth.models import FineTunedId, ModelSpec, parse_finetuned
 
 router = APIRouter(tags=["models"])
 
@@ -22,29 +25,59 @@ _MOST = 1000
 ModelId = Annotated[str, Query(alias="model", description="A model's id")]
 
 
-@router.get("/api/models", summary="Models: yours, newest first, then the bases", responses=many(Model))
-async def list_models(caller: Caller, parts: Parts) -> Response:
+@router.get("/models", summary="Models: yours, newest first, then the bases", responses=many(Model))
+async def list_models(
+    caller: Caller,
+    parts: Parts,
+    base_model: Annotated[str | None, Query(description="Only those made from this base")] = None,
+    limit: Annotated[int, Query(ge=1, le=_MOST)] = _MOST,
+    after: Annotated[str | None, Query(description="Go on after this model's id")] = None,
+) -> Response:
     """The models that your jobs made, and the base models that are on the cluster."""
-    return listing(_all(parts, caller.org))
+    models = [m for m in models_of(parts, caller.org) if base_model in (None, m.base)]
+    if after is not None:
+        ids = [m.id for m in models]
+        if after not in ids:
+            raise not_found("model", after)
+        models = models[ids.index(after) + 1 :]
+    return listing(models[:limit], more=len(models) > limit)
 
 
-@router.get("/api/models/{model_id:path}", summary="One model", responses=one(Model))
+@router.get("/models/{model_id:path}/jobs", summary="The jobs that made or use a model", responses=many(Job))
+async def jobs_of_model(
+    model_id: str,
+    caller: Caller,
+    parts: Parts,
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    after: Annotated[str | None, Query(description="Go on after this job's id")] = None,
+) -> Response:
+    """The job that made it, and those that train or evaluate it, newest first."""
+    model = model_named(parts, caller.org, model_id)
+    before = (await parts.job(caller.org, after)).created_seq if after else None
+    rows = parts.model.jobs_that_use(caller.org, model.id, limit=limit + 1, before=before)
+    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+
+
+@router.get("/models/{model_id:path}", summary="One model", responses=one(Model))
 async def get_model(model_id: str, caller: Caller, parts: Parts) -> Response:
-    """One model; its id may hold slashes and colons."""
-    found = next((m for m in _all(parts, caller.org) if m.id == model_id), None)
-    if found is None:
-        raise not_found("model", model_id)
-    return json_response(found)
+    """One model, or a checkpoint; its id may hold slashes and colons."""
+    return json_response(model_named(parts, caller.org, model_id))
 
 
-@router.get("/api/model-files", summary="The files of a model that a job made")
+@router.delete("/models/{model_id:path}", summary="Delete a model")
+async def delete(model_id: str, caller: Caller, parts: Parts) -> Response:
+    """Refused: other models may stand on this one, and its job is replayed from what it is made of."""
+    raise kept(model_named(parts, caller.org, model_id))
+
+
+@router.get("/model-files", summary="The files of a model that a job made")
 async def model_files(model: ModelId, caller: Caller, parts: Parts) -> Response:
     """Name, size and sha256 of each."""
     files = await _files(parts, caller.org, model)
     return listing([{"name": name, "size": ref.size, "sha256": ref.sha256} for name, ref in sorted(files.items())])
 
 
-@router.get("/api/model-files/content", summary="One file of a model that a job made")
+@router.get("/model-files/content", summary="One file of a model that a job made")
 async def model_file(model: ModelId, name: str, caller: Caller, parts: Parts) -> Response:
     """Its bytes."""
     ref = (await _files(parts, caller.org, model)).get(name)
@@ -53,31 +86,61 @@ async def model_file(model: ModelId, name: str, caller: Caller, parts: Parts) ->
     return await download(parts.blobs, ref, name)
 
 
-@router.get("/v1/models", summary="Models, as OpenAI clients list them", tags=["inference"])
-@router.get("/api/v1/models", include_in_schema=False)
-@router.get("/api/inference/v1/models", include_in_schema=False)
-async def openai_models(caller: Caller, parts: Parts) -> Response:
-    """The same models in the shape of the OpenAI API."""
-    return listing(
-        [
-            {
-                "id": model.id,
-                "object": "model",
-                "created": int(model.created_at.timestamp()) if model.created_at else 0,
-                "owned_by": caller.org if model.job_id else "base",
-            }
-            for model in _all(parts, caller.org)
-        ]
-    )
-
-
-def _all(parts: Gateway, org: str) -> list[Model]:
+def models_of(parts: Gateway, org: str) -> list[Model]:
+    """What an organisation can name as a model: those that its jobs made, newest first, then the bases."""
     made = [row.model for row in parts.model.models(org, limit=_MOST)]
-    return made + [Model(id=spec.id, kind="base") for spec in parts.registry.bases() if spec.path is not None]
+    return made + [_base(spec) for spec in parts.registry.runnable()]
+
+
+def model_named(parts: Gateway, org: str, id: str) -> Model:
+    """The model, checkpoint or base of this id; `ft:` stands for any way of making it. Raises a 404."""
+    named = parse_finetuned(id)
+    if named is None:
+        spec = next((spec for spec in parts.registry.runnable() if spec.id.lower() == id.lower()), None)
+        if spec is None:
+            raise not_found("model", id)
+        return _base(spec)
+    for spelled in _spellings(named):
+        row = parts.model.model(org, spelled)
+        if row is not None:
+            return row.model
+        checkpoint = parts.model.checkpoint(org, spelled)
+        if checkpoint is not None:
+            known = checkpoint.checkpoint
+            return Model(
+                id=known.model,
+                kind=checkpoint.kind,
+                base=checkpoint.base,
+                job_id=known.job_id,
+                step=known.step,
+                created_at=known.created_at,
+            )
+    raise not_found("model", id)
+
+
+def _spellings(named: FineTunedId) -> list[str]:
+    if named.prefix != "ft":
+        return [str(named)]
+    return [str(replace(named, prefix=prefix)) for prefix in ("fft", "peft", "qft", "rl")]
+
+
+def kept(model: Model) -> ApiError:
+    """Why a model is not deleted."""
+    problem = Problem(
+        what=f"{model.id!r} cannot be deleted: models are kept as long as the jobs that made them",
+        fix="leave it; a model that nobody uses is not held in memory",
+        where="model",
+    )
+    return ApiError(409, problem.text(), param="model", code="model_kept", problems=[problem])
+
+
+def _base(spec: ModelSpec) -> Model:
+    return Model(id=spec.id, kind="base", stand_in=spec.stand_in)
 
 
 async def _files(parts: Gateway, org: str, id: str) -> dict[str, BlobRef]:
-    row = parts.model.model(org, id)
+    row = parts.model.model(org, id) or parts.model.checkpoint(org, id)
     if row is None or row.tree is None:
         raise not_found("model", id)
-    return (await parts.blobs.manifest(row.tree)).files
+    files = (await parts.blobs.manifest(row.tree)).files
+    return {name: ref for name, ref in files.items() if not name.startswith(f"{RESUME_FOLDER}/")}

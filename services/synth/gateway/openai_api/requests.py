@@ -1,0 +1,109 @@
+"""The body of `POST /v1/fine_tuning/jobs`, as the openai SDK sends it, with the one grader that is ours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+_Text = Annotated[str, Field(min_length=1, max_length=512)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_Factor = Annotated[float, Field(gt=0, le=1_000_000)]
+# A union with "auto" in it would answer one wrong number with two errors.
+_Chosen = BeforeValidator(lambda value: None if value == "auto" else value)
+
+
+def _or_auto(schema: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [schema, {"const": "auto"}, {"type": "null"}]})
+
+
+_AutoCount = Annotated[_Count | None, _Chosen, _or_auto({"type": "integer", "minimum": 1, "maximum": 1_000_000})]
+_AutoFactor = Annotated[
+    _Factor | None, _Chosen, _or_auto({"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000})
+]
+
+
+class _Body(BaseModel):
+    """Unknown fields are refused: what is not read would be silently without effect."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SupervisedHyperparameters(_Body):
+    """What is left out, or "auto", is as the platform does it; `lora_rank` is ours."""
+
+    n_epochs: _AutoCount = None
+    batch_size: _AutoCount = None
+    learning_rate_multiplier: _AutoFactor = Field(
+        default=None,
+        description="Of the platform's default rate: supervised 1e-5 (adapters 2e-4), reinforcement 1e-6 (1e-5)",
+    )
+    lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Train an adapter of this rank; without it every weight is trained"
+    )
+
+
+class ReinforcementHyperparameters(SupervisedHyperparameters):
+    """n_epochs: passes over the seeds. batch_size: seeds a step. compute_multiplier: of 8 rollouts a seed."""
+
+    compute_multiplier: _AutoFactor = None
+    eval_interval: _AutoCount = Field(default=None, description="Steps between two evaluations")
+    eval_samples: _AutoCount = Field(default=None, description="Seeds of each evaluation")
+    reasoning_effort: str | None = None
+
+
+class TaskAppGrader(_Body):
+    """The environment that plays and pays the rollouts: yours, behind a URL, where OpenAI has graders of its own."""
+
+    type: Literal["task_app"]
+    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    env_name: _Text
+    name: _Text | None = None
+    policy_name: _Text | None = None
+    max_turns: _Count | None = None
+    env_config: dict[str, Any] = {}
+    policy_config: dict[str, Any] = Field(default={}, description="max_tokens, temperature, thinking_mode, …")
+
+
+class Supervised(_Body):
+    hyperparameters: SupervisedHyperparameters = SupervisedHyperparameters()
+
+
+class Reinforcement(_Body):
+    grader: dict[str, Any] = Field(description='{"type": "task_app", "url": …, "env_name": …}')
+    hyperparameters: ReinforcementHyperparameters = ReinforcementHyperparameters()
+
+
+class Method(_Body):
+    """type: supervised or reinforcement, with the table of that name."""
+
+    type: str
+    supervised: Supervised | None = None
+    reinforcement: Reinforcement | None = None
+    dpo: Any = None
+
+
+def _few(metadata: dict[str, str]) -> dict[str, str]:
+    if len(metadata) > 16:
+        raise ValueError(f"{len(metadata)} pairs; at most 16")
+    for key, value in metadata.items():
+        if len(key) > 64 or len(value) > 512:
+            raise ValueError(f"{key[:64]!r} is too long: keys have at most 64 characters, values 512")
+    return metadata
+
+
+class FineTuningRequest(_Body):
+    """A job. training_file: a file's id; for reinforcement the seeds, as `seeds:0-99`."""
+
+    model: _Text
+    training_file: Annotated[str, Field(min_length=1, max_length=8192)]
+    validation_file: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    hyperparameters: SupervisedHyperparameters | None = Field(default=None, description="As method.supervised's")
+    method: Method | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    suffix: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="A label: it does not become part of the model's id"
+    )
+    metadata: Annotated[dict[str, str], AfterValidator(_few)] | None = None
+    integrations: list[Any] | None = None
+    allow_experimental: bool = Field(default=False, description="Take a model that is marked experimental")

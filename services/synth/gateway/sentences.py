@@ -1,0 +1,195 @@
+"""What an event says to a person: one sentence with its figures; and the facts in it, for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from synth.events import (
+    CheckpointSaved,
+    EvalCompleted,
+    Heartbeat,
+    JobCancelled,
+    JobCreated,
+    JobFailed,
+    JobPaused,
+    JobRefused,
+    JobRejected,
+    JobStarted,
+    JobSucceeded,
+    JobValidated,
+    JobVerified,
+    ModelPublished,
+    PolicyLoaded,
+    PolicyPublished,
+    PolicyRefused,
+    QueueWaiting,
+    RolloutBatched,
+    RolloutBlocked,
+    RolloutFailed,
+    RolloutRequested,
+    TrainHandedBack,
+    TrainResumed,
+    TrainStep,
+)
+
+Data = dict[str, Any]
+
+#: Of `train.step`'s and `eval.completed`'s figures, those that a line of text has room for.
+_HEADLINES = (
+    ("loss", "loss"),
+    ("reward_mean", "reward"),
+    ("validation_loss", "validation loss"),
+    ("ppo_kl", "kl"),
+    ("grad_norm", "grad norm"),
+    ("tokens_per_second", "tokens/s"),
+)
+
+
+def headlines(values: dict[str, float]) -> str:
+    """The figures that matter most, in one line."""
+    return ", ".join(f"{word} {values[name]:.4g}" for name, word in _HEADLINES if name in values)
+
+
+def facts(*names: str) -> Callable[[Any], Data]:
+    """These fields of an event, or all of them."""
+
+    def data(event: Any) -> Data:
+        all_of_them = cast(Data, msgspec.to_builtins(event))
+        return {name: all_of_them[name] for name in names} if names else all_of_them
+
+    return data
+
+
+def problem_data(e: JobRejected | JobRefused | JobFailed | RolloutBlocked | PolicyRefused) -> Data:
+    """What is wrong: `detail` is where clients look for it."""
+    problems = e.problems if isinstance(e, JobRejected | JobRefused) else [e.problem]
+    code = {JobRejected: "rejected", JobRefused: "refused", RolloutBlocked: "blocked", PolicyRefused: "policy_refused"}
+    return {
+        "detail": "\n".join(p.text() for p in problems),
+        "code": e.code if isinstance(e, JobFailed) else code[type(e)],
+        "problems": msgspec.to_builtins(problems),
+    }
+
+
+def created(e: JobCreated) -> str:
+    return f"job created from {e.config_name}" + (f" for {e.model}" if e.model else "")
+
+
+def validated_data(e: JobValidated) -> Data:
+    return {"model": e.job.get("model"), "kind": e.job.get("kind"), "warnings": e.warnings}
+
+
+def validated(e: JobValidated) -> str:
+    return " | ".join(["the configuration is right", *e.warnings])
+
+
+def verified(e: JobVerified) -> str:
+    parts = [f"model {e.source.id}"]
+    if e.source.stand_in:
+        parts.append(f"STAND-IN: the weights are those of {e.source.stand_in}, not of {e.source.id}")
+    if e.task_url:
+        parts.append(f"task app {e.task_name or ''} at {e.task_url}".replace("  ", " "))
+    return "checked and queued: " + ", ".join(parts)
+
+
+def verified_data(e: JobVerified) -> Data:
+    return {"model": e.source.id, "stand_in": e.source.stand_in, "task_url": e.task_url, "task_name": e.task_name}
+
+
+def rejected(e: JobRejected | JobRefused) -> str:
+    return "the job cannot run: " + "; ".join(p.text() for p in e.problems[:5])
+
+
+def started(e: JobStarted) -> str:
+    return "training started" if e.attempt == 1 else f"attempt {e.attempt} goes on with the job"
+
+
+def succeeded(e: JobSucceeded) -> str:
+    figures = headlines(e.values)
+    result = f"{e.model} is ready" if e.model else "done"
+    return f"{result} after {e.steps} steps" + (f": {figures}" if figures else "")
+
+
+def succeeded_data(e: JobSucceeded) -> Data:
+    return {"fine_tuned_model": e.model, "steps": e.steps, "values": e.values}
+
+
+def step(e: TrainStep) -> str:
+    if e.values.get("skipped"):
+        return f"step {e.step} of {e.of} skipped, nothing to learn from: {headlines(e.values)}"
+    return f"step {e.step} of {e.of}: {headlines(e.values)}"
+
+
+def resumed(e: TrainResumed) -> str:
+    loss = "" if e.loss_then is None or e.loss_now is None else f": loss {e.loss_then:.6g} then, {e.loss_now:.6g} now"
+    return f"attempt {e.attempt} resumes after step {e.step}{loss}"
+
+
+def evaluated(e: EvalCompleted) -> str:
+    return f"{e.model} over {e.instances} instances: {headlines(e.values)}"
+
+
+def batched(e: RolloutBatched) -> str:
+    return (
+        f"iteration {e.iteration} is collected: {e.sequences} sequences, "
+        f"{e.groups_kept} groups kept, {e.groups_dropped} dropped"
+    )
+
+
+def waits(e: QueueWaiting) -> str:
+    return f"waits for {e.need} in pool {e.pool}, number {e.position} in the queue, for {e.seconds:.0f} s"
+
+
+def failed(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
+    return e.problem.text()
+
+
+def paused(e: JobPaused) -> str:
+    return f"paused after step {e.step}"
+
+
+def stopped(e: JobCancelled) -> str:
+    return f"cancelled after step {e.step}"
+
+
+def evaluating(e: RolloutRequested) -> str:
+    return f"evaluation over {len(e.seeds)} seeds"
+
+
+def evaluating_data(e: RolloutRequested) -> Data:
+    return {"instances": len(e.seeds), "version": e.pinned_version}
+
+
+def dropped(e: RolloutFailed) -> str:
+    return f"rollout {e.rollout_id} is dropped after {e.tries} tries: {e.problem.text()}"
+
+
+def policy_published(e: PolicyPublished) -> str:
+    return f"policy version {e.version} is published"
+
+
+def policy_loaded(e: PolicyLoaded) -> str:
+    return f"policy version {e.version} is served, after {e.seconds:.2g} s"
+
+
+def checkpoint(e: CheckpointSaved) -> str:
+    return f"checkpoint of step {e.step}, {e.size} bytes"
+
+
+def handed_back(e: TrainHandedBack) -> str:
+    return f"attempt {e.attempt} hands the job back: {e.reason}"
+
+
+def model_published(e: ModelPublished) -> str:
+    return f"{e.model.id} can be used"
+
+
+def model_data(e: ModelPublished) -> Data:
+    return {"model": e.model.id, "kind": e.kind, "step": e.step}
+
+
+def heartbeat(e: Heartbeat) -> str:
+    return f"the job is {e.state}, nothing new"

@@ -1,0 +1,113 @@
+"""The Synth API's lists of jobs, and the moments that its clients write."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from synth.bus.secrets import ApiKey
+from synth.errors import Problem
+from synth.gateway.auth import Caller
+from synth.gateway.failures import ApiError
+from synth.gateway.openapi import json_response, one
+from synth.gateway.projection import JobRow
+from synth.gateway.state import Gateway, Parts
+from synth.gateway.synth_api.shapes import SynthJobs
+from synth.gateway.synth_api.views import job_view
+from synth.gateway.vocabulary import STATUS
+
+router = APIRouter(tags=["synth api"])
+
+_MOST = 200
+_SEARCHED = 2000
+_KINDS = {"sft_offline": "sft", "sft": "sft", "rl_online": "rl", "rl": "rl", "eval": "eval"}
+# Within what 64 bits of nanoseconds hold.
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(2262, 1, 1, tzinfo=UTC)
+
+
+class Filters(BaseModel):
+    """What a list of jobs is asked for; a moment is ISO 8601, or seconds since 1970."""
+
+    status: Literal["queued", "running", "succeeded", "failed", "cancelled"] | None = None
+    type: Literal["sft_offline", "sft_online", "rl_online", "dpo", "sft", "rl", "eval"] | None = None
+    created_after: str | None = None
+    created_before: str | None = None
+    model: str | None = Field(default=None, description="Trained or made; searched among the newest 2,000 jobs")
+    file_id: str | None = Field(default=None, description="Trained on; searched among the newest 2,000 jobs")
+    limit: int = Field(default=20, ge=1, le=100_000, description="200 at most are given")
+    after: str | None = Field(default=None, description="Go on after this job id")
+
+
+Asked = Annotated[Filters, Query()]
+
+
+@router.get("/learning/jobs", summary="Jobs of every kind, newest first", responses=one(SynthJobs))
+async def jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+    """Jobs without their configurations."""
+    return await _listed(parts, caller, asked, None)
+
+
+@router.get("/rl/jobs", summary="RL jobs, newest first", responses=one(SynthJobs))
+async def rl_jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+    """Jobs without their configurations."""
+    return await _listed(parts, caller, asked, "rl")
+
+
+@router.get("/sft/jobs", summary="SFT jobs, newest first", responses=one(SynthJobs))
+async def sft_jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+    """Jobs without their configurations."""
+    return await _listed(parts, caller, asked, "sft")
+
+
+def moment(name: str, text: str | None) -> datetime | None:
+    """A moment that a client gives, without a zone in UTC; one that no log reaches is the nearest. Raises a 400."""
+    if text is None:
+        return None
+    try:
+        try:
+            given = datetime.fromtimestamp(float(text), UTC)
+        except ValueError:
+            # A plus of an address that nobody has quoted arrives as a space.
+            given = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
+            given = given if given.tzinfo else given.replace(tzinfo=UTC)
+        return min(max(given, _EARLIEST), _LATEST)
+    except (ValueError, OverflowError, OSError) as error:
+        problem = Problem(
+            what=f"{text[:60]!r} is no moment",
+            expected="ISO 8601, such as 2026-11-21T09:00:00Z, or seconds since 1970",
+            where=f"query {name}",
+        )
+        raise ApiError(400, problem.text(), param=name, problems=[problem]) from error
+
+
+async def _listed(parts: Gateway, caller: ApiKey, asked: Filters, kind: str | None) -> Response:
+    kinds = None if kind is None else {kind}
+    if asked.type is not None:
+        of_type = {_KINDS[asked.type]} if asked.type in _KINDS else set[str]()
+        kinds = of_type if kinds is None else of_type & kinds
+    until, limit = moment("created_before", asked.created_before), min(asked.limit, _MOST)
+    searches = until is not None or asked.model is not None or asked.file_id is not None
+
+    def wanted(row: JobRow) -> bool:
+        job = row.job
+        return (
+            (until is None or job.created_at < until)
+            and (asked.model is None or asked.model in (job.source_model, job.model))
+            and (asked.file_id is None or asked.file_id in (job.training_file, job.validation_file))
+        )
+
+    rows = parts.model.jobs(
+        caller.org,
+        limit=_SEARCHED if searches else limit + 1,
+        states=None if asked.status is None else [s for s, words in STATUS.items() if words.synth == asked.status],
+        kinds=kinds,
+        created_after=moment("created_after", asked.created_after),
+        before=(await parts.job(caller.org, asked.after)).created_seq if asked.after else None,
+    )
+    rows = [row for row in rows if wanted(row)]
+    return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

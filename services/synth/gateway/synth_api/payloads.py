@@ -1,0 +1,217 @@
+"""From the bodies that the published clients send to a job in our own schema, which the validator reads like any other.
+
+Only the shape of a request is checked here: what the configuration says is the validator's business, so that a wrong
+one is answered alike whoever sent it. A client has asked for its `--allow-experimental` before it sends anything, and
+does not pass it on: here an experimental model is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from synth.errors import Problem, UserError
+from synth.events import JobCreated
+from synth.jobs.toml import read_toml
+
+Table = dict[str, Any]
+
+#: The configuration, and the rest of the event: an event may have 1 MiB, and its parts are escaped once more.
+_MOST_BYTES = 256 << 10
+
+#: Names of hyperparameters that scripts use, beside our own.
+_HYPERPARAMETERS = {
+    "epochs": "n_epochs",
+    "num_epochs": "n_epochs",
+    "num_train_epochs": "n_epochs",
+    "steps": "total_steps",
+    "train_steps": "total_steps",
+    "max_steps": "total_steps",
+    "max_seq_length": "sequence_length",
+    "max_grad_norm": "grad_clip",
+    "lr": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+}
+_LORA = {
+    "lora_rank": "r",
+    "lora_r": "r",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "lora_target_modules": "target_modules",
+    "target_modules": "target_modules",
+}
+_VALIDATION = (
+    "evaluation_strategy",
+    "eval_steps",
+    "save_best_model_at_end",
+    "metric_for_best_model",
+    "greater_is_better",
+)
+_SFT_TYPES = ("sft_offline", "sft", "fft", "qft")
+#: What an older client sends beside the configuration that holds the same.
+_COPIES = ("training", "evaluation", "rollout", "topology", "vllm")
+
+
+class Translated(NamedTuple):
+    """A job to create; environment_key: the task app's key that came with it, which no event may carry."""
+
+    created: JobCreated
+    environment_key: str | None = None
+
+
+def read_body(body: bytes) -> Table:
+    """The JSON object of a request. Raises UserError."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _wrong(f"the body is no job: {error}", "", expected="a JSON object") from error
+
+
+def rl_job(body: Table) -> Translated:
+    """`POST /rl/jobs`: `data` with the whole TOML as `config`, or the same keys without a `data` around them."""
+    data = _table(body, "data") if "data" in body else body
+    place = "data." if "data" in body else ""
+    kind = _text(body, "job_type") or "rl"
+    if kind != "rl":
+        raise _wrong(f"job_type is {kind[:40]!r}", "job_type", expected='"rl"')
+    config = _rl_config(data, place)
+    for name, table in (("compute", body.get("compute")), *((name, data.get(name)) for name in _COPIES)):
+        if isinstance(table, dict):
+            config.setdefault(name, table)
+    trainer = _table(data, "trainer", place)
+    if trainer:
+        training = config.setdefault("training", Table())
+        if isinstance(training, dict):
+            config["training"] = trainer | cast(Table, training)
+    return Translated(
+        _created(
+            "rl",
+            config,
+            model=_text(data, "model", place) or _text(data, "base_model", place),
+            task_url=_text(data, "endpoint_base_url", place),
+            metadata=_table(data, "metadata", place) if place else Table(),
+            body=body,
+            kept=("tags", "trainer_id", "job_config_id"),
+        ),
+        _text(data, "environment_api_key", place),
+    )
+
+
+def sft_job(body: Table) -> Translated:
+    """`POST /learning/jobs`, `/sft/jobs`: a model, a file, hyperparameters, and what the client made of a TOML."""
+    kind = _text(body, "training_type") or "sft_offline"
+    if kind not in _SFT_TYPES:
+        raise _wrong(
+            f"training_type is {kind[:40]!r}",
+            "training_type",
+            expected=f"one of {', '.join(_SFT_TYPES)}",
+            fix="RL jobs go to POST /api/rl/jobs" if kind.startswith("rl") else "",
+        )
+    effective = _table(_table(body, "metadata"), "effective_config", "metadata.")
+    training = dict(_table(effective, "training", "metadata.effective_config."))
+    data = dict(_table(effective, "data", "metadata.effective_config."))
+    hyper, lora, validation = _sorted_out(_table(body, "hyperparameters"))
+    if validation or isinstance(training.get("validation"), dict):
+        training["validation"] = validation | (training.get("validation") or {})
+    files = data.pop("validation_files", None)
+    config: Table = {"training": training, "hyperparameters": hyper, "data": data}
+    if lora:
+        config["lora"] = lora
+    if compute := _table(effective, "compute", "metadata.effective_config."):
+        config["compute"] = {k: v for k, v in compute.items() if v is not None}
+    return Translated(
+        _created(
+            "sft",
+            config,
+            model=_text(body, "model"),
+            training_file=_text(body, "training_file_id") or _text(body, "training_file"),
+            validation_file=_text(body, "validation_file") or _first(files),
+            body=body,
+            kept=("suffix", "integrations", "tags"),
+        )
+    )
+
+
+def _rl_config(data: Table, place: str) -> Table:
+    """The configuration: parsed, else as text, else none at all, and then the validator says what it lacks."""
+    if data.get("config") is not None:
+        return dict(_table(data, "config", place))
+    text = _text(data, "config_toml", place)
+    if text is not None:
+        return dict(read_toml(text, name=f"{place}config_toml").data)
+    if "job_config_id" in data:
+        raise _wrong(
+            "there is only the id of a configuration",
+            f"{place}job_config_id",
+            expected=f"the configuration itself, in {place}config",
+            fix="configurations are not kept here: send it whole",
+        )
+    return Table()
+
+
+def _sorted_out(given: Table) -> tuple[Table, Table, Table]:
+    """Hyperparameters under our names, those of the adapter, those of the validation."""
+    hyper, lora, validation = Table(), Table(), Table()
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in _VALIDATION:
+            validation[name] = value
+        elif name in _LORA:
+            lora.setdefault(_LORA[name], [value] if name.endswith("modules") and isinstance(value, str) else value)
+        else:
+            hyper.setdefault(_HYPERPARAMETERS.get(name, name), value)
+    return hyper, lora, validation
+
+
+def _created(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **fields: Any) -> JobCreated:
+    """The job; kept: what else of the body is given back with it, as metadata."""
+    beside = body if "data" not in body else body | _table(body, "data")
+    metadata = fields.pop("metadata", Table()) | _table(body, "metadata")
+    metadata |= {name: beside[name] for name in kept if beside.get(name) is not None}
+    text = msgspec.json.encode(config).decode()
+    for place, size in (("config", len(msgspec.json.encode(text))), ("metadata", len(msgspec.json.encode(metadata)))):
+        if size > _MOST_BYTES:
+            raise _wrong(f"{size} bytes", place, expected=f"at most {_MOST_BYTES}", fix="put data into files")
+    return JobCreated(
+        config=text,
+        config_name=f"{kind}.json",
+        config_format="json",
+        kind=kind,
+        metadata=metadata,
+        body_sha256="",
+        allow_experimental=True,
+        **fields,
+    )
+
+
+def _table(holder: Table, name: str, place: str = "") -> Table:
+    value = holder.get(name)
+    if value is None:
+        return Table()
+    if not isinstance(value, dict):
+        raise _wrong(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="an object")
+    return cast(Table, value)
+
+
+def _text(holder: Table, name: str, place: str = "") -> str | None:
+    """A text that is not empty; None where there is none."""
+    value = holder.get(name)
+    if value is not None and (not isinstance(value, str) or len(value) > _MOST_BYTES):
+        raise _wrong(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="a text")
+    return value or None
+
+
+def _first(files: Any) -> str | None:
+    if files is None or files == []:
+        return None
+    place = "metadata.effective_config.data.validation_files"
+    ids = cast(list[Any], files) if isinstance(files, list) else []
+    if len(ids) != 1 or not isinstance(ids[0], str):
+        raise _wrong(f"{len(ids)} validation files", place, expected="a list of one file id")
+    return ids[0]
+
+
+def _wrong(what: str, where: str, *, expected: str, fix: str = "") -> UserError:
+    return UserError(Problem(what=what, expected=expected, fix=fix, where=where))

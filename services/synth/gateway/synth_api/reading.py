@@ -1,0 +1,97 @@
+"""A job's events for the Synth API: the shown ones, by page and as a stream.
+
+Invariant. An event is shown once the read model has it: who sees a job's last event finds its end in the job too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from synth import logs
+from synth.bus.recorded import Recorded
+from synth.bus.secrets import ApiKey
+from synth.errors import Transient
+from synth.gateway.event_log import read_page
+from synth.gateway.projection import JobRow
+from synth.gateway.synth_api.shapes import SynthEvent
+from synth.gateway.synth_api.views import event_view
+
+if TYPE_CHECKING:
+    from synth.gateway.state import Gateway
+
+log = logs.get("synth api")
+
+_BATCH = 500
+_PING = b": ping\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def read_events(
+    parts: Gateway, row: JobRow, *, after: int, limit: int, since: datetime | None = None
+) -> list[SynthEvent]:
+    """The first `limit` shown events after a sequence, and from a moment on."""
+    shown: list[SynthEvent] = []
+    async for event in _events(parts, row, f"*.*.{row.org}.{row.job.id}", after=after, since=since):
+        view = event_view(event, row.job.kind)
+        if view is not None:
+            shown.append(view)
+        if len(shown) == limit:
+            break
+    return shown
+
+
+async def read_facts(parts: Gateway, row: JobRow) -> list[Recorded]:
+    """The facts of a job's lifecycle, in their order."""
+    return [fact async for fact in _events(parts, row, f"job.*.{row.org}.{row.job.id}", after=0)]
+
+
+def stream_events(parts: Gateway, caller: ApiKey, row: JobRow, *, after: int) -> StreamingResponse:
+    """The shown events after a sequence, then those that come, until the job's last; one `data:` line each."""
+    chunks = _stream(parts, caller, row, after=after)
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _stream(parts: Gateway, caller: ApiKey, row: JobRow, *, after: int) -> AsyncIterator[bytes]:
+    cursor = after
+    yield _PING
+    with parts.hub.watch(row.org, row.job.id) as watcher:
+        while not watcher.closed and parts.keys.still_opens(caller):
+            # What comes while the log is read wakes the next turn.
+            watcher.resume()
+            watcher.take()
+            row = await parts.job(row.org, row.job.id)
+            try:
+                events = await read_events(parts, row, after=cursor, limit=_BATCH)
+            except Transient as error:
+                # The client comes back with its cursor, which is the retry.
+                log.warning("stream ends, the log cannot be read", job=row.job.id, error=str(error))
+                return
+            if events:
+                cursor = events[-1].seq
+                yield b"".join(b"data: %s\n\n" % msgspec.json.encode(event) for event in events)
+            if len(events) < _BATCH:
+                if row.ended_seq is not None:
+                    return
+                if not await watcher.wait(parts.settings.ping_s):
+                    yield _PING
+
+
+async def _events(
+    parts: Gateway, row: JobRow, subject: str, *, after: int, since: datetime | None = None
+) -> AsyncIterator[Recorded]:
+    end, cursor, more = parts.model.applied, after, True
+    while more:
+        page = await read_page(parts.bus, subject, after=cursor, limit=_BATCH, since=since)
+        for event in page.events:
+            if event.seq > end:
+                return
+            if event.seq > after:
+                yield event
+        more = page.more and bool(page.events)
+        if page.events:
+            cursor, since = page.events[-1].seq, None
