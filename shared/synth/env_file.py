@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 
@@ -21,3 +22,8 @@ def read_env_file(path: Path) -> dict[str, str]:
             value = value.split(" #")[0].strip()
         found[key] = value
     return found
+
+
+def new_environment_key() -> str:
+    """A key for the user's task app."""
+    return f"env_{secrets.token_hex(20)}"

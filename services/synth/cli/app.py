@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.commands import chat, cluster, doctor, evaluate, files, jobs, models, submit
+from synth.cli.commands import chat, cluster, config, doctor, evaluate, files, jobs, keys, models, serve, setup, submit
+from synth.cli.connect import Backend, EnvFiles
 
 # One line a paragraph: the terminal wraps them.
 _HELP = "\n\n".join(
@@ -20,8 +21,9 @@ _HELP = "\n\n".join(
         "Exit codes: 0 ok, 1 error, 2 wrong usage or configuration, 3 job failed or rejected, 4 API key missing or"
         " refused, 5 job cancelled, 6 not found, 7 backend unreachable, 124 timeout, 130 interrupted (a followed job"
         " goes on).",
-        "Settings: flags, then SYNTH_API_KEY, BACKEND_BASE_URL, ENVIRONMENT_API_KEY and TASK_APP_URL from the"
-        " environment, then ./.env.",
+        "Settings: flags, then SYNTH_API_KEY, BACKEND_BASE_URL (or BACKEND_OVERRIDE), ENVIRONMENT_API_KEY and"
+        " TASK_APP_URL from the environment, then from ./.env, or from each --env-file: a later one says what the"
+        " earlier ones do not.",
     )
 )
 
@@ -41,21 +43,22 @@ class Options:
     """The options that stand before the command."""
 
     backend: str | None
-    env_file: Path
+    env_files: tuple[Path, ...]
     debug: bool
 
 
 @app.callback()
 def options(
     ctx: typer.Context,
-    backend: Annotated[str | None, typer.Option(help="The backend's address; BACKEND_BASE_URL.")] = None,
-    env_file: Annotated[Path, typer.Option(help="Where keys and addresses are read from.")] = Path(".env"),
+    backend: Backend = None,
+    env_file: EnvFiles = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    ctx.obj = Options(backend=backend, env_file=env_file, debug=debug)
+    ctx.obj = Options(backend=backend, env_files=tuple(env_file or ()), debug=debug)
 
 
 for name, command, panel in (
+    ("setup", setup.setup, "Cluster"),
     ("up", cluster.up, "Cluster"),
     ("down", cluster.down, "Cluster"),
     ("status", cluster.status, "Cluster"),
@@ -63,11 +66,15 @@ for name, command, panel in (
     ("submit", submit.submit, "Work"),
     ("eval", evaluate.evaluate, "Work"),
     ("chat", chat.chat, "Work"),
+    ("serve", serve.serve, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")
 app.add_typer(models.app, name="models", rich_help_panel="Things")
+app.add_typer(config.app, name="config", rich_help_panel="Things")
+app.add_typer(keys.app, name="keys", rich_help_panel="Access")
+app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
 
 
 def main() -> None:

@@ -16,7 +16,20 @@ import msgspec
 
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
-from synth.cli.objects import Account, EventPage, File, Job, Model, ModelFile, Point
+from synth.cli.objects import (
+    Account,
+    Checkpoint,
+    EventPage,
+    File,
+    Job,
+    Key,
+    MadeKey,
+    MadeOrganisation,
+    Model,
+    ModelFile,
+    Organisation,
+    Point,
+)
 from synth.errors import Problem
 
 T = TypeVar("T")
@@ -33,7 +46,7 @@ def backoff(attempt: int) -> float:
 
 
 class Client:
-    """Talks to one backend with one key. Every call may be repeated: writes carry what makes them idempotent."""
+    """Talks to one backend with one key. A failed call is repeated where twice is the same as once."""
 
     def __init__(self, config: Config, *, retry_budget: float = RETRY_BUDGET_S) -> None:
         self.root = config.backend.text
@@ -72,10 +85,22 @@ class Client:
         """Ask a job to stop."""
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", Job)
 
+    def pause(self, job_id: str) -> Job:
+        """Ask a job that runs to let go of its workers."""
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", Job)
+
+    def resume(self, job_id: str) -> Job:
+        """Go on with a paused job."""
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", Job)
+
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
         """One page of a job's events, behind the cursor."""
         params = {"after": after, "limit": limit}
         return self._get("GET", f"/jobs/{quote(job_id, safe='')}/events", EventPage, params=params)
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """What a job has saved and still keeps, the newest first."""
+        return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
         """The values that a job reported, by step."""
@@ -103,6 +128,10 @@ class Client:
         """One file."""
         return self._get("GET", f"/files/{quote(file_id, safe='')}", File)
 
+    def delete_file(self, file_id: str) -> None:
+        """Delete a file; one that is gone already is a `NotFound`."""
+        self._retried(lambda: self.http.delete(f"{self.root}/files/{quote(file_id, safe='')}"))
+
     # -- models and the rest --
 
     def models(self) -> list[Model]:
@@ -127,6 +156,33 @@ class Client:
     def add_environment_key(self, key: str) -> None:
         """Let the backend use this key with the user's task apps; twice is once."""
         self._retried(lambda: self.http.post(f"{self.root}/environment-keys", json={"key": key}))
+
+    # -- keys and organisations --
+
+    def keys(self) -> list[Key]:
+        """The API keys of the organisation, oldest first."""
+        return self._list("/keys", Key)
+
+    def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
+        """Make a key of the organisation, or as an operator of another one."""
+        path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
+        return self._once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+
+    def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
+        """Replace a key."""
+        return self._once(f"/keys/{quote(key_id, safe='')}/rotate", MadeKey, {"grace_s": grace_s})
+
+    def revoke_key(self, key_id: str) -> Key:
+        """End a key."""
+        return self._get("DELETE", f"/keys/{quote(key_id, safe='')}", Key)
+
+    def organisations(self) -> list[Organisation]:
+        """Every organisation of the cluster."""
+        return self._list("/organisations", Organisation)
+
+    def add_organisation(self, name: str) -> MadeOrganisation:
+        """Make an organisation."""
+        return self._once("/organisations", MadeOrganisation, {"name": name})
 
     def chat(self, body: dict[str, Any]) -> dict[str, Any]:
         """One chat completion. Waits for the model to be loaded, two minutes at most."""
@@ -174,6 +230,11 @@ class Client:
         if "params" in options:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}
         return self._decode(self._retried(lambda: self.http.request(method, self.root + path, **options)), type)
+
+    def _once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
+        """Post what must not be sent twice: its answer is shown once."""
+        reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
+        return self._decode(reply, type)
 
     def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
         body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})

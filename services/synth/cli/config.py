@@ -1,8 +1,9 @@
-"""Where the backend is and who asks: flags, then the environment, then `./.env`."""
+"""Where the backend is and who asks: flags, then the environment, then `./.env` or the files that were named."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -36,23 +37,29 @@ class Config:
             raise NotAuthorised(
                 "no API key",
                 expected="SYNTH_API_KEY in the environment or in ./.env",
-                fix="`synthctl up` starts a cluster here and writes one to .env; for another cluster, ask who runs it",
+                fix="`synthctl up` starts a cluster here and writes one to .env; for another cluster, ask who runs it, "
+                "and keep it with `synthctl setup`",
             )
         return self.api_key.text
 
 
-def resolve(*, backend: str | None, env_file: Path) -> Config:
-    """Read the configuration. backend: the flag. Raises `UsageProblem` for an address that is not a URL."""
-    if str(env_file) != ".env" and not env_file.is_file():
-        raise UsageProblem(f"there is no file {env_file}", expected="a file of KEY=value lines", where="--env-file")
-    file = read_env_file(env_file)
+def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collection[Path] = (Path(".env"),)) -> Config:
+    """Read the configuration: of two files, the first that has a key says what it is.
 
-    def find(key: str) -> Value | None:
-        if os.environ.get(key):
-            return Value(os.environ[key], "environment")
-        return Value(file[key], str(env_file)) if file.get(key) else None
+    backend: the flag. optional: the files that need not be there. Raises `UsageProblem` for a file that is missing, and
+    for an address that is not a URL.
+    """
+    for path in env_files:
+        if path not in optional and not path.is_file():
+            raise UsageProblem(f"there is no file {path}", expected="a file of KEY=value lines", where="--env-file")
+    sources = [("environment", dict(os.environ)), *((str(path), read_env_file(path)) for path in env_files)]
 
-    address = Value(backend, "flag") if backend else find("BACKEND_BASE_URL") or Value(DEFAULT_BACKEND, "default")
+    def find(*keys: str) -> Value | None:
+        return next((Value(said[key], origin) for origin, said in sources for key in keys if said.get(key)), None)
+
+    address = (Value(backend, "flag") if backend else find("BACKEND_BASE_URL", "BACKEND_OVERRIDE")) or Value(
+        DEFAULT_BACKEND, "default"
+    )
     return Config(
         backend=Value(api_root(address), address.origin),
         api_key=find("SYNTH_API_KEY"),
@@ -74,6 +81,8 @@ def api_root(address: Value) -> str:
         raise UsageProblem(
             f"{address.text!r} is not the address of a backend",
             expected="a URL such as http://127.0.0.1:8000/api",
-            where="--backend" if address.origin == "flag" else f"BACKEND_BASE_URL ({address.origin})",
+            where="--backend"
+            if address.origin == "flag"
+            else f"BACKEND_BASE_URL or BACKEND_OVERRIDE ({address.origin})",
         )
     return url if url.endswith("/api") else f"{url}/api"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,10 +13,35 @@ from synth.cli.config import Config, resolve
 if TYPE_CHECKING:
     from synth.cli.client import Client
 
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="URL", help="The backend's address; BACKEND_BASE_URL.", show_default=False),
+]
+EnvFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--env-file", metavar="FILE", help="Keys and addresses, instead of ./.env. Repeatable.", show_default=False
+    ),
+]
+_DEFAULT = Path(".env")
 
-def config_of(ctx: typer.Context) -> Config:
-    """The settings of this invocation."""
-    return resolve(backend=ctx.obj.backend, env_file=ctx.obj.env_file)
+
+def place(ctx: typer.Context, *, backend: str | None, env_files: list[Path] | None) -> None:
+    """Take these options, given behind the command, in place of those before it."""
+    ctx.obj = dataclasses.replace(
+        ctx.obj, backend=backend or ctx.obj.backend, env_files=tuple(env_files or ctx.obj.env_files)
+    )
+
+
+def env_files_of(ctx: typer.Context) -> tuple[Path, ...]:
+    """The files that settings are read from; what a command makes is written to the first."""
+    return ctx.obj.env_files or (_DEFAULT,)
+
+
+def config_of(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
+    """The settings of this invocation. may_be_new: the first env file need not be there."""
+    files = env_files_of(ctx)
+    return resolve(backend=ctx.obj.backend, env_files=files, optional=(_DEFAULT, *(files[:1] if may_be_new else ())))
 
 
 def client_of(ctx: typer.Context) -> Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from synth.cli import output
 from synth.cli.client import Client
@@ -10,19 +11,32 @@ from synth.cli.errors import ExitCode
 from synth.cli.objects import Job
 from synth.cli.output import Format
 from synth.cli.progress import Progress, describe, exit_code
-from synth.cli.stream import Follower
+from synth.cli.stream import POLL_S, Follower
 from synth.errors import Problem
 
 
-def follow_job(
-    client: Client, job_id: str, *, format: Format, after: int = 0, timeout: float | None = None
-) -> ExitCode:
+@dataclass(frozen=True, kw_only=True)
+class Polling:
+    """How a job is followed. timeout: seconds, then `TimedOut`; None for no end.
+
+    interval: seconds between looks where events cannot be streamed.
+    """
+
+    timeout: float | None = None
+    interval: float = POLL_S
+
+    def follower(self, client: Client, job_id: str, *, after: int = 0) -> Follower:
+        """Begin to follow; the time runs from here on."""
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        return Follower(client, job_id, after=after, deadline=deadline, interval=self.interval)
+
+
+def follow_job(client: Client, job_id: str, *, format: Format, polling: Polling, after: int = 0) -> ExitCode:
     """Show a job until it ends; returns its outcome. Ctrl-C detaches: the job goes on.
 
-    after: the sequence of the last event already seen. timeout: seconds, then `TimedOut`.
+    after: the sequence of the last event already seen.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    follower = Follower(client, job_id, after=after, deadline=deadline)
+    follower = polling.follower(client, job_id, after=after)
     progress = Progress(job_id)
     try:
         if format is Format.JSON:
@@ -39,11 +53,10 @@ def follow_job(
     return _outcome(client, progress, format)
 
 
-def wait_for(client: Client, job_id: str, *, timeout: float | None = None) -> tuple[Job, ExitCode]:
+def wait_for(client: Client, job_id: str, *, polling: Polling) -> tuple[Job, ExitCode]:
     """Wait for a job without showing it; the job as it ended, and its outcome. Ctrl-C detaches."""
-    deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        for _ in Follower(client, job_id, deadline=deadline).events():
+        for _ in polling.follower(client, job_id).events():
             pass
     except KeyboardInterrupt:
         _detached(job_id)

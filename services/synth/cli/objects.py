@@ -31,6 +31,7 @@ class Job(msgspec.Struct, kw_only=True):
     kind: str | None = None
     name: str = ""
     source_model: str | None = None
+    stand_in: str | None = None
     model: str | None = None
     step: int | None = None
     steps: int | None = None
@@ -95,6 +96,10 @@ class File(msgspec.Struct, kw_only=True):
     rows: int | None = None
     messages: int | None = None
     characters: int | None = None
+    tokens: int | None = None
+    lengths: list[int] = []
+    images: int | None = None
+    images_trimmed: int | None = None
     bad_lines: int | None = None
     problems: list[LineProblem] = []
     created_at: datetime | None = None
@@ -106,9 +111,20 @@ class Model(msgspec.Struct, kw_only=True):
     id: str
     kind: str = ""
     base: str | None = None
+    stand_in: str | None = None
     job_id: str | None = None
     step: int | None = None
     created_at: datetime | None = None
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """A checkpoint of a job. model: the id that it serves under; values: of its step."""
+
+    model: str
+    step: int
+    bytes: int = 0
+    created_at: datetime | None = None
+    values: dict[str, float | None] = {}
 
 
 class ModelFile(msgspec.Struct, kw_only=True):
@@ -129,7 +145,43 @@ class Point(msgspec.Struct, kw_only=True):
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """Whose key it is."""
+    """Whose key it is, and what it may do."""
 
     org: str
+    org_name: str = ""
     key_id: str = ""
+    key_name: str = ""
+    scopes: list[str] = []
+
+
+class Key(msgspec.Struct, kw_only=True):
+    """An API key without its secret. state: live, expired or revoked."""
+
+    id: str
+    name: str
+    state: str
+    scopes: list[str]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class MadeKey(Key, kw_only=True):
+    """An API key when it is made: the one time that it is shown."""
+
+    key: str
+
+
+class Organisation(msgspec.Struct, kw_only=True):
+    """A tenant of the cluster."""
+
+    id: str
+    name: str
+    created_at: datetime
+
+
+class MadeOrganisation(Organisation, kw_only=True):
+    """An organisation when it is made, with its first key."""
+
+    first_key: MadeKey

@@ -28,6 +28,7 @@ _STYLES = {
     "started": "cyan", "processing": "cyan", "starting": "cyan",
     "failed": "red", "rejected": "red", "down": "red", "fail": "red",
     "cancelled": "yellow", "cancelling": "yellow", "ill": "yellow", "warn": "yellow",
+    "pausing": "yellow", "paused": "yellow",
 }  # fmt: skip
 
 

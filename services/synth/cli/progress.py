@@ -103,7 +103,9 @@ class Progress:
     def _lifecycle(self, event: JobEvent) -> None:
         # A watcher may begin in the middle, so a fact is taken for what it says, not checked against the table.
         state = next((s for (_, fact), s in TRANSITIONS.items() if fact == event.type), None)
-        if state is not None and not (state is State.STARTED and self.state is State.CANCELLING):
+        before = self.state
+        # The next attempt of a job that is to stop only ends it.
+        if state is not None and not (state is State.STARTED and before in (State.CANCELLING, State.PAUSING)):
             self.state = state
         self.reached[event.type] = event.time.timestamp()
         data = event.data
@@ -121,8 +123,11 @@ class Progress:
             case "job.started":
                 self.attempt = int(data.get("attempt") or 1)
                 self.waiting = ""
-                if self.attempt > 1:
+                if self.attempt > 1 and before in (State.STARTED, State.CANCELLING, State.PAUSING):
                     self.warning = f"attempt {self.attempt}: an earlier owner of the job died"
+            case "job.paused":
+                # The pace before the pause says nothing of the time left.
+                self.steps_seen, self.waiting = [], ""
             case "job.rejected" | "job.refused":
                 self.problems = list(data.get("problems") or [])
             case "job.failed":
@@ -209,6 +214,8 @@ def describe(event: JobEvent) -> str | None:
             return f"{event.type.removeprefix('job.')}: " + " | ".join(str(p.get("what", "")) for p in problems)
         case "job.started" if int(data.get("attempt") or 1) > 1:
             return f"started again, attempt {data['attempt']}"
+        case "job.paused":
+            return f"paused after step {data.get('step')}"
         case "train.resumed":
             return f"resumed behind step {data.get('step')}"
         case "checkpoint.saved":

@@ -62,7 +62,7 @@ def frames(lines: Iterable[str]) -> Iterator[Frame | None]:
 class Follower:
     """Follows one job. after: the sequence behind which to begin; patience: seconds without a backend to bear.
 
-    deadline: of `time.monotonic()`, None for no end.
+    deadline: of `time.monotonic()`, None for no end. interval: seconds between pages, where there is no stream.
     """
 
     client: Client
@@ -70,6 +70,7 @@ class Follower:
     after: int = 0
     patience: float = PATIENCE_S
     deadline: float | None = None
+    interval: float = POLL_S
     polling: bool = False
     _ended: bool = field(default=False, init=False)
     _sign_of_life: float = field(default_factory=time.monotonic, init=False)
@@ -101,9 +102,9 @@ class Follower:
                 said = False
                 for frame in frames(reply.iter_lines()):
                     self._alive()
+                    self._check_deadline()
                     said = True
                     if frame is None:
-                        self._check_deadline()
                         continue
                     if frame.event == "end":
                         self._ended = True
@@ -143,7 +144,7 @@ class Follower:
         if not page.events and self.client.job(self.job_id).over:
             self._ended = True
         elif not page.more and not self._ended:
-            time.sleep(POLL_S)
+            time.sleep(self.interval)
 
     def _timeout(self) -> httpx.Timeout:
         left = SILENCE_S if self.deadline is None else max(0.05, self.deadline - time.monotonic())
@@ -168,4 +169,5 @@ class Follower:
 
     def _check_deadline(self) -> None:
         if self.deadline is not None and time.monotonic() >= self.deadline:
-            raise TimedOut(f"{self.job_id} has not ended in the time allowed", fix="the job itself goes on")
+            fix = f"the job itself goes on; watch it with: synthctl jobs watch {self.job_id}"
+            raise TimedOut(f"{self.job_id} has not ended in the time allowed", fix=fix)

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synth.cli import output
 from synth.cli.client import Client
-from synth.cli.config import Config
-from synth.cli.errors import CliError, UsageProblem
+from synth.cli.config import Config, Value
+from synth.cli.errors import CliError
+from synth.cli.job_files import Flags, OtherMachine, examine_text
 from synth.cli.objects import Job
-from synth.cli.uploads import check_readable, upload_ready
-from synth.errors import UserError
-from synth.jobs.resolve import Overrides, check_job
+from synth.cli.uploads import upload_ready
+from synth.jobs.resolve import job_of
 from synth.jobs.resolved import ResolvedJob, SftJob
-from synth.jobs.toml import read_toml
-from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
-_MOST_BYTES = 256 * 1024
-
-
-class _OtherMachine(Registry):
-    """Models that this machine does not know may well be on the cluster's: there they are looked up again."""
-
-    def find(self, model_id: str, *, where: str = "") -> ModelSpec:
-        try:
-            return super().find(model_id, where=where)
-        except UserError:
-            finetuned = parse_finetuned(model_id)
-            if finetuned is None and ":" in model_id:
-                raise
-            base = finetuned.base if finetuned else model_id
-            targets = LORA_TARGETS["qwen3"]
-            return ModelSpec(id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    """What the command line puts in place of the file."""
-
-    model: str | None = None
-    dataset: Path | None = None
-    validation: Path | None = None
-    task_url: str | None = None
-    examples: int | None = None
-    seed: int | None = None
-    allow_experimental: bool = False
+if TYPE_CHECKING:
+    from synth.cli.follow import Polling
 
 
 @dataclass(frozen=True)
@@ -65,42 +35,10 @@ class Draft:
         return str(type(self.resolved.job).__struct_config__.tag)
 
 
-def read_config(path: Path) -> str:
-    """A job file's text, `-` for standard input. Raises `UsageProblem`."""
-    if str(path) == "-":
-        return sys.stdin.read()
-    if not path.is_file():
-        what = "this is a directory" if path.is_dir() else "there is no such file"
-        raise UsageProblem(what, expected="a TOML job file", fix="examples are in configs/", where=str(path))
-    if path.stat().st_size > _MOST_BYTES:
-        raise UsageProblem(f"{path.stat().st_size} bytes", expected="a TOML job file", where=str(path))
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        what = f"byte {error.start} is not UTF-8"
-        raise UsageProblem(what, expected="a TOML job file in UTF-8", where=str(path)) from error
-
-
 def draft(text: str, *, name: str, flags: Flags, models_dir: Path) -> Draft:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
-    overrides = Overrides(
-        model=flags.model,
-        training_file=_text(flags.dataset),
-        validation_file=_text(flags.validation),
-        task_url=flags.task_url,
-        examples=flags.examples,
-        seed=flags.seed,
-        allow_experimental=flags.allow_experimental,
-    )
-    resolved = check_job(
-        read_toml(text, name=name), overrides=overrides, registry=_OtherMachine(models_dir), uploaded=False
-    )
-    job = resolved.job
-    if isinstance(job, SftJob):
-        for file in (job.training_file, job.validation_file):
-            if file is not None and not file.startswith("file_"):
-                check_readable(Path(file))
-    return Draft(text, name, flags, resolved)
+    document, found = examine_text(text, name=name, flags=flags, registry=OtherMachine(models_dir))
+    return Draft(text, name, flags, job_of(found, document))
 
 
 def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> Job:
@@ -113,7 +51,11 @@ def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> 
     elif config.environment_key is not None:
         # The verifier tries every key that it knows: the one in use here must be among them.
         client.add_environment_key(config.environment_key.text)
-    body |= {"model": flags.model, "task_url": flags.task_url, "examples": flags.examples, "seed": flags.seed}
+    if flags.task_url is not None and not isinstance(job, SftJob):
+        body["task_url"] = flags.task_url.text
+        if flags.task_url.origin != "--task-url":
+            output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
+    body |= {"model": flags.model, "examples": flags.examples, "seed": flags.seed}
     # Sent where it is asked for alone: a submission is the same one by its body.
     body["allow_experimental"] = flags.allow_experimental or None
     body = {name: value for name, value in body.items() if value is not None}
@@ -121,14 +63,25 @@ def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> 
         return client.create_job(body, key=key or uuid.uuid4().hex)
 
 
-def finish(client: Client, job: Job, *, follow: bool, format: output.Format) -> int:
+def task_app(flag: str | None, settings: Config) -> Value | None:
+    """The task app's address: the flag, else TASK_APP_URL of the environment or an env file, else the job file's."""
+    if flag is not None:
+        return Value(flag, "--task-url")
+    if settings.task_url is None:
+        return None
+    return Value(settings.task_url.text, f"TASK_APP_URL, {settings.task_url.origin}")
+
+
+def finish(client: Client, job: Job, *, follow: bool, polling: Polling, format: output.Format) -> int:
     """Follow the job, or say how to; returns the exit code."""
     from synth.cli.follow import follow_job
 
     if follow:
         output.message(f"submitted {job.id}")
         output.hint(f"Ctrl-C detaches; to end the job: synthctl jobs cancel {job.id}")
-        return follow_job(client, job.id, format=format)
+        return follow_job(client, job.id, format=format, polling=polling)
+    if polling.timeout is not None:
+        output.warn("--poll-timeout has no effect: the job is not followed")
     if format is output.Format.JSON:
         output.print_json(job)
     else:
@@ -146,7 +99,3 @@ def _uploaded(client: Client, file: str | None) -> str | None:
     except CliError:
         output.message(f"nothing was submitted: the dataset {file} is not ready")
         raise
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

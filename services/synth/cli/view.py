@@ -40,6 +40,8 @@ class JobView:
         yield self._stages()
         yield from self._figures(width)
         p = self.progress
+        if p.state is State.PAUSED:
+            yield _row("go on", Text(f"synthctl jobs resume {p.job_id}"), width)
         if p.waiting and not p.over:
             yield _row("waiting", Text(p.waiting, style="yellow"), width)
         if p.warning:
@@ -79,11 +81,13 @@ class JobView:
                 line.append(f"· {label}  ", style="dim")
         if p.state is State.SUCCEEDED:
             line.append("✓ ", style="green").append("succeeded")
+        elif p.state is State.PAUSED:
+            line.append("⏸ paused", style="yellow")
         elif p.state is not None and p.state in _ENDINGS:
             line.append(_ENDINGS[p.state], style=style_of(p.state))
         elif pending:
             frame = self._spinner.render(time.monotonic())
-            doing = "cancelling" if p.state is State.CANCELLING else "running"
+            doing = str(p.state) if p.state in (State.CANCELLING, State.PAUSING) else "running"
             line.append_text(frame if isinstance(frame, Text) else Text("…")).append(f" {doing}", style="cyan")
         else:
             line.append("· done", style="dim")

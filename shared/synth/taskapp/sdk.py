@@ -153,7 +153,16 @@ class TaskApp:
         return function
 
     def asgi(self) -> Starlette:
-        """The web app."""
+        """The web app. Raises UserError without an episode: it could answer every call but the one that matters."""
+        if self._episode is None:
+            raise UserError(
+                Problem(
+                    what=f"the task app {self.id!r} has no episode",
+                    expected="a coroutine that plays one rollout, registered with @episode",
+                    fix="decorate it: @app.episode",
+                    where=self.id,
+                )
+            )
         routes = [
             Route("/", self._root, methods=["GET", "HEAD"]),
             Route("/health", self._guarded(self._health)),
@@ -238,8 +247,7 @@ class TaskApp:
         return Response(body, media_type="application/json")
 
     async def _play(self, episode: Episode) -> PolicyFailure | None:
-        if self._episode is None:
-            raise NotImplementedError("this task app has no @episode function")
+        assert self._episode is not None
         try:
             await self._episode(episode)
         except PolicyFailure as failure:
@@ -321,9 +329,10 @@ def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, An
     return {"session_trace": episode.trace.session(about)}
 
 
-def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1") -> None:
-    """Serve until SIGINT or SIGTERM. Raises UserError when the port is taken.
+def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1", ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGINT or SIGTERM. Raises UserError when the port is taken, or the app has no episode.
 
+    ready: called with the app's address once the port is ours; a `port` of 0 takes a free one.
     The environment key is taken from the environment, or from `.env` in the working directory.
     """
     if not configured_keys():
@@ -352,4 +361,6 @@ def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1") -> None:
                 where=f"{host}:{port}",
             )
         ) from taken
+    bound, name = listener.getsockname()[1], f"[{host}]" if ":" in host else host
+    ready(f"http://{name}:{bound}")
     uvicorn.Server(config).run(sockets=[listener])

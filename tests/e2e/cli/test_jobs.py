@@ -95,6 +95,17 @@ def test_ctrl_c_detaches_says_how_to_go_on_and_the_job_can_be_cancelled(work: Sh
     assert work.run("jobs", "watch", job).returncode == 5
 
 
+def test_a_job_that_outlasts_the_poll_timeout_is_exit_124_and_goes_on(work: Shell):
+    arguments = ("submit", "endless.toml", "--dataset", "d.jsonl", "--seed", "3")
+    late = work.run(*arguments, "--follow", "--poll-timeout", "0.5", "--idempotency", "late")
+    assert late.returncode == 124
+    job = work.ok(*arguments, "--no-poll", "--idempotency", "late").strip()
+    assert f"synthctl jobs watch {job}" in late.stderr
+    assert work.json("jobs", "get", job)["state"] not in ("failed", "cancelled")
+    assert work.run("jobs", "cancel", job).returncode == 0
+    assert work.run("jobs", "watch", job).returncode == 5
+
+
 def test_a_rejected_job_is_exit_3_with_what_is_wrong(work: Shell):
     done = work.run("submit", "unknown.toml", "--dataset", "d.jsonl", "--follow")
     assert done.returncode == 3
@@ -114,7 +125,7 @@ def test_a_broken_line_is_named_and_no_job_is_made(work: Shell):
 
 
 def test_the_same_idempotency_key_is_one_job_and_with_another_job_an_error(work: Shell):
-    arguments = ("submit", "short.toml", "--dataset", "d.jsonl", "--detach", "--idempotency-key", "k")
+    arguments = ("submit", "short.toml", "--dataset", "d.jsonl", "--detach", "--idempotency", "k")
     first, second = work.ok(*arguments), work.ok(*arguments)
     assert first == second
     assert work.run(*arguments, "--seed", "7").returncode == 2

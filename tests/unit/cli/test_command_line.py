@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-CLEAN = {k: v for k, v in os.environ.items() if k not in ("SYNTH_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL")}
+CLEAN = {
+    k: v
+    for k, v in os.environ.items()
+    if k not in ("SYNTH_API_KEY", "BACKEND_BASE_URL", "BACKEND_OVERRIDE", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
+}
 
 
 def synthctl(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.config import resolve
+from synth.cli.config import Value, resolve
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.env_file import read_env_file
 
-KEYS = ("SYNTH_API_KEY", "BACKEND_BASE_URL", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
+KEYS = ("SYNTH_API_KEY", "BACKEND_BASE_URL", "BACKEND_OVERRIDE", "ENVIRONMENT_API_KEY", "TASK_APP_URL")
 
 
 @pytest.fixture
@@ -23,17 +23,17 @@ def env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(env_file: Path, monkeypatch: pytest.MonkeyPatch):
-    assert resolve(backend=None, env_file=env_file).backend.origin == "default"
+    assert resolve(backend=None, env_files=[env_file]).backend.origin == "default"
     env_file.write_text("BACKEND_BASE_URL=http://file:1\n")
-    assert resolve(backend=None, env_file=env_file).backend.text == "http://file:1/api"
+    assert resolve(backend=None, env_files=[env_file]).backend.text == "http://file:1/api"
     monkeypatch.setenv("BACKEND_BASE_URL", "http://environment:2/api/")
-    assert resolve(backend=None, env_file=env_file).backend.text == "http://environment:2/api"
-    assert resolve(backend="http://flag:3", env_file=env_file).backend.text == "http://flag:3/api"
+    assert resolve(backend=None, env_files=[env_file]).backend.text == "http://environment:2/api"
+    assert resolve(backend="http://flag:3", env_files=[env_file]).backend.text == "http://flag:3/api"
 
 
 def test_no_key_says_how_to_get_one(env_file: Path):
     with pytest.raises(NotAuthorised, match="synthctl up") as caught:
-        resolve(backend=None, env_file=env_file).require_api_key()
+        resolve(backend=None, env_files=[env_file]).require_api_key()
     assert caught.value.code == 4
 
 
@@ -41,14 +41,32 @@ def test_no_key_says_how_to_get_one(env_file: Path):
 def test_an_address_that_is_none_is_named_with_its_place(env_file: Path, address: str):
     env_file.write_text(f"BACKEND_BASE_URL={address}\n")
     with pytest.raises(UsageProblem) as caught:
-        resolve(backend=None, env_file=env_file)
+        resolve(backend=None, env_files=[env_file])
     assert address in str(caught.value)
     assert ".env" in str(caught.value)
 
 
 def test_a_named_env_file_must_be_there(env_file: Path):
     with pytest.raises(UsageProblem, match=r"other\.env"):
-        resolve(backend=None, env_file=Path("other.env"))
+        resolve(backend=None, env_files=[Path("other.env")])
+
+
+def test_of_two_env_files_the_first_that_has_a_key_says_what_it_is(env_file: Path):
+    env_file.write_text("SYNTH_API_KEY=first\n")
+    Path("more.env").write_text("SYNTH_API_KEY=second\nTASK_APP_URL=http://more\n")
+    config = resolve(backend=None, env_files=[env_file, Path("more.env")])
+    assert config.api_key == Value("first", ".env")
+    assert config.task_url == Value("http://more", "more.env")
+
+
+def test_the_other_clients_name_for_the_address_is_read_where_ours_is_not_set(
+    env_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    env_file.write_text("BACKEND_BASE_URL=http://file:1\n")
+    monkeypatch.setenv("BACKEND_OVERRIDE", "http://override:2/api")
+    assert resolve(backend=None, env_files=[env_file]).backend.text == "http://override:2/api"
+    monkeypatch.setenv("BACKEND_BASE_URL", "http://ours:3")
+    assert resolve(backend=None, env_files=[env_file]).backend.text == "http://ours:3/api"
 
 
 def test_env_lines_are_read_with_quotes_comments_and_export(env_file: Path):

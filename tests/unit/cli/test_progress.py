@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,6 +27,12 @@ def fold(*events: tuple[str, dict[str, Any]], after: int = 0) -> Progress:
 
 def step(n: int, of: int = 10, **values: float | None) -> tuple[str, dict[str, Any]]:
     return "train.step", {"step": n, "of": of, "values": values}
+
+
+def drawn(progress: Progress) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(JobView(progress))
+    return console.export_text()
 
 
 BEGIN = (
@@ -53,6 +60,20 @@ def test_rollouts_are_counted_against_the_oldest_batch_that_is_not_whole():
     assert p.collecting == ("train", 3, 4)
     p = fold(*BEGIN, ("rollout.requested", ask | {"iteration": 1}), *one, step(1))
     assert p.collecting is None
+
+
+def test_a_pause_is_shown_and_the_attempt_after_it_is_no_sign_of_a_death():
+    pausing = fold(*BEGIN, step(1), step(2), ("job.pause_requested", {}))
+    assert "pausing" in drawn(pausing)
+    again = ("job.started", {"attempt": 2})
+    assert fold(*BEGIN, ("job.pause_requested", {}), again).state == "pausing"
+    paused = (*BEGIN, step(1), step(2), ("job.pause_requested", {}), ("job.paused", {"step": 2}))
+    assert "⏸ paused" in drawn(fold(*paused))
+    assert "synthctl jobs resume job_1" in drawn(fold(*paused))
+    resumed = fold(*paused, ("job.resumed", {}), again)
+    assert (resumed.state, resumed.warning, resumed.seconds_left) == ("started", "", None)
+    assert "died" in fold(*BEGIN, again).warning
+    assert describe(JobEvent(seq=1, type="job.paused", data={"step": 2})) == "paused after step 2"
 
 
 def test_an_evaluation_job_is_one_batch_of_its_seeds():

@@ -31,9 +31,15 @@ def client(app: TaskApp, **headers: str) -> httpx.AsyncClient:
 
 def app_with(llm: ScriptedLlm, *, max_turns: int = 1, budget: float = 5.0) -> TaskApp:
     clients = ChatClients(transport=llm.transport(), budget=budget)
-    return TaskApp(
+    app = TaskApp(
         "echo", name="Echo", description="Says it back.", max_turns=max_turns, keys=["right", "second"], clients=clients
     )
+
+    @app.episode
+    async def nothing(ep: Episode) -> None:
+        """Most tests register their own."""
+
+    return app
 
 
 def rollout(**changes: Any) -> dict[str, Any]:
@@ -85,8 +91,7 @@ async def test_a_wrong_or_missing_key_is_the_contract_s_400(headers: dict[str, s
 async def test_the_keys_come_from_the_environment_and_without_any_it_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ENVIRONMENT_API_KEY", "DEV_ENVIRONMENT_API_KEY", "ENVIRONMENT_API_KEY_ALIASES"):
         monkeypatch.delenv(name, raising=False)
-    app = TaskApp("x", name="x", description="x")
-    async with client(app, **{"x-api-key": "alias"}) as http:
+    async with client(math, **{"x-api-key": "alias"}) as http:
         assert (await http.get("/health")).status_code == 503
         monkeypatch.setenv("ENVIRONMENT_API_KEY", "main")
         assert (await http.get("/health")).status_code == 400
@@ -137,49 +142,6 @@ async def test_a_rollout_asks_the_policy_where_and_how_it_was_told() -> None:
     assert body.metrics.episode_returns == [0.75]
     assert [s.obs for s in body.trajectories[0].steps] == ["hello", None]
     assert f"?cid={CID}" in str(body.pipeline_metadata)
-
-
-async def test_an_evaluation_gets_the_trace_of_the_conversation_each_message_once():
-    llm = ScriptedLlm(completion("two"), completion("three"))
-    app = app_with(llm, max_turns=2)
-
-    @app.episode
-    async def episode(ep: Episode) -> None:
-        messages = [{"role": "system", "content": "Count."}, {"role": "user", "content": "one"}]
-        messages.append((await ep.chat(messages)).message)
-        ep.step(reward=0.5)
-        messages.append({"role": "user", "content": "and?"})
-        await ep.chat(messages)
-        ep.step(reward=1.0, done=True)
-
-    session = (await play(app, mode="eval")).json()["trace"]["session_trace"]
-    said = [(m["message_type"], m["content"]["text"]) for m in session["markov_blanket_message_history"]]
-    assert said == [
-        ("system", "Count."),
-        ("user", "one"),
-        ("assistant", "two"),
-        ("user", "and?"),
-        ("assistant", "three"),
-    ]
-    assert [event.get("reward") for event in session["event_history"]] == [None, 0.5, None, 1.0]
-    assert (session["session_id"], session["metadata"]["seed"], session["metadata"]["total_reward"]) == ("r1", 7, 1.5)
-    assert (await play(app)).json()["trace"] is None
-
-
-@pytest.mark.parametrize(("url", "sent"), [(URL, None), ("http://llm/v1", "second")])
-async def test_a_model_at_an_address_without_a_credential_gets_the_key_that_came_with_its_address(
-    url: str, sent: str | None
-):
-    llm = ScriptedLlm(completion("hello"))
-    app = app_with(llm)
-
-    @app.episode
-    async def episode(ep: Episode) -> None:
-        await ep.chat([{"role": "user", "content": "hi"}])
-
-    async with client(app, **{"x-api-key": "wrong, second"}) as http:
-        assert (await http.post("/rollout", json=rollout(config={"inference_url": url}))).status_code == 200
-    assert llm.headers[0].get("x-api-key") == sent
 
 
 @pytest.mark.parametrize(
@@ -383,6 +345,13 @@ async def test_many_calls_run_at_once_and_never_more_than_allowed() -> None:
         assert len(await asyncio.gather(*calls)) == 30
     assert llm.most_in_flight == 20
     await clients.close()
+
+
+def test_an_app_without_an_episode_does_not_start() -> None:
+    empty = TaskApp("empty", name="Empty", description="Plays nothing.")
+    for start in (empty.asgi, lambda: serve(empty, port=0)):
+        with pytest.raises(UserError, match="'empty' has no episode"):
+            start()
 
 
 def test_a_port_in_use_is_one_clear_error() -> None:

@@ -20,7 +20,8 @@ import psutil
 
 from synth.bus.server import new_users
 from synth.cli.errors import CliError
-from synth.keys import new_api_key, new_environment_key
+from synth.env_file import new_environment_key
+from synth.keys import new_api_key
 
 _SAME_MOMENT_S = 2.0
 

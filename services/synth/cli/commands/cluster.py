@@ -9,6 +9,7 @@ import typer
 
 from synth.cli import output
 from synth.cli.commands.submit import Data
+from synth.cli.connect import env_files_of
 from synth.cli.errors import ExitCode
 from synth.cli.output import Format, Output
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def up(
+    ctx: typer.Context,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
     data: Data = Path(".synth"),
@@ -28,7 +30,8 @@ def up(
 ) -> None:
     """Start a cluster on this machine: the bus and every service, restarted when they die.
 
-    Keys and the address go into ./.env, beside what is there. Without --detach it runs until Ctrl-C.
+    Keys and the address go into ./.env (or the first --env-file), beside what is there. Without --detach it runs
+    until Ctrl-C.
     """
     from synth.bus.topology import SERVICES
     from synth.cli.cluster.control import prepare, start_detached
@@ -41,7 +44,7 @@ def up(
     home = data.resolve()
     file = StateFile(home)
     with file.locked():
-        prepared = prepare(file, services, port=port, env_file=Path(".env"))
+        prepared = prepare(file, services, port=port, env_file=env_files_of(ctx)[0])
         for note in prepared.notes:
             output.hint(note)
         for warning in prepared.warnings:

@@ -9,8 +9,17 @@ from typing import Annotated
 import typer
 
 from synth.cli import output
-from synth.cli.commands.submit import AllowExperimental, Data, Follow, IdempotencyKey, TaskUrl
-from synth.cli.connect import client_of, config_of
+from synth.cli.commands.submit import (
+    AllowExperimental,
+    Data,
+    Follow,
+    Idempotency,
+    NoPoll,
+    PollInterval,
+    PollTimeout,
+    TaskUrl,
+)
+from synth.cli.connect import Backend, EnvFiles, client_of, config_of, place
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.output import Format, Output
 
@@ -18,18 +27,28 @@ from synth.cli.output import Format, Output
 def evaluate(
     ctx: typer.Context,
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML with [eval]; or say it with the flags.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A TOML with [eval]; or say it with the flags.", show_default=False),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model to evaluate.")] = None,
-    seeds: Annotated[str | None, typer.Option(help='One rollout on each: "0-99" or "1,2,5".')] = None,
+    model: Annotated[str | None, typer.Option(metavar="ID", help="The model to evaluate.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
     task_url: TaskUrl = None,
-    env_name: Annotated[str | None, typer.Option(help="The environment to ask for; the app's own if none.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 1 by default.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Sampled tokens a call, at most.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Rollouts at one time.")] = None,
+    env_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The environment; the app's own if none.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", min=0, help="Of the sampling; 1 by default.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
+    concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at one time.")] = None,
     allow_experimental: AllowExperimental = False,
     follow: Follow = None,
-    idempotency_key: IdempotencyKey = None,
+    no_poll: NoPoll = False,
+    poll_timeout: PollTimeout = None,
+    poll_interval: PollInterval = 1.0,
+    idempotency: Idempotency = None,
+    backend: Backend = None,
+    env_file: EnvFiles = None,
     data: Data = Path(".synth"),
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -37,12 +56,13 @@ def evaluate(
 
     `--detach` only prints the job's id. The exit code is the job's outcome.
     """
-    from synth.cli.follow import follow_job, tell_outcome, wait_for
-    from synth.cli.submission import Flags, create, draft, finish, read_config
+    from synth.cli.follow import Polling, follow_job, tell_outcome, wait_for
+    from synth.cli.job_files import Flags, name_of, read_config
+    from synth.cli.submission import create, draft, finish, task_app
 
+    place(ctx, backend=backend, env_files=env_file)
     settings = config_of(ctx)
-    if task_url is None and settings.task_url is not None:
-        task_url = settings.task_url.text
+    address = task_app(task_url, settings)
     asked = {
         "seeds": seeds,
         "env_name": env_name,
@@ -52,27 +72,28 @@ def evaluate(
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     if config is None:
-        text, name = _toml(model, task_url, asked), "synthctl eval"
+        text, name = _toml(model, address.text if address else None, asked), "synthctl eval"
     else:
         if asked:
             flag = "--" + next(iter(asked)).replace("_", "-")
             raise UsageProblem(f"{flag} beside a file", expected="it in the file's [eval]", where=str(config))
-        text, name = read_config(config), str(config)
-    flags = Flags(model=model, task_url=task_url, allow_experimental=allow_experimental)
+        text, name = read_config(config), name_of(config)
+    flags = Flags(model=model, task_url=address, allow_experimental=allow_experimental)
     job = draft(text, name=name, flags=flags, models_dir=data / "models")
     if job.kind != "eval":
         raise UsageProblem(f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {name}", where=name)
     for warning in job.resolved.warnings:
         output.warn(warning)
     with client_of(ctx) as client:
-        created = create(client, settings, job, key=idempotency_key)
-        if follow is False:
-            raise typer.Exit(finish(client, created, follow=False, format=fmt))
+        created = create(client, settings, job, key=idempotency)
+        polling = Polling(timeout=poll_timeout, interval=poll_interval)
+        if no_poll or follow is False:
+            raise typer.Exit(finish(client, created, follow=False, polling=polling, format=fmt))
         if fmt is Format.TABLE:
-            code = follow_job(client, created.id, format=fmt)
+            code = follow_job(client, created.id, format=fmt, polling=polling)
             ended = client.job(created.id)
         else:
-            ended, code = wait_for(client, created.id)
+            ended, code = wait_for(client, created.id, polling=polling)
             tell_outcome(ended)
     if code is ExitCode.INTERRUPTED:
         raise typer.Exit(code)

@@ -11,7 +11,7 @@ from synth.cli import output
 from synth.cli.connect import client_of
 from synth.cli.output import Format, Output
 
-app = typer.Typer(help="Datasets: upload, ls, get.", no_args_is_help=True)
+app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 
 
 @app.command("upload")
@@ -44,9 +44,10 @@ def ls(
     if fmt is Format.JSON:
         return output.print_json(files)
     rows = [
-        [f.id, f.filename, f.status, str(f.rows or "-"), output.size(f.bytes), output.age(f.created_at)] for f in files
+        [f.id, f.filename, f.status, _count(f.rows), _about(f.tokens), output.size(f.bytes), output.age(f.created_at)]
+        for f in files
     ]
-    output.print_table(("id", "name", "status", "rows", "size", "age"), rows, shrink="name")
+    output.print_table(("id", "name", "status", "rows", "tokens", "size", "age"), rows, shrink="name")
     if not files:
         output.hint("no files yet: synthctl files upload FILE")
     return None
@@ -73,6 +74,10 @@ def get(
         ("size", output.size(found.bytes)),
         ("rows", str(found.rows or "")),
         ("messages", str(found.messages or "")),
+        ("tokens", _about(found.tokens) if found.tokens else ""),
+        ("lengths", _lengths(found.lengths)),
+        ("images", f"{found.images:,}" if found.images else ""),
+        ("left out", f"{found.images_trimmed:,} images, beyond the limit a message" if found.images_trimmed else ""),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),
     ]
@@ -80,3 +85,39 @@ def get(
     if found.status == "failed":
         output.show_problems(line_problems(found, found.filename), label="problem")
     return None
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context,
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="The files' ids.", show_default=False)],
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Delete files; prints their ids. Jobs that were verified with them keep what they need."""
+    with client_of(ctx) as client:
+        for file in files:
+            client.delete_file(file)
+            if fmt is Format.TABLE:
+                output.print_line(file)
+    if fmt is Format.JSON:
+        output.print_json({"deleted": files})
+
+
+def _count(number: int | None) -> str:
+    return f"{number:,}" if number else "-"
+
+
+def _about(tokens: int | None) -> str:
+    """An estimate, with no more digits than it is good for."""
+    if not tokens:
+        return "-"
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if tokens >= size:
+            return f"~{tokens / size:.2g}{unit}" if tokens < 10 * size else f"~{tokens / size:.0f}{unit}"
+    return f"~{tokens}"
+
+
+def _lengths(lengths: list[int]) -> str:
+    """Where the conversations' lengths lie: `256…511: 12, 512…1023: 40` characters."""
+    shown = [f"{2**i if i else 0}…{2 ** (i + 1) - 1}: {n:,}" for i, n in enumerate(lengths) if n]
+    return ", ".join(shown) + " characters" if shown else ""

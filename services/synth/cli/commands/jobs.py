@@ -1,4 +1,4 @@
-"""`synthctl jobs …`: find, watch, measure and cancel jobs."""
+"""`synthctl jobs …`: find, watch, measure, pause and cancel jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from synth.cli.output import Format, Output
 if TYPE_CHECKING:
     from synth.cli.objects import Job, Point
 
-app = typer.Typer(help="Jobs: ls, get, watch, metrics, events, cancel.", no_args_is_help=True)
+app = typer.Typer(
+    help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
+)
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 
@@ -67,10 +69,10 @@ def watch(
 
     `-o json` prints one event a line, each once and in order. Ctrl-C stops watching (exit 130) and leaves the job.
     """
-    from synth.cli.follow import follow_job
+    from synth.cli.follow import Polling, follow_job
 
     with client_of(ctx) as client:
-        raise typer.Exit(follow_job(client, job, format=fmt, after=after, timeout=timeout))
+        raise typer.Exit(follow_job(client, job, format=fmt, polling=Polling(timeout=timeout), after=after))
 
 
 @app.command("cancel")
@@ -81,6 +83,53 @@ def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
     if fmt is Format.JSON:
         return output.print_json(found)
     return output.message(f"{found.id} {found.state}")
+
+
+@app.command("pause")
+def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """Ask a job that runs to let go of its workers for a while. Pausing twice is pausing once."""
+    with client_of(ctx) as client:
+        found = client.pause(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    output.message(f"{found.id} {found.state}")
+    return output.hint(f"to go on with it: synthctl jobs resume {found.id}")
+
+
+@app.command("resume")
+def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """Go on with a paused job from its last checkpoint."""
+    with client_of(ctx) as client:
+        found = client.resume(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    output.message(f"{found.id} goes on")
+    return output.hint(f"watch it with: synthctl jobs watch {found.id}")
+
+
+@app.command("checkpoints")
+def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """List the checkpoints that a job keeps, newest first: each can be chatted with, evaluated and trained from."""
+    from synth.cli.progress import HEADLINES
+
+    with client_of(ctx) as client:
+        found = client.checkpoints(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    rows = [
+        [
+            c.model,
+            str(c.step),
+            output.size(c.bytes),
+            output.age(c.created_at),
+            "  ".join(f"{n}={output.number(c.values[n])}" for n in HEADLINES if n in c.values),
+        ]
+        for c in found
+    ]
+    output.print_table(("model", "step", "size", "age", "values"), rows, shrink="values")
+    if not found:
+        output.hint("none yet, or all have expired")
+    return None
 
 
 @app.command("events")
@@ -167,6 +216,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("step", _steps(job) if job.step else ""),
         ("attempt", str(job.attempt) if (job.attempt or 0) > 1 else ""),
         ("source", job.source_model or ""),
+        ("stand-in", f"{job.stand_in} runs in its place" if job.stand_in else ""),
         ("model", job.model or ""),
         ("created", _moment(job.created_at)),
         ("ended", _moment(job.ended_at)),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from synth.cli import output
+from synth.cli.commands.submit import Data
 from synth.cli.connect import client_of
 from synth.cli.errors import UsageProblem
 from synth.cli.output import Format, Output
 
-app = typer.Typer(help="Models: ls, download, make.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from synth.models import ModelSpec
+
+app = typer.Typer(help="Models: ls, known, download, make, alias, aliases, unalias.", no_args_is_help=True)
 make_app = typer.Typer(help="Make a small base model on this machine.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 
@@ -25,11 +29,73 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
         models = client.models()
     if fmt is Format.JSON:
         return output.print_json(models)
-    rows = [[m.id, m.kind, m.base or "-", m.job_id or "-", output.age(m.created_at)] for m in models]
-    output.print_table(("id", "kind", "base", "job", "age"), rows, shrink="base")
+    rows = [[m.id, m.kind, m.base or _base_of(m.id), m.stand_in or "-", output.age(m.created_at)] for m in models]
+    output.print_table(("id", "kind", "base", "stand-in", "age"), rows, shrink="base")
     if not models:
         output.hint("no models yet: synthctl models make tiny-qwen3")
     return None
+
+
+@app.command("known")
+def known(fmt: Output = Format.TABLE) -> None:
+    """List every base id that a job may name, and what may be done with it, whether its weights are here or not."""
+    from synth.models import QWEN3
+
+    if fmt is Format.JSON:
+        return output.print_json([{**_facts(spec), "modes": spec.modes} for spec in QWEN3.values()])
+    rows: list[list[str]] = []
+    for spec in QWEN3.values():
+        notes = [("experimental", spec.experimental), ("thinks", spec.thinking), ("sees", spec.vision is not None)]
+        # Of a mixture of experts: all parameters, and those that are active.
+        active = "" if spec.active_parameters == spec.parameters else f"-A{spec.active_parameters:g}B"
+        size = f"{spec.parameters:g}B{active}"
+        rows.append([spec.id, size, " ".join(spec.modes), ", ".join(n for n, so in notes if so)])
+    return output.print_table(("id", "size", "modes", "notes"), rows, shrink="notes")
+
+
+@app.command("alias")
+def alias(
+    model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
+    stand_in: Annotated[str, typer.Argument(metavar="STAND_IN", help="A local model's id.", show_default=False)],
+    data: Data = Path(".synth"),
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Let a local model run under the id of a base whose weights are not here, as `alias Qwen/Qwen3-0.6B tiny-qwen3`.
+
+    Every service of this machine's cluster knows it at once. Jobs, events and models say what really ran.
+    """
+    from synth.models import Registry
+
+    spec = Registry(data / "models").alias(model, stand_in)
+    if fmt is Format.JSON:
+        return output.print_json({"id": spec.id, "stand_in": spec.stand_in})
+    return output.message(f"{spec.stand_in} stands in for {spec.id}")
+
+
+@app.command("aliases")
+def aliases(data: Data = Path(".synth"), fmt: Output = Format.TABLE) -> None:
+    """List what stands in for what on this machine."""
+    from synth.models import Registry
+
+    found = Registry(data / "models").stand_ins()
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    output.print_table(("id", "stand-in"), [list(pair) for pair in sorted(found.items())])
+    if not found:
+        output.hint("nothing stands in: synthctl models alias Qwen/Qwen3-0.6B tiny-qwen3")
+    return None
+
+
+@app.command("unalias")
+def unalias(
+    model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
+    data: Data = Path(".synth"),
+) -> None:
+    """Let nothing stand in for a base. Models that were made meanwhile keep saying what ran."""
+    from synth.models import Registry
+
+    stand_in = Registry(data / "models").unalias(model)
+    output.message(f"{stand_in} no longer stands in for {model}")
 
 
 @app.command("download")
@@ -93,3 +159,16 @@ def make_tiny_qwen3(
         return output.print_json({"path": str(target), "parameters": made.parameters, "vocab": made.vocab})
     output.hint(f"{made.parameters:,} parameters, {made.vocab} tokens")
     return output.print_line(str(target))
+
+
+def _base_of(model_id: str) -> str:
+    """The base that a fine-tuned id names; a base has none."""
+    from synth.models import parse_finetuned
+
+    parsed = parse_finetuned(model_id)
+    return parsed.base if parsed else "-"
+
+
+def _facts(spec: ModelSpec) -> dict[str, object]:
+    fields = ("id", "family", "parameters", "active_parameters", "experimental", "thinking", "vision", "lora_targets")
+    return {name: getattr(spec, name) for name in fields}

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from synth.cli import output
-from synth.cli.connect import client_of, config_of
+from synth.cli.connect import Backend, EnvFiles, client_of, config_of, place
 from synth.cli.output import Format, Output
 
 TaskUrl = Annotated[
-    str | None, typer.Option("--task-url", help="The task app's address; TASK_APP_URL.", show_default=False)
+    str | None,
+    typer.Option("--task-url", metavar="URL", help="The task app's address; TASK_APP_URL.", show_default=False),
 ]
 Follow = Annotated[
     bool | None,
@@ -23,27 +24,55 @@ Follow = Annotated[
         show_default=False,
     ),
 ]
-IdempotencyKey = Annotated[
-    str | None, typer.Option(help="The same key and job, sent twice, is one job; new each time by default.")
+NoPoll = Annotated[bool, typer.Option("--no-poll", help="The same as --detach.")]
+PollTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--poll-timeout", metavar="S", min=0.1, help="Follow for so many seconds, then exit 124: the job goes on."
+    ),
+]
+PollInterval = Annotated[
+    float,
+    typer.Option(
+        "--poll-interval",
+        metavar="S",
+        min=0.05,
+        help="Seconds between looks, where events cannot be streamed; streamed ones come at once.",
+    ),
+]
+Idempotency = Annotated[
+    str | None,
+    typer.Option("--idempotency", metavar="KEY", help="The same key and job, sent twice, is one job; else a new one."),
 ]
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
 ]
-Data = Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")]
+Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
 
 
 def submit(
     ctx: typer.Context,
-    config: Annotated[Path, typer.Argument(help="A TOML job file, or - for standard input.", show_default=False)],
-    model: Annotated[str | None, typer.Option(help="Train from this model instead of the file's.")] = None,
-    dataset: Annotated[Path | None, typer.Option(help="JSONL to train on (SFT): uploaded and checked.")] = None,
-    validation: Annotated[Path | None, typer.Option(help="JSONL to validate on (SFT).")] = None,
+    config: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A TOML job file, or - for standard input.", show_default=False)
+    ],
+    model: Annotated[
+        str | None, typer.Option(metavar="ID", help="Train from this model instead of the file's.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSONL to train on (SFT): uploaded and checked.")
+    ] = None,
+    validation: Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to validate on (SFT).")] = None,
     task_url: TaskUrl = None,
-    seed: Annotated[int | None, typer.Option(help="The job's seed.")] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows, for a trial.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
+    examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows, for a trial.")] = None,
     allow_experimental: AllowExperimental = False,
     follow: Follow = None,
-    idempotency_key: IdempotencyKey = None,
+    no_poll: NoPoll = False,
+    poll_timeout: PollTimeout = None,
+    poll_interval: PollInterval = 1.0,
+    idempotency: Idempotency = None,
+    backend: Backend = None,
+    env_file: EnvFiles = None,
     data: Data = Path(".synth"),
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -52,25 +81,26 @@ def submit(
     The file is checked here first: every problem with its file:line, exit 2. Ctrl-C detaches (exit 130): the job
     goes on, and the message says how to watch and how to cancel it.
     """
-    from synth.cli.submission import Flags, create, draft, finish, read_config
+    from synth.cli.follow import Polling
+    from synth.cli.job_files import Flags, name_of, read_config
+    from synth.cli.submission import create, draft, finish, task_app
 
+    place(ctx, backend=backend, env_files=env_file)
     settings = config_of(ctx)
-    if task_url is None and settings.task_url is not None:
-        task_url = settings.task_url.text
     flags = Flags(
         model=model,
         dataset=dataset,
         validation=validation,
-        task_url=task_url,
+        task_url=task_app(task_url, settings),
         examples=examples,
         seed=seed,
         allow_experimental=allow_experimental,
     )
-    name = "stdin" if str(config) == "-" else str(config)
-    job = draft(read_config(config), name=name, flags=flags, models_dir=data / "models")
+    job = draft(read_config(config), name=name_of(config), flags=flags, models_dir=data / "models")
     for warning in job.resolved.warnings:
         output.warn(warning)
     with client_of(ctx) as client:
-        created = create(client, settings, job, key=idempotency_key)
-        wanted = output.is_terminal() if follow is None else follow
-        raise typer.Exit(finish(client, created, follow=wanted, format=fmt))
+        created = create(client, settings, job, key=idempotency)
+        wanted = not no_poll and (output.is_terminal() if follow is None else follow)
+        polling = Polling(timeout=poll_timeout, interval=poll_interval)
+        raise typer.Exit(finish(client, created, follow=wanted, polling=polling, format=fmt))

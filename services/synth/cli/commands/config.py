@@ -1,0 +1,186 @@
+"""`synthctl config`: job files, looked at without a cluster."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.commands.submit import AllowExperimental, Data, TaskUrl
+from synth.cli.connect import EnvFiles, config_of, place
+from synth.cli.errors import CliError, ExitCode, UsageProblem
+from synth.cli.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.cli.job_files import Flags
+    from synth.jobs.resolve import Examined
+
+app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
+
+Model = Annotated[str | None, typer.Option(metavar="ID", help="The model, instead of the file's.")]
+Dataset = Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to train on (SFT).")]
+Validation = Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to validate on (SFT).")]
+
+
+class Starter(StrEnum):
+    """Kinds of job that a starter file is kept for."""
+
+    RL = "rl"
+    SFT = "sft"
+    EVAL = "eval"
+
+
+@app.command("check")
+def check(
+    ctx: typer.Context,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="TOML job files, or -.", show_default=False)],
+    model: Model = None,
+    dataset: Dataset = None,
+    validation: Validation = None,
+    task_url: TaskUrl = None,
+    allow_experimental: AllowExperimental = False,
+    env_file: EnvFiles = None,
+    data: Data = Path(".synth"),
+) -> None:
+    """Print every problem of job files, each with its file:line; exit 2 if there are any.
+
+    Needs no cluster. Keys that are read and have no effect are warnings.
+    """
+    place(ctx, backend=None, env_files=env_file)
+    flags = _flags(ctx, task_url, model=model, dataset=dataset, validation=validation, experimental=allow_experimental)
+    good = [_checked(file, flags, data / "models") for file in files]
+    raise typer.Exit(ExitCode.OK if all(good) else ExitCode.USAGE)
+
+
+@app.command("explain")
+def explain(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML job file, or -.", show_default=False)],
+    model: Model = None,
+    dataset: Dataset = None,
+    validation: Validation = None,
+    task_url: TaskUrl = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
+    examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows.")] = None,
+    allow_experimental: AllowExperimental = False,
+    env_file: EnvFiles = None,
+    data: Data = Path(".synth"),
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Show the job that a file makes: each setting, where it came from, what was changed and why.
+
+    Flags as those of `synthctl submit`. Needs no cluster.
+    """
+    from rich.text import Text
+
+    from synth.cli.explain import SettingsTable, settings_of, shown, summary
+    from synth.errors import UserError
+
+    place(ctx, backend=None, env_files=env_file)
+    flags = _flags(
+        ctx,
+        task_url,
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        seed=seed,
+        examples=examples,
+        experimental=allow_experimental,
+    )
+    name, found, warnings = _look(file, flags, data / "models")
+    if found.problems:
+        for warning in warnings:
+            output.warn(warning)
+        raise UserError(found.problems)
+    settings = settings_of(found)
+    if fmt is Format.JSON:
+        output.print_json({"file": name, "kind": found.kind, "settings": settings, "warnings": warnings})
+        return
+    if output.is_terminal():
+        output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
+    else:
+        for s in settings:
+            output.print_line("\t".join((s.field, shown(s.value), s.origin, s.why)))
+    for warning in warnings:
+        # Why a value was changed stands with the value.
+        if not any(why in warning for why in found.changed.values()):
+            output.warn(warning)
+
+
+@app.command("init")
+def init(
+    kind: Annotated[Starter, typer.Argument(help="The kind of job.")] = Starter.RL,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="Write it there; never over another file.")
+    ] = None,
+) -> None:
+    """Print a commented job file to start from."""
+    text = (Path(__file__).parents[1] / "starters" / f"{kind.value}.toml").read_text()
+    if to is None:
+        output.print_line(text.rstrip("\n"))
+        return
+    try:
+        with to.open("x") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageProblem("this file exists", expected="a new name", fix="give another --to", where=str(to)) from error
+    output.hint(f"wrote {to}; look at it with: synthctl config check {to}")
+
+
+def _flags(
+    ctx: typer.Context,
+    task_url: str | None,
+    *,
+    model: str | None,
+    dataset: Path | None,
+    validation: Path | None,
+    experimental: bool,
+    seed: int | None = None,
+    examples: int | None = None,
+) -> Flags:
+    from synth.cli.job_files import Flags
+    from synth.cli.submission import task_app
+
+    return Flags(
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        task_url=task_app(task_url, config_of(ctx)),
+        examples=examples,
+        seed=seed,
+        allow_experimental=experimental,
+    )
+
+
+def _look(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, list[str]]:
+    """A file's name, what there is to say of it, and the warnings. Raises `UserError`, `UsageProblem`."""
+    from synth.cli.job_files import OtherMachine, examine_text, name_of, read_config
+    from synth.models import Registry
+
+    # Where a cluster keeps its models, it knows them all; elsewhere the cluster is asked at submission.
+    elsewhere = OtherMachine()
+    registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
+    _, found = examine_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
+    unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.missed]
+    return name_of(file), found, [*found.warnings, *unsure]
+
+
+def _checked(file: Path, flags: Flags, models_dir: Path) -> bool:
+    """Print what is wrong with one file, or what it is; returns whether it is good."""
+    from synth.cli.explain import summary
+    from synth.errors import UserError
+
+    try:
+        name, found, warnings = _look(file, flags, models_dir)
+    except (UserError, CliError) as error:
+        output.show_problems(error.problems)
+        return False
+    for warning in warnings:
+        output.warn(warning)
+    output.show_problems(found.problems)
+    if not found.problems:
+        output.print_line(f"{name}: {summary(found)}")
+    return not found.problems

@@ -1,0 +1,125 @@
+"""`synthctl keys …` and `synthctl orgs …`: who may use the cluster, and for what."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.connect import client_of
+from synth.cli.errors import UsageProblem
+from synth.cli.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.cli.objects import Key, MadeKey
+
+app = typer.Typer(help="API keys of your organisation: ls, new, rotate, revoke.", no_args_is_help=True)
+orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, new.", no_args_is_help=True)
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `keys ls` shows it.")]
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.command("ls")
+def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
+    """List the keys of your organisation, oldest first; those that have ended too."""
+    with client_of(ctx) as client:
+        keys = client.keys()
+    if fmt is Format.JSON:
+        return output.print_json(keys)
+    rows = [[k.id, k.name, k.state, ",".join(k.scopes), _end(k), output.age(k.created_at)] for k in keys]
+    return output.print_table(("id", "name", "state", "scopes", "ends in", "age"), rows, shrink="name")
+
+
+@app.command("new")
+def new(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Option(help="A label for people.")] = "key",
+    scopes: Annotated[
+        str, typer.Option(help="What it may do: some of read, write, inference, keys, operator, with commas.")
+    ] = "read,write,inference",
+    expires_in: Annotated[str | None, typer.Option(help="As 90d, 12h or 30m; without it, never.")] = None,
+    org: Annotated[str | None, typer.Option(help="Of another organisation; needs an operator's key.")] = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Make a key; prints it, which happens once. It can do no more than the key that makes it."""
+    seconds = None if expires_in is None else _seconds(expires_in, "--expires-in")
+    wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
+    with client_of(ctx) as client:
+        made = client.add_key(name=name, scopes=wanted, expires_in_s=seconds, org=org)
+    _show_once(made, fmt)
+
+
+@app.command("rotate")
+def rotate(
+    ctx: typer.Context,
+    key: KeyArgument,
+    grace: Annotated[str, typer.Option(help="For how long the old key still opens, as 24h or 30m.")] = "0",
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Replace a key by a new one of the same name and scopes; prints the new one, which happens once."""
+    with client_of(ctx) as client:
+        made = client.rotate_key(key, grace_s=_seconds(grace, "--grace"))
+    _show_once(made, fmt)
+
+
+@app.command("revoke")
+def revoke(ctx: typer.Context, key: KeyArgument, fmt: Output = Format.TABLE) -> None:
+    """End a key, at once and for good. Revoking twice is revoking once."""
+    with client_of(ctx) as client:
+        found = client.revoke_key(key)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    return output.message(f"{found.id} {found.state}")
+
+
+@orgs_app.command("ls")
+def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
+    """List the organisations of the cluster, oldest first."""
+    with client_of(ctx) as client:
+        orgs = client.organisations()
+    if fmt is Format.JSON:
+        return output.print_json(orgs)
+    rows = [[o.id, o.name, output.age(o.created_at)] for o in orgs]
+    return output.print_table(("id", "name", "age"), rows, shrink="name")
+
+
+@orgs_app.command("new")
+def new_org(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="A label for people.", show_default=False)],
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Make an organisation; prints its first key, which happens once and may do everything in it."""
+    with client_of(ctx) as client:
+        made = client.add_organisation(name)
+    if fmt is Format.JSON:
+        return output.print_json(made)
+    output.message(f"organisation {made.id} ({made.name})")
+    return _show_once(made.first_key, fmt)
+
+
+def _show_once(made: MadeKey, fmt: Format) -> None:
+    if fmt is Format.JSON:
+        return output.print_json(made)
+    output.message(f"{made.id} ({made.name}) may {', '.join(made.scopes)}; this is the only time that it is shown:")
+    return output.print_line(made.key)
+
+
+def _end(key: Key) -> str:
+    from datetime import UTC, datetime
+
+    if key.state != "live" or key.expires_at is None:
+        return "-"
+    return output.duration((key.expires_at - datetime.now(UTC)).total_seconds())
+
+
+def _seconds(text: str, option: str) -> int:
+    found = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
+    if found is None:
+        raise UsageProblem(
+            f"{text[:40]!r} is not a duration", expected="a number and s, m, h or d, as 24h", where=option
+        )
+    return int(found[1]) * _SECONDS[found[2] or "s"]

@@ -1,0 +1,44 @@
+"""`synthctl serve`: a task app of the user's, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.connect import Backend, EnvFiles, config_of, env_files_of, place
+
+
+def serve(
+    ctx: typer.Context,
+    app: Annotated[
+        str,
+        typer.Argument(metavar="APP", help="A file (app.py) or module (pkg.app); :NAME picks one.", show_default=False),
+    ],
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8001,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    backend: Backend = None,
+    env_file: EnvFiles = None,
+) -> None:
+    """Serve a task app made with the SDK until Ctrl-C; prints its address.
+
+    It gets what the env files say. Without an ENVIRONMENT_API_KEY one is made and written to the first of them; the
+    backend, when it answers, is given the key.
+    """
+    from synth.cli.task_apps import load_task_app, set_environment, store_key
+    from synth.taskapp.sdk import serve as run
+
+    place(ctx, backend=backend, env_files=env_file)
+    settings = config_of(ctx, may_be_new=True)
+    for note in set_environment(env_files_of(ctx)):
+        output.hint(note)
+    task_app = load_task_app(app)
+
+    def ready(url: str) -> None:
+        output.print_line(url)
+        if note := store_key(settings):
+            output.hint(note)
+        output.hint(f"{task_app.id} is served; Ctrl-C ends it\ncheck it: synthctl doctor --task-url {url}")
+
+    run(task_app, port=port, host=host, ready=ready)

@@ -1,0 +1,52 @@
+"""`synthctl setup`: the keys and addresses that every other command reads."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from synth.cli import output
+from synth.cli.connect import Backend, EnvFiles, config_of, env_files_of, place
+from synth.cli.output import Format, Output
+
+
+def setup(
+    ctx: typer.Context,
+    api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Your SYNTH_API_KEY.", show_default=False)] = None,
+    environment_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Your task apps' ENVIRONMENT_API_KEY; else one is made.", show_default=False),
+    ] = None,
+    task_url: Annotated[str | None, typer.Option(metavar="URL", help="Your TASK_APP_URL.", show_default=False)] = None,
+    backend: Backend = None,
+    env_file: EnvFiles = None,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask, also on a terminal.")] = False,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Write what is missing into ./.env (or --env-file), and let the backend know the key of your task apps.
+
+    What the file says already is never changed. On a terminal it asks for what has no flag. `synthctl up` does the
+    same for a cluster on this machine.
+    """
+    import sys
+
+    from synth.cli.onboarding import Wanted, ask, register, write
+
+    place(ctx, backend=backend, env_files=env_file)
+    settings = config_of(ctx, may_be_new=True)
+    wanted = Wanted(backend=ctx.obj.backend, api_key=api_key, environment_key=environment_key, task_url=task_url)
+    if sys.stdin.isatty() and not no_input:
+        wanted = ask(wanted, settings)
+    target = env_files_of(ctx)[0]
+    rows = write(wanted, settings, target)
+    outcome = register(config_of(ctx, may_be_new=True))
+    if fmt is Format.JSON:
+        return output.print_json({"env_file": str(target), "settings": dict(rows), "backend": outcome})
+    output.print_table(("setting", "where"), [list(row) for row in rows], shrink="where")
+    if outcome.problem:
+        output.warn(outcome.problem)
+        output.hint(outcome.fix)
+    else:
+        output.hint(f"the backend answers as {outcome.organisation}, and knows the key of your task apps")
+    return None

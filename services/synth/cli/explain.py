@@ -1,0 +1,130 @@
+"""A resolved job as a table: each setting, its value, where it came from, and why it is not what was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from synth.jobs.resolve import Examined
+from synth.jobs.resolved import EvalJob, RlJob, SftJob
+
+_MOST_ITEMS = 6
+_LONGEST_NAME = 14
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. origin: the place in the file, a flag, "registry" or "default". why: "" where it is as asked."""
+
+    field: str
+    value: Any
+    origin: str
+    why: str
+
+
+def settings_of(found: Examined) -> list[Setting]:
+    """Every setting of a job file without problems, in the job's own order."""
+    return [
+        Setting(field, value, found.origins[field], found.changed.get(field, ""))
+        for field, value in _fields(found.values, "", found.origins)
+    ]
+
+
+def summary(found: Examined) -> str:
+    """What a good file asks for, in one line."""
+    job = found.job
+    if isinstance(job, RlJob):
+        each = f"{job.batch_size} x {job.group_size} rollouts"
+        what = f"RL ({job.mode}) of {job.model}, {job.iterations} iterations of {each} at {job.rollout.task_url}"
+    elif isinstance(job, SftJob):
+        length = f"{job.steps} steps" if job.steps else f"{job.epochs} epoch{'s' * (job.epochs > 1)}"
+        what = f"SFT ({job.mode}) of {job.model} on {job.training_file}, {length} of {job.batch_size} rows a step"
+    elif isinstance(job, EvalJob):
+        what = f"evaluation of {job.model} on {len(job.seeds)} seeds at {job.rollout.task_url}"
+    else:
+        what = f"filter of {found.values['db']} into {found.values['output']}: it runs where the traces are"
+    warnings = len(found.warnings)
+    return f"{what}; {warnings} warning{'s' * (warnings > 1)}" if warnings else what
+
+
+def _fields(values: dict[str, Any], prefix: str, origins: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        field = prefix + key
+        if field in origins:
+            yield field, value
+        elif isinstance(value, dict):
+            yield from _fields(cast(dict[str, Any], value), f"{field}.", origins)
+
+
+def shown(value: Any) -> str:
+    """A value in as few words as it takes: long lists and sets of seeds by their ends."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return _list(list(cast(list[Any], value)))
+    if isinstance(value, dict):
+        table = cast(dict[str, Any], value)
+        if set(table) == {"start", "count", "listed"}:
+            return _list(table["listed"]) if table["listed"] else _range(table["start"], table["count"])
+        return ", ".join(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in table.items()) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _list(values: list[Any]) -> str:
+    whole = all(isinstance(v, int) for v in values)
+    if len(values) > _MOST_ITEMS and whole and values == list(range(values[0], values[0] + len(values))):
+        return _range(values[0], len(values))
+    if len(values) > _MOST_ITEMS:
+        return f"{', '.join(map(str, values[:3]))} … {values[-1]} ({len(values)})"
+    return ", ".join(map(str, values))
+
+
+def _range(start: int, count: int) -> str:
+    return f"{start} … {start + count - 1} ({count})"
+
+
+class SettingsTable:
+    """Draws the settings for a terminal of any width; a `*` leads to why a value is not what was asked for."""
+
+    def __init__(self, settings: list[Setting], file: str) -> None:
+        self._settings = settings
+        self._file = file
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+        grid.add_column("SETTING", no_wrap=True)
+        grid.add_column("VALUE", overflow="fold")
+        grid.add_column("FROM", no_wrap=True, overflow="ellipsis")
+        for setting in self._settings:
+            asked = setting.origin not in ("default", "registry")
+            value = Text(shown(setting.value))
+            if setting.why:
+                value.append(" *", style="yellow")
+            grid.add_row(
+                Text(setting.field, style="" if asked else "dim"),
+                value,
+                Text(self._place(setting.origin), style="cyan" if asked else "dim"),
+            )
+        yield grid
+        for setting in self._settings:
+            if setting.why:
+                yield Text("* ", style="yellow").append(f"{setting.field}: {setting.why}", style="default")
+
+    def _place(self, origin: str) -> str:
+        """`rl.toml:14`, or `line 14` of a file with a long name."""
+        if not origin.startswith(self._file):
+            return origin
+        line = origin[len(self._file) :].partition(" ")[0].lstrip(":")
+        name = Path(self._file).name
+        return f"{name}:{line}" if len(name) <= _LONGEST_NAME else f"line {line}"

@@ -1,0 +1,123 @@
+"""A job file, as a command line names it: read, and looked at on this machine alone."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from synth.cli.config import Value
+from synth.cli.errors import UsageProblem
+from synth.cli.uploads import check_readable
+from synth.errors import Problem, UserError
+from synth.jobs.resolve import Examined, Overrides, examine
+from synth.jobs.resolved import SftJob
+from synth.jobs.toml import Document, read_toml
+from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
+
+_MOST_BYTES = 256 * 1024
+
+
+class OtherMachine(Registry):
+    """Models that this machine does not know may well be on the cluster's: there they are looked up again.
+
+    missed: what is said of them here.
+    """
+
+    def __init__(self, models_dir: Path | None = None) -> None:
+        super().__init__(models_dir)
+        self.missed: list[Problem] = []
+
+    def find(self, model_id: str, *, where: str = "") -> ModelSpec:
+        try:
+            return super().find(model_id, where=where)
+        except UserError as error:
+            finetuned = parse_finetuned(model_id)
+            if finetuned is None and ":" in model_id:
+                raise
+            self.missed += error.problems
+            base = finetuned.base if finetuned else model_id
+            targets = LORA_TARGETS["qwen3"]
+            return ModelSpec(id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What the command line puts in place of the file."""
+
+    model: str | None = None
+    dataset: Path | None = None
+    validation: Path | None = None
+    task_url: Value | None = None
+    examples: int | None = None
+    seed: int | None = None
+    allow_experimental: bool = False
+
+
+def name_of(path: Path) -> str:
+    """What a job file is called in messages."""
+    return "stdin" if str(path) == "-" else str(path)
+
+
+def read_config(path: Path) -> str:
+    """A job file's text, `-` for standard input. Raises `UsageProblem`."""
+    if str(path) == "-":
+        return sys.stdin.read()
+    if not path.is_file():
+        what = "this is a directory" if path.is_dir() else "there is no such file"
+        fix = "`synthctl config init` writes one to start from"
+        raise UsageProblem(what, expected="a TOML job file", fix=fix, where=str(path))
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageProblem(f"{path.stat().st_size} bytes", expected="a TOML job file", where=str(path))
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start} is not UTF-8"
+        raise UsageProblem(what, expected="a TOML job file in UTF-8", where=str(path)) from error
+
+
+def examine_text(text: str, *, name: str, flags: Flags, registry: Registry) -> tuple[Document, Examined]:
+    """All that can be said of a job file here: its keys, its values, the files that it names.
+
+    Raises `UserError` for text that is no TOML.
+    """
+    document = read_toml(text, name=name)
+    overrides = Overrides(
+        model=flags.model,
+        training_file=_text(flags.dataset),
+        validation_file=_text(flags.validation),
+        task_url=flags.task_url.text if flags.task_url else None,
+        examples=flags.examples,
+        seed=flags.seed,
+        allow_experimental=flags.allow_experimental,
+    )
+    found = examine(document, overrides=overrides, registry=registry, uploaded=False)
+    url = flags.task_url
+    if url is not None:
+        problems = [
+            msgspec.structs.replace(p, where=url.origin) if p.where == "--task-url" else p for p in found.problems
+        ]
+        origins = {field: url.origin if origin == "--task-url" else origin for field, origin in found.origins.items()}
+        found = replace(found, problems=problems, origins=origins)
+    if isinstance(found.job, SftJob) and (problems := _unreadable(found.job, found.origins)):
+        found = replace(found, job=None, problems=problems)
+    return document, found
+
+
+def _unreadable(job: SftJob, origins: dict[str, str]) -> list[Problem]:
+    """What is wrong with the files that a job names, each at the place that names it."""
+    problems: list[Problem] = []
+    for field, file in (("training_file", job.training_file), ("validation_file", job.validation_file)):
+        if file is None or file.startswith("file_"):
+            continue
+        try:
+            check_readable(Path(file))
+        except UsageProblem as error:
+            problems += [msgspec.structs.replace(p, where=f"{origins[field]} {file!r}") for p in error.problems]
+    return problems
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

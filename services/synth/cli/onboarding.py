@@ -1,0 +1,119 @@
+"""What `synthctl setup` finds out, writes and registers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import typer
+
+from synth.cli.client import Client
+from synth.cli.cluster.env_file import merge_env_file
+from synth.cli.config import DEFAULT_BACKEND, Config, Value, api_root
+from synth.cli.errors import Unreachable, UsageProblem
+from synth.env_file import new_environment_key, read_env_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the user says; None for what is to be found, made or left out."""
+
+    backend: str | None
+    api_key: str | None
+    environment_key: str | None
+    task_url: str | None
+
+
+class Registered(msgspec.Struct, kw_only=True):
+    """What the backend said. organisation: the key's, None when it was not asked or refused."""
+
+    url: str
+    organisation: str | None = None
+    problem: str = ""
+    fix: str = ""
+
+
+def ask(wanted: Wanted, settings: Config) -> Wanted:
+    """Ask on the terminal for what neither a flag nor a setting says. An empty answer leaves it out."""
+    backend, api_key = wanted.backend, wanted.api_key
+    if backend is None and settings.backend.origin == "default":
+        backend = str(typer.prompt("Backend", default=DEFAULT_BACKEND, err=True))
+    if api_key is None and settings.api_key is None:
+        said = typer.prompt(
+            "SYNTH_API_KEY (hidden; empty for none)", default="", show_default=False, hide_input=True, err=True
+        )
+        api_key = str(said).strip() or None
+    return dataclasses.replace(wanted, backend=backend, api_key=api_key)
+
+
+def write(wanted: Wanted, settings: Config, target: Path) -> list[tuple[str, str]]:
+    """Add what is missing to the file; returns where each setting stands.
+
+    Raises `UsageProblem`, having written nothing, for a flag that contradicts the file: the file is the user's.
+    """
+    if wanted.backend is not None:
+        api_root(Value(wanted.backend, "flag"))
+    named = {
+        "SYNTH_API_KEY": (wanted.api_key, settings.api_key),
+        "ENVIRONMENT_API_KEY": (wanted.environment_key, settings.environment_key),
+        "BACKEND_BASE_URL": (
+            wanted.backend,
+            None if settings.backend.origin in ("default", "flag") else settings.backend,
+        ),
+        "TASK_APP_URL": (wanted.task_url, settings.task_url),
+    }
+    present = read_env_file(target)
+    new: dict[str, str] = {}
+    rows: list[tuple[str, str]] = []
+    for key, (said, known) in named.items():
+        if said is not None and present.get(key, said) != said:
+            raise UsageProblem(
+                f"{target} has another {key}",
+                expected="the same one, or none",
+                fix=f"remove its line from {target}, or name another --env-file",
+                where=f"--{_flag(key)}",
+            )
+        if said is not None and key not in present:
+            new[key] = said
+            rows.append((key, f"written to {target}"))
+        elif said is not None:
+            rows.append((key, str(target)))
+        elif known is not None:
+            rows.append((key, known.origin))
+        elif key == "ENVIRONMENT_API_KEY":
+            new[key] = new_environment_key()
+            rows.append((key, f"made, written to {target}"))
+        elif key == "BACKEND_BASE_URL":
+            new[key] = DEFAULT_BACKEND
+            rows.append((key, f"{DEFAULT_BACKEND}, written to {target}"))
+        else:
+            rows.append((key, "not set"))
+    merge_env_file(target, new)
+    return rows
+
+
+def register(settings: Config) -> Registered:
+    """Let the backend know the environment key. Raises `NotAuthorised` when it refuses the API key."""
+    url = settings.backend.text
+    if settings.api_key is None:
+        fix = "`synthctl up` starts a cluster here and writes one; for another cluster, ask who runs it"
+        return Registered(url=url, problem="there is no SYNTH_API_KEY yet", fix=fix)
+    try:
+        with Client(settings, retry_budget=0) as client:
+            account = client.account()
+            if settings.environment_key is not None:
+                client.add_environment_key(settings.environment_key.text)
+    except Unreachable as error:
+        problem = error.problems[0]
+        return Registered(
+            url=url, problem=f"{problem.what}: {problem.where}", fix="run `synthctl setup` again when it answers"
+        )
+    return Registered(url=url, organisation=account.org)
+
+
+def _flag(key: str) -> str:
+    return {"SYNTH_API_KEY": "api-key", "ENVIRONMENT_API_KEY": "environment-key", "BACKEND_BASE_URL": "backend"}.get(
+        key, "task-url"
+    )

@@ -1,0 +1,122 @@
+"""Finding a task app in the user's code, and giving it and the backend the key that opens it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from synth.cli.client import Client
+from synth.cli.cluster.env_file import merge_env_file
+from synth.cli.config import Config
+from synth.cli.errors import CliError, UsageProblem
+from synth.env_file import new_environment_key, read_env_file
+from synth.taskapp.auth import configured_keys
+from synth.taskapp.sdk import TaskApp
+
+_EXPECTED = "a task app: a file (app.py), a module (pkg.app), or one of their names (app.py:math)"
+
+
+def set_environment(env_files: Sequence[Path]) -> list[str]:
+    """Set what the files say and the environment does not; make an environment key where there is none.
+
+    Returns what was done, for the user to read. The first file that has a key says what it is.
+    """
+    for path in env_files:
+        for key, value in read_env_file(path).items():
+            os.environ.setdefault(key, value)
+    if configured_keys():
+        return []
+    key = os.environ["ENVIRONMENT_API_KEY"] = new_environment_key()
+    merge_env_file(env_files[0], {"ENVIRONMENT_API_KEY": key})
+    return [f"made an ENVIRONMENT_API_KEY and wrote it to {env_files[0]}"]
+
+
+def store_key(settings: Config) -> str | None:
+    """Let the backend use this process's key; returns what to tell the user. Nothing without an API key."""
+    if settings.api_key is None:
+        return None
+    try:
+        with Client(settings, retry_budget=0) as client:
+            client.add_environment_key(configured_keys()[0])
+    except CliError as error:
+        return f"the backend was not given the key ({error.problems[0].what}); `synthctl submit` sends it again"
+    return f"the key is known to the backend at {settings.backend.text}"
+
+
+def load_task_app(named: str) -> TaskApp:
+    """Import `app.py`, `pkg.app`, or either with `:name`. Raises `UsageProblem` with the place of what is wrong."""
+    source, _, name = named.partition(":")
+    module = _from_file(Path(source)) if source.endswith(".py") else _from_module(source)
+    if name:
+        found = getattr(module, name, None)
+        if isinstance(found, TaskApp):
+            return found
+        what = f"{source} has no {name}" if found is None else f"{name} is a {type(found).__name__}"
+        raise UsageProblem(what, expected=f"a TaskApp{_offer(module)}", where=named)
+    apps = _apps_of(module)
+    if len({id(app) for app in apps.values()}) != 1:
+        what = f"{source} has {len(apps)} task apps" if apps else f"{source} has no task app"
+        fix = f"choose one: {source}:{next(iter(apps))}" if apps else ""
+        raise UsageProblem(what, expected=_EXPECTED, fix=fix, where=named)
+    return next(iter(apps.values()))
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageProblem("there is no such file", expected=_EXPECTED, where=str(path))
+    # Its neighbours can be imported, as when Python runs the file.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _broken(str(path), error) from error
+    return module
+
+
+def _from_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _broken(name, error) from error
+        raise UsageProblem(f"there is no module {error.name!r}", expected=_EXPECTED, where=name) from error
+    except (ValueError, TypeError) as error:
+        raise UsageProblem(f"{name!r} is not the name of a module", expected=_EXPECTED, where=name) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(source: str, error: Exception) -> UsageProblem:
+    """What the user's code raised, at its own line."""
+    place = source
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    elif frames := [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename][1:]:
+        place = f"{frames[-1].filename}:{frames[-1].lineno}"
+    return UsageProblem(
+        f"importing it raised {type(error).__name__}: {error}",
+        expected="a module that can be imported",
+        fix="`synthctl --debug serve …` shows the traceback",
+        where=place,
+    )
+
+
+def _apps_of(module: ModuleType) -> dict[str, TaskApp]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, TaskApp)}
+
+
+def _offer(module: ModuleType) -> str:
+    apps = _apps_of(module)
+    return f", such as {next(iter(apps))}" if apps else ""

@@ -1,0 +1,123 @@
+"""A whole life of a model through the published openai SDK, with nothing changed but its address and key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.fine_tuning import FineTuningJob
+
+from synth.env_file import read_env_file
+from tests.e2e.platform import Platform
+from tests.e2e.task_apps import Served
+
+pytestmark = pytest.mark.timeout(240)
+
+MODEL = "tiny-qwen3"
+ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
+
+
+@pytest.fixture(scope="module")
+def client(platform: Platform) -> Iterator[openai.OpenAI]:
+    """Strict: an answer that is not what the SDK's types say is an error."""
+    key = read_env_file(platform.shell.folder / ".env")["SYNTH_API_KEY"]
+    url = f"http://127.0.0.1:{platform.shell.port}/v1"
+    with openai.OpenAI(base_url=url, api_key=key, timeout=60, _strict_response_validation=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def taught(platform: Platform, client: openai.OpenAI, rows: Path) -> FineTuningJob:
+    """A supervised job that has succeeded: one pass over 512 rows in 32 steps."""
+    with rows.open("rb") as body:
+        file = client.files.create(file=body, purpose="fine-tune")
+    hyperparameters = {"batch_size": 16, "learning_rate_multiplier": 500}
+    method: Any = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    job = client.fine_tuning.jobs.create(model=MODEL, training_file=file.id, seed=7, suffix="sums", method=method)
+    platform.succeeded(job.id)
+    assert client.files.retrieve(file.id).status == "processed"
+    return client.fine_tuning.jobs.retrieve(job.id)
+
+
+def test_a_supervised_job_ends_in_a_model(taught: FineTuningJob):
+    assert (taught.status, taught.fine_tuned_model) == ("succeeded", f"fft:{MODEL}:{taught.id}")
+    assert (taught.seed, taught.hyperparameters.batch_size, taught.hyperparameters.n_epochs) == (7, 16, 1)
+    assert taught.hyperparameters.learning_rate_multiplier == 500
+    assert taught.trained_tokens is not None
+    assert taught.trained_tokens > 512
+    assert taught.finished_at is not None
+    assert taught.finished_at >= taught.created_at
+
+
+def test_its_events_tell_each_step_once_newest_first(taught: FineTuningJob, client: openai.OpenAI):
+    events = list(client.fine_tuning.jobs.list_events(taught.id, limit=9))
+    steps: list[Any] = [event.data for event in events if event.type == "metrics"]
+    assert [data["step"] for data in steps] == list(range(32, 0, -1))
+    assert steps[0]["train_loss"] < steps[-1]["train_loss"]
+    assert len({event.id for event in events}) == len(events)
+    assert taught.fine_tuned_model is not None
+    assert taught.fine_tuned_model in events[0].message
+
+
+def test_the_model_and_its_checkpoints_talk(taught: FineTuningJob, client: openai.OpenAI):
+    checkpoints = list(client.fine_tuning.jobs.checkpoints.list(taught.id))
+    assert checkpoints
+    assert checkpoints[0].step_number == 32
+    assert checkpoints[0].metrics.train_loss is not None
+    assert taught.fine_tuned_model is not None
+    assert taught.fine_tuned_model in [model.id for model in client.models.list()]
+    said: list[str] = []
+    for model in (taught.fine_tuned_model, checkpoints[0].fine_tuned_model_checkpoint):
+        assert client.models.retrieve(model).id == model
+        whole = client.chat.completions.create(model=model, messages=ASK, max_tokens=16, temperature=0)
+        said.append(whole.choices[0].message.content or "")
+    chunks = client.chat.completions.create(
+        model=taught.fine_tuned_model, messages=ASK, max_tokens=16, temperature=0, stream=True
+    )
+    assert said[0] == said[1] == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def test_reinforcement_goes_on_from_it(
+    taught: FineTuningJob, platform: Platform, client: openai.OpenAI, letters_app: Served
+):
+    grader = {"type": "task_app", "url": letters_app.url, "env_name": "letters", "policy_config": {"max_tokens": 12}}
+    hyperparameters = {"batch_size": 4, "compute_multiplier": 0.5}
+    method: Any = {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
+    # A grader that is not OpenAI's is none of the types that a strict client knows.
+    loose = client.copy()
+    loose._strict_response_validation = False
+    assert taught.fine_tuned_model is not None
+    job = loose.fine_tuning.jobs.create(model=taught.fine_tuned_model, training_file="seeds:0-7", method=method)
+    platform.succeeded(job.id)
+    learned = loose.fine_tuning.jobs.retrieve(job.id)
+    assert (learned.fine_tuned_model, learned.training_file) == (f"rl:{MODEL}:{job.id}", "seeds:0-7")
+    events = list(client.fine_tuning.jobs.list_events(job.id, limit=50))
+    steps: list[Any] = [event.data for event in events if event.type == "metrics"]
+    assert [data["step"] for data in steps] == [2, 1]
+    assert all(0 < data["reward_mean"] <= 1 for data in steps)
+    reply = client.chat.completions.create(model=learned.fine_tuned_model or "", messages=ASK, max_tokens=4)
+    assert reply.choices[0].finish_reason in ("stop", "length")
+
+
+def test_another_job_is_cancelled(taught: FineTuningJob, platform: Platform, client: openai.OpenAI):
+    hyperparameters: Any = {"n_epochs": 1000}
+    job = client.fine_tuning.jobs.create(
+        model=MODEL, training_file=taught.training_file, hyperparameters=hyperparameters
+    )
+    asked = client.fine_tuning.jobs.cancel(job.id)
+    assert asked.status in ("running", "cancelled")
+    _, ended = platform.outcome(job.id)
+    assert ended["state"] == "cancelled"
+    cancelled = client.fine_tuning.jobs.retrieve(job.id)
+    assert (cancelled.status, cancelled.fine_tuned_model, cancelled.error) == ("cancelled", None, None)
+
+
+def test_a_mistake_is_told_at_once_and_makes_no_job(taught: FineTuningJob, client: openai.OpenAI):
+    before = client.fine_tuning.jobs.list(limit=1).data
+    with pytest.raises(openai.BadRequestError, match="unknown model 'tiny-qwen4'") as refused:
+        client.fine_tuning.jobs.create(model="tiny-qwen4", training_file=taught.training_file)
+    assert "did you mean 'tiny-qwen3'" in refused.value.message
+    assert client.fine_tuning.jobs.list(limit=1).data == before
