@@ -32,7 +32,7 @@ def test_a_supervised_job_makes_a_model(seen: dict[str, Any]):
     assert job["status"] == "succeeded", job["error"]
     assert job["fine_tuned_model"] == f"fft:{BASE}:{job['id']}"
     assert (job["object"], job["seed"], job["metadata"]) == ("fine_tuning.job", 7, {"who": "openai"})
-    assert job["method"]["supervised"]["hyperparameters"]["n_epochs"] == 2
+    assert job["method"]["supervised"]["hyperparameters"]["n_epochs"] == 1
     assert job["finished_at"] >= job["created_at"]
 
 

@@ -35,9 +35,11 @@ def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(name: str, settings: ServiceSettings, log: Path, **extra: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A healthy service; ended with SIGTERM, which it must obey within seconds."""
-    port = free_port()
+def running(
+    name: str, settings: ServiceSettings, log: Path, *, port: int = 0, **extra: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A healthy service; ended with SIGTERM, which it must obey within seconds. port: a free one when it is 0."""
+    port = port or free_port()
     env = environment(settings, SYNTH_PORT=str(port), **extra)
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-m", "synth.synthd", name], env=env, stdout=out, stderr=out)

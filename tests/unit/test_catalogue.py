@@ -64,8 +64,8 @@ def test_every_queue_reading_has_its_consumer_and_there_is_no_other():
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_task_is_queued_by_those_that_the_table_names(kind):
     _, queuers = TASKS[kind]
-    subject = Task(kind=kind, pool="default", org="org_a", job_id="job_a", index=0).subject
-    assert subject == f"work.{kind}.default.org_a.job_a.0"
+    subject = Task(kind=kind, pool="default", org="org_a", job_id="job_a", term=2, index=0).subject
+    assert subject == f"work.{kind}.default.org_a.job_a.2.0"
     assert publishers(subject) == {role.value for role in queuers}
 
 

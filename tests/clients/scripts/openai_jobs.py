@@ -31,7 +31,7 @@ supervised = client.fine_tuning.jobs.create(
     metadata={"who": "openai"},
     method={
         "type": "supervised",
-        "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": 32, "learning_rate_multiplier": 100}},
+        "supervised": {"hyperparameters": {"n_epochs": 1, "batch_size": 32, "learning_rate_multiplier": 500}},
     },
 )
 taught = ended(supervised.id)
@@ -50,12 +50,12 @@ pieces = client.chat.completions.create(
 streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
 reinforced = client.fine_tuning.jobs.create(
     model=taught.fine_tuned_model or "",
-    training_file=file.id,
+    training_file="seeds:0-31",
     method={
         "type": "reinforcement",
         "reinforcement": {
-            "grader": {"type": "task_app", "url": task_url, "env_name": "math"},
-            "hyperparameters": {"n_epochs": 1, "batch_size": 8, "learning_rate_multiplier": 1},
+            "grader": {"type": "task_app", "url": task_url, "env_name": "math", "policy_config": {"max_tokens": 32}},
+            "hyperparameters": {"n_epochs": 1, "batch_size": 8, "learning_rate_multiplier": 200},
         },
     },
 )
