@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 
 from synth.blobs import BlobStore
@@ -15,6 +16,10 @@ from synth.bus.provision import provision
 from synth.bus.server import ServerConfig, free_port, new_users, start, wait_healthy
 from synth.bus.topology import topology
 from synth.settings import ServiceSettings
+
+# How fast this machine is just now says nothing of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
