@@ -52,7 +52,7 @@ def options(
     ctx: typer.Context,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
 ) -> None:
     ctx.obj = Options(backend=backend, env_files=tuple(env_file or ()), debug=debug)
 

@@ -294,6 +294,15 @@ def _retry_after(reply: httpx.Response) -> float | None:
 def _error_of(reply: httpx.Response) -> CliError:
     """The backend's own words, as the error of this client that has the right exit code."""
     problems = _problems(reply)
+    if not problems and reply.status_code < 500 and reply.status_code not in (401, 403):
+        return Unreachable(
+            f"what answers here is not a Synth backend: {reply.status_code} without a reason",
+            fix="check BACKEND_BASE_URL, or --backend",
+            where=f"{reply.request.method} {reply.request.url}",
+        )
+    if not problems:
+        what = f"the backend answered {reply.status_code} and no reason"
+        problems = [Problem(what=what, where=f"{reply.request.method} {reply.request.url.path}")]
     match reply.status_code:
         case 401 | 403:
             if not any(p.fix or "SYNTH_API_KEY" in p.what for p in problems):
@@ -308,16 +317,12 @@ def _error_of(reply: httpx.Response) -> CliError:
 
 
 def _problems(reply: httpx.Response) -> list[Problem]:
+    """What a backend says is wrong; nothing of what is no backend's answer."""
     try:
         body = msgspec.json.decode(reply.content, type=dict[str, Any])
         error = body.get("error") or {}
         listed = msgspec.convert(error.get("problems") or [], list[Problem])
-        text = str(error.get("message") or body.get("detail") or "")
+        text = str(error.get("message") or "")
     except (msgspec.DecodeError, msgspec.ValidationError, AttributeError):
         listed, text = [], ""
-    if listed:
-        return listed
-    place = f"{reply.request.method} {reply.request.url.path}"
-    return [
-        Problem(what=text or f"the backend answered {reply.status_code} and no reason", where="" if text else place)
-    ]
+    return listed or ([Problem(what=text)] if text else [])

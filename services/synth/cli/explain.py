@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from synth.errors import Problem
 from synth.jobs.resolve import Examined
 from synth.jobs.resolved import EvalJob, RlJob, SftJob
 
@@ -27,6 +29,16 @@ class Setting:
     value: Any
     origin: str
     why: str
+
+
+class Checked(msgspec.Struct, kw_only=True):
+    """What `config check` says of one file. kind: None where that cannot be told; summary: "" with problems."""
+
+    file: str
+    kind: str | None = None
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    summary: str = ""
 
 
 def settings_of(found: Examined) -> list[Setting]:

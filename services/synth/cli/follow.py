@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from synth.cli import output
@@ -13,6 +14,7 @@ from synth.cli.output import Format
 from synth.cli.progress import Progress, describe, exit_code
 from synth.cli.stream import POLL_S, Follower
 from synth.errors import Problem
+from synth.jobs.lifecycle import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,18 @@ class Polling:
         return Follower(client, job_id, after=after, deadline=deadline, interval=self.interval)
 
 
-def follow_job(client: Client, job_id: str, *, format: Format, polling: Polling, after: int = 0) -> ExitCode:
+def follow_job(
+    client: Client,
+    job_id: str,
+    *,
+    format: Format,
+    polling: Polling,
+    after: int = 0,
+    tell: Callable[[str], None] = output.print_line,
+) -> ExitCode:
     """Show a job until it ends; returns its outcome. Ctrl-C detaches: the job goes on.
 
-    after: the sequence of the last event already seen.
+    after: the sequence of the last event already seen. tell: prints a line of what happens, off a terminal.
     """
     follower = polling.follower(client, job_id, after=after)
     progress = Progress(job_id)
@@ -46,9 +56,9 @@ def follow_job(client: Client, job_id: str, *, format: Format, polling: Polling,
         elif output.is_terminal():
             _draw(follower, progress)
         else:
-            _print_lines(follower, progress)
+            _tell_lines(follower, progress, tell)
     except KeyboardInterrupt:
-        _detached(job_id)
+        _detached(job_id, progress.state)
         return ExitCode.INTERRUPTED
     return _outcome(client, progress, format)
 
@@ -59,8 +69,9 @@ def wait_for(client: Client, job_id: str, *, polling: Polling) -> tuple[Job, Exi
         for _ in polling.follower(client, job_id).events():
             pass
     except KeyboardInterrupt:
-        _detached(job_id)
-        return client.job(job_id), ExitCode.INTERRUPTED
+        job = client.job(job_id)
+        _detached(job_id, job.state)
+        return job, ExitCode.INTERRUPTED
     job = client.job(job_id)
     return job, exit_code(job.state)
 
@@ -77,7 +88,7 @@ def _draw(follower: Follower, progress: Progress) -> None:
         live.refresh()
 
 
-def _print_lines(follower: Follower, progress: Progress) -> None:
+def _tell_lines(follower: Follower, progress: Progress, tell: Callable[[str], None]) -> None:
     """A line an event; one that says the same as the last is counted instead."""
     last, repeats = "", 0
     for event in follower.events():
@@ -88,8 +99,8 @@ def _print_lines(follower: Follower, progress: Progress) -> None:
             repeats += 1
             continue
         if repeats:
-            output.print_line(f"          … {repeats} times more")
-        output.print_line(f"{event.time.astimezone():%H:%M:%S}  {line}")
+            tell(f"          … {repeats} times more")
+        tell(f"{event.time.astimezone():%H:%M:%S}  {line}")
         last, repeats = line, 0
 
 
@@ -115,6 +126,8 @@ def _code(job: Job) -> str:
     return f" ({job.code})" if job.code else ""
 
 
-def _detached(job_id: str) -> None:
-    output.message(f"detached; {job_id} goes on")
-    output.hint(f"  watch it:  synthctl jobs watch {job_id}\n  cancel it: synthctl jobs cancel {job_id}")
+def _detached(job_id: str, state: str | None) -> None:
+    paused = state == State.PAUSED
+    output.message(f"detached; {job_id} {'is paused' if paused else 'goes on'}")
+    resume = f"  resume it: synthctl jobs resume {job_id}\n" if paused else ""
+    output.hint(f"{resume}  watch it:  synthctl jobs watch {job_id}\n  cancel it: synthctl jobs cancel {job_id}")

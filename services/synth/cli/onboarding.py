@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +54,12 @@ def write(wanted: Wanted, settings: Config, target: Path) -> list[tuple[str, str
 
     Raises `UsageProblem`, having written nothing, for a flag that contradicts the file: the file is the user's.
     """
-    if wanted.backend is not None:
-        api_root(Value(wanted.backend, "flag"))
+    backend = None if wanted.backend is None else api_root(Value(wanted.backend, "flag"))
     named = {
         "SYNTH_API_KEY": (wanted.api_key, settings.api_key),
         "ENVIRONMENT_API_KEY": (wanted.environment_key, settings.environment_key),
         "BACKEND_BASE_URL": (
-            wanted.backend,
+            backend,
             None if settings.backend.origin in ("default", "flag") else settings.backend,
         ),
         "TASK_APP_URL": (wanted.task_url, settings.task_url),
@@ -68,7 +68,7 @@ def write(wanted: Wanted, settings: Config, target: Path) -> list[tuple[str, str
     new: dict[str, str] = {}
     rows: list[tuple[str, str]] = []
     for key, (said, known) in named.items():
-        if said is not None and present.get(key, said) != said:
+        if said is not None and _same(key, present.get(key, said)) != said:
             raise UsageProblem(
                 f"{target} has another {key}",
                 expected="the same one, or none",
@@ -94,6 +94,19 @@ def write(wanted: Wanted, settings: Config, target: Path) -> list[tuple[str, str
     return rows
 
 
+def check_key(wanted: Wanted, settings: Config) -> None:
+    """Ask the backend, if it answers, whether it knows the key that the user says: one that is wrong is not kept.
+
+    Raises `NotAuthorised` for a key that it refuses, `UsageProblem` for an address that is none.
+    """
+    if wanted.api_key is None:
+        return
+    backend = Value(api_root(Value(wanted.backend, "flag")), "flag") if wanted.backend else settings.backend
+    asked = dataclasses.replace(settings, backend=backend, api_key=Value(wanted.api_key, "flag"))
+    with contextlib.suppress(Unreachable), Client(asked, retry_budget=0) as client:
+        client.account()
+
+
 def register(settings: Config) -> Registered:
     """Let the backend know the environment key. Raises `NotAuthorised` when it refuses the API key."""
     url = settings.backend.text
@@ -111,6 +124,11 @@ def register(settings: Config) -> Registered:
             url=url, problem=f"{problem.what}: {problem.where}", fix="run `synthctl setup` again when it answers"
         )
     return Registered(url=url, organisation=account.org)
+
+
+def _same(key: str, text: str) -> str:
+    """A setting in the one form that it is compared in."""
+    return api_root(Value(text, "file")) if key == "BACKEND_BASE_URL" else text
 
 
 def _flag(key: str) -> str:

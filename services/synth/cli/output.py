@@ -99,6 +99,7 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
 
 def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
     """Each problem in its parts: where and what, what was expected, what to do."""
+    from rich.padding import Padding
     from rich.text import Text
 
     for p in problems:
@@ -107,10 +108,12 @@ def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
             line.append(f"{p.where}: ", style="bold")
         line.append(p.what, style="default")
         err().print(line, soft_wrap=not err().is_terminal)
-        if p.expected:
-            err().print(Text(f"  expected {p.expected}", style="default"), soft_wrap=not err().is_terminal)
-        if p.fix:
-            err().print(Text(f"  {p.fix}", style="cyan"), soft_wrap=not err().is_terminal)
+        for detail, style in ((p.expected and f"expected {p.expected}", "default"), (p.fix, "cyan")):
+            if detail and err().is_terminal:
+                # The lines that it is wrapped into stand below it.
+                err().print(Padding(Text(detail, style=style), (0, 0, 0, 2), expand=False))
+            elif detail:
+                err().print(Text(f"  {detail}", style=style), soft_wrap=True)
 
 
 def print_json(data: Any) -> None:
@@ -129,6 +132,11 @@ def print_line(text: str) -> None:
     """One line of data on stdout, as it is."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def print_sentence(text: str) -> None:
+    """One line of data on stdout, on a terminal wrapped between words."""
+    out().print(text, markup=False, soft_wrap=not is_terminal())
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> None:

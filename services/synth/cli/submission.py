@@ -97,5 +97,5 @@ def _uploaded(client: Client, file: str | None) -> str | None:
     try:
         return upload_ready(client, Path(file)).id
     except CliError:
-        output.message(f"nothing was submitted: the dataset {file} is not ready")
+        output.message("nothing was submitted")
         raise

@@ -15,6 +15,9 @@ from synth.cli.progress import STAGES, Course, Progress
 from synth.jobs.lifecycle import State
 
 _LABEL = 12
+# A terminal shows Ctrl-C as two characters behind the last line. Were that line full, they would begin a new one, and
+# the drawing would go on a line too low.
+_KEPT_FREE = 2
 _FIGURES = (
     ("tokens_per_second", "tokens/s"),
     ("staleness_mean", "staleness"),
@@ -35,9 +38,9 @@ class JobView:
         self._spinner = Spinner("dots")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, 110)
+        width = min(options.max_width - _KEPT_FREE, 110)
         yield self._heading(width)
-        yield self._stages()
+        yield self._stages(width)
         yield from self._figures(width)
         p = self.progress
         if p.state is State.PAUSED:
@@ -66,9 +69,9 @@ class JobView:
         grid.add_row(name, right)
         return grid
 
-    def _stages(self) -> Text:
+    def _stages(self, width: int) -> Text:
         p = self.progress
-        line = Text(no_wrap=True, overflow="ellipsis")
+        line = Text(no_wrap=True)
         pending = not p.over
         for label, fact in STAGES:
             if fact in p.reached or p.step > 0:
@@ -91,6 +94,7 @@ class JobView:
             line.append_text(frame if isinstance(frame, Text) else Text("…")).append(f" {doing}", style="cyan")
         else:
             line.append("· done", style="dim")
+        line.truncate(width, overflow="ellipsis")
         return line
 
     def _figures(self, width: int) -> list[Table]:
@@ -99,16 +103,16 @@ class JobView:
         if p.steps and not (p.over and p.step == 0):
             unit = "iteration" if p.kind == "rl" else "step"
             rows.append(_bar(unit, p.step, p.steps, width, note=self._left()))
-        if (batch := p.collecting) and not p.over:
+        if (batch := p.collecting) and not p.over and p.state is not State.PAUSED:
             mode, done, wanted = batch
             failed = f"{p.failed} failed" if p.failed else ""
             rows.append(_bar("evaluation" if mode == "eval" else "rollouts", done, wanted, width, note=failed))
         rows += [_spark(label, c, width) for label, c in (("reward", p.reward), ("loss", p.loss)) if c.values]
         if shown := [(n, p.values[key]) for key, n in _FIGURES if key in p.values]:
-            rows.append(_row("now", _pairs(shown), width))
+            rows.append(_row("now", _pairs(shown, width), width))
         # The result of an evaluation job is printed as a table of its own.
         if p.evaluation and p.kind != "eval":
-            rows.append(_row("evaluation", _pairs(list(p.evaluation.items())), width))
+            rows.append(_row("evaluation", _pairs(list(p.evaluation.items()), width), width))
         if p.model:
             rows.append(_row("model", Text(p.model, style="bold green", overflow="fold"), width))
         return rows
@@ -153,8 +157,18 @@ def _spark(label: str, course: Course, width: int) -> Table:
     return _row(label, text, width)
 
 
-def _pairs(values: list[tuple[str, float]]) -> Text:
-    text = Text(overflow="fold")
-    for i, (name, value) in enumerate(values):
-        text.append("   " if i else "").append(f"{name} ", style="dim").append(number(value))
+def _pairs(values: list[tuple[str, float]], width: int) -> Text:
+    """`name value` side by side, a line being broken only between two of them."""
+    text, used = Text(overflow="fold"), 0
+    for name, value in values:
+        shown = number(value)
+        length = len(name) + 1 + len(shown)
+        if used and used + 3 + length > width - _LABEL:
+            text.append("\n")
+            used = 0
+        elif used:
+            text.append("   ")
+            used += 3
+        text.append(f"{name} ", style="dim").append(shown)
+        used += length
     return text

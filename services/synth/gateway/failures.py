@@ -27,6 +27,8 @@ _TYPES = {
     405: "method_not_allowed",
     409: "conflict",
 }
+#: What the command line has a list of.
+_LISTED = ("job", "file", "model", "key", "org")
 #: Below these a request that is not valid is a 400, as a client of the OpenAI API expects.
 _OPENAI = ("/v1/", "/api/v1/fine_tuning/")
 
@@ -64,6 +66,7 @@ class ApiError(Exception):
         code: str | None = None,
         problems: list[Problem] | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -73,11 +76,13 @@ class ApiError(Exception):
         self.code = code
         self.problems = problems or []
         self.retry_after = retry_after
+        self.allow = allow
 
 
 def not_found(kind: str, id: str) -> ApiError:
     """A 404 for something that is not there, or is another organisation's: the caller cannot tell which."""
-    problem = Problem(what=f"there is no {kind} {id[:120]!r}", fix=f"`synthctl {kind}s ls` shows yours")
+    fix = f"`synthctl {kind}s ls` shows yours" if kind in _LISTED else ""
+    problem = Problem(what=f"there is no {kind} {id[:120]!r}", fix=fix)
     return ApiError(404, problem.text(), code=f"{kind}_not_found", problems=[problem])
 
 
@@ -94,6 +99,8 @@ def answer(error: ApiError) -> Response:
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
     if error.status == 409:
         headers["X-Should-Retry"] = "false"  # the openai SDK retries a 409, and this one stays
+    if error.allow is not None:
+        headers["Allow"] = error.allow
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     content = msgspec.json.encode(Failure(error=body, detail=error.message))
@@ -104,7 +111,7 @@ def install(app: FastAPI) -> None:
     """Answer every kind of error in that shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        failure = _as_api_error(error)
+        failure = _as_api_error(error, request)
         if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
             failure.status = 400
         if failure.status >= 500:
@@ -117,7 +124,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def _as_api_error(error: Exception) -> ApiError:
+def _as_api_error(error: Exception, request: Request) -> ApiError:
     match error:
         case ApiError():
             return error
@@ -142,9 +149,22 @@ def _as_api_error(error: Exception) -> ApiError:
         case NatsError() | JetStreamError() | TimeoutError():
             return unavailable(f"the event log does not answer ({error!r}); try again")
         case HTTPException():
-            return ApiError(error.status_code, str(error.detail))
+            return _unserved(error, request)
         case _:
             return ApiError(500, "this is our fault: the gateway's log has the details", type="internal")
+
+
+def _unserved(error: HTTPException, request: Request) -> ApiError:
+    """What the framework refuses by itself: a route or a method that is not there, a body that nothing can read."""
+    allowed = (error.headers or {}).get("Allow")
+    route = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 404:
+        problem = Problem(what=f"there is no route {route}", fix="GET /openapi.json has all of them")
+    elif error.status_code == 405:
+        problem = Problem(what=f"there is no route {route}", expected=f"the method {allowed or 'of the route'}")
+    else:
+        return ApiError(error.status_code, str(error.detail))
+    return ApiError(error.status_code, problem.text(), problems=[problem], allow=allowed)
 
 
 def _problem(error: dict[str, Any]) -> Problem:
@@ -152,6 +172,13 @@ def _problem(error: dict[str, Any]) -> Problem:
     given = error.get("input")
     # The input of a missing field is the whole body, which may be long and hold what should not be echoed.
     shown = f" (got {str(given)[:80]!r})" if isinstance(given, str | int | float | bool) else ""
+    if error.get("type") == "json_invalid":
+        reason, at = error.get("ctx", {}).get("error", ""), error["loc"][-1]
+        return Problem(what=f"the body is not JSON: {reason} at character {at}", where="body")
+    if where == "body" and error.get("type") in ("model_attributes_type", "missing"):
+        return Problem(
+            what="the body is no JSON object", expected="one, with `Content-Type: application/json`", where=where
+        )
     if error.get("type") == "extra_forbidden":
         return Problem(what=f"there is no such field{shown}", fix="remove it", where=where)
     return Problem(what=f"{error.get('msg', 'not valid')}{shown}", where=where)

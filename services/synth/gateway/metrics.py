@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
 from synth.bus.recorded import Recorded
 from synth.events import TrainStep
-from synth.gateway.projection import Point, points_of
+from synth.gateway.results import Point, points_of
 from synth.gateway.vocabulary import HEADLINE_METRICS
 
 SCHEMA = """
@@ -76,27 +77,37 @@ def measured(
 
 
 def published(
-    db: sqlite3.Connection, job: str, *, after_step: int | None, name: str | None, steps: int
+    db: sqlite3.Connection,
+    job: str,
+    *,
+    after_step: int | None,
+    name: str | None,
+    steps: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[PublishedPoint]:
     """The points of the first `steps` published steps after `after_step`, or of the latest ones; ascending.
 
-    Without a name, the headline ones.
+    Without a name, the headline ones. since, until: only those measured from one moment on and before the other.
     """
     names = [name] if name is not None else list(HEADLINE_METRICS)
     among = ", ".join("?" for _ in names)
+    wanted, values = f"job = ? AND name IN ({among})", list[Any]([job, *names])
+    for comparison, moment in ((">=", since), ("<", until)):
+        if moment is not None:
+            wanted, values = f"{wanted} AND time {comparison} ?", [*values, moment.isoformat()]
     order = "DESC" if after_step is None else "ASC"
     found = db.execute(
-        f"SELECT DISTINCT published FROM metrics WHERE job = ? AND published > ? AND name IN ({among})"
-        f" ORDER BY published {order} LIMIT ?",
-        (job, -1 if after_step is None else after_step, *names, steps),
+        f"SELECT DISTINCT published FROM metrics WHERE {wanted} AND published > ? ORDER BY published {order} LIMIT ?",
+        (*values, -1 if after_step is None else after_step, steps),
     ).fetchall()
     if not found:
         return []
     ends = sorted((found[0][0], found[-1][0]))
     rows = db.execute(
-        f"SELECT name, published, step, value, time FROM metrics WHERE job = ? AND published BETWEEN ? AND ?"
-        f" AND name IN ({among}) ORDER BY published, name",
-        (job, *ends, *names),
+        f"SELECT name, published, step, value, time FROM metrics WHERE {wanted} AND published BETWEEN ? AND ?"
+        " ORDER BY published, name",
+        (*values, *ends),
     )
     return [
         PublishedPoint(name=n, step=p, measured=s, value=v, time=datetime.fromisoformat(t)) for n, p, s, v, t in rows

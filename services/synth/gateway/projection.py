@@ -1,4 +1,4 @@
-"""What the API shows of jobs, files and models: pure functions from one more event to the next view.
+"""What the API shows of jobs and files: pure functions from one more event to the next view.
 
 A view is disposable: replaying the log from the start gives the same one. An event that cannot follow (a newer
 writer's, or a damaged log's) leaves the view as it is.
@@ -15,7 +15,6 @@ from synth.bus.recorded import Recorded
 from synth.errors import Problem
 from synth.events import (
     BlobRef,
-    CheckpointSaved,
     EvalCompleted,
     FileDeleted,
     FileReady,
@@ -162,72 +161,6 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the API shows it. kind: full, lora or base; job_id: the job that made it, null for a base.
-
-    stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
-    """
-
-    id: str
-    object: str = "model"
-    kind: str
-    base: str | None = None
-    stand_in: str | None = None
-    job_id: str | None = None
-    step: int | None = None
-    created_at: datetime | None = None
-
-
-class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a job made, and the manifest of its files."""
-
-    model: Model
-    tree: BlobRef | None
-    org: str
-    created_seq: int
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
-
-    values: every metric of its step.
-    """
-
-    model: str
-    object: str = "checkpoint"
-    job_id: str
-    step: int
-    bytes: int
-    created_at: datetime
-    values: dict[str, float] = {}
-
-
-class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, and the manifest of its files. kind, base: as of a model."""
-
-    checkpoint: Checkpoint
-    kind: str
-    base: str | None
-    tree: BlobRef
-    org: str
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of one metric."""
-
-    name: str
-    step: int
-    value: float
-    time: datetime
-
-
-class Points(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics, ascending by step. more: whether later steps were left out."""
-
-    points: list[Point]
-    more: bool
-
-
 def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     """The job after one more of its events; None for an event of a job that was never created."""
     event, time = recorded.event, recorded.time
@@ -278,55 +211,6 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
         changes = {"bad_lines": event.bad_lines, "problems": event.problems}
         return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="failed", **changes))
     return row
-
-
-def model_of(recorded: Recorded) -> ModelRow | None:
-    """The model that an event publishes, if it does."""
-    event = recorded.event
-    if not isinstance(event, ModelPublished):
-        return None
-    model = Model(
-        id=event.model.id,
-        kind=event.kind,
-        base=event.model.base.id if event.model.base else None,
-        stand_in=event.model.stand_in,
-        job_id=recorded.key,
-        step=event.step,
-        created_at=recorded.time,
-    )
-    return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
-
-
-def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
-    """The checkpoint that an event announces, if it does; its values are those of its step."""
-    event = recorded.event
-    if not isinstance(event, CheckpointSaved):
-        return None
-    checkpoint = Checkpoint(
-        model=event.model.id,
-        job_id=recorded.key,
-        step=event.step,
-        bytes=event.size,
-        created_at=recorded.time,
-    )
-    return CheckpointRow(
-        checkpoint=checkpoint,
-        kind=event.model.kind,
-        base=event.model.base.id if event.model.base else None,
-        tree=event.tree,
-        org=recorded.org,
-    )
-
-
-def points_of(recorded: Recorded) -> list[Point]:
-    """The metrics that an event measures. Steps count from 1; an evaluation job's only evaluation is step 1."""
-    event = recorded.event
-    if isinstance(event, TrainStep):
-        return [Point(name=n, step=event.step, value=v, time=recorded.time) for n, v in event.values.items()]
-    if isinstance(event, EvalCompleted):
-        step = max(event.iteration, 1) if event.step is None else event.step
-        return [Point(name=f"eval.{n}", step=step, value=v, time=recorded.time) for n, v in event.values.items()]
-    return []
 
 
 def _created(event: JobCreated, recorded: Recorded) -> JobRow:

@@ -8,7 +8,7 @@ another version of this schema, or that is damaged, is thrown away and projected
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,25 +20,15 @@ from synth.bus.recorded import Recorded
 from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
 from synth.gateway import metrics
-from synth.gateway.projection import (
-    Checkpoint,
-    CheckpointRow,
-    FileRow,
-    JobRow,
-    ModelRow,
-    Point,
-    Trash,
-    apply_to_file,
-    apply_to_job,
-    checkpoint_of,
-    model_of,
-)
+from synth.gateway.job_filters import JobFilter
+from synth.gateway.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
+from synth.gateway.results import Checkpoint, CheckpointRow, ModelRow, Point, checkpoint_of, model_of
 from synth.jobs.lifecycle import TERMINAL
 from synth.models import parse_finetuned
 
 log = logs.get("read model")
 
-_VERSION = 8
+_VERSION = 9
 _SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -54,7 +44,9 @@ CREATE TABLE files (
 CREATE INDEX files_of_org ON files (org, created);
 CREATE TABLE uses (what TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (what, job)) WITHOUT ROWID;
 CREATE TABLE trash (deleted INTEGER PRIMARY KEY, row BLOB NOT NULL);
-CREATE TABLE models (id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE models (
+    id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, base TEXT, prefix TEXT, row BLOB NOT NULL
+) WITHOUT ROWID;
 CREATE INDEX models_of_org ON models (org, created);
 CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
@@ -168,33 +160,10 @@ class ReadModel:
             return None
         return JobTexts(found[0], found[1], msgspec.json.decode(found[2]) if found[2] else None)
 
-    def jobs(
-        self,
-        org: str,
-        *,
-        limit: int,
-        states: Collection[str] | None = None,
-        kinds: Collection[str] | None = None,
-        created_after: datetime | None = None,
-        metadata: Mapping[str, str] | None = None,
-        before: int | None = None,
-    ) -> list[JobRow]:
-        """Jobs of this organisation, newest first. before: only those created before this sequence.
-
-        metadata: pairs that the job's must have.
-        """
-        where, values = "org = ?", list[Any]([org])
-        for column, wanted in (("state", states), ("kind", kinds)):
-            if wanted is not None:
-                where += f" AND {column} IN ({', '.join('?' for _ in wanted)})"
-                values += wanted
-        if created_after is not None:
-            where, values = f"{where} AND created_at > ?", [*values, created_after.timestamp()]
-        for name, value in (metadata or {}).items():
-            pairs = "json_each(CAST(row AS TEXT), '$.job.metadata')"
-            where += f" AND EXISTS (SELECT 1 FROM {pairs} AS pair WHERE pair.key = ? AND pair.value = ?)"
-            values += [name, value]
-        return self._page("jobs", JobRow, where, values, limit=limit, before=before)
+    def jobs(self, org: str, *, limit: int, wanted: JobFilter, before: int | None = None) -> list[JobRow]:
+        """Jobs of this organisation, newest first. before: only those created before this sequence."""
+        condition, values = wanted.condition()
+        return self._page("jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
 
     def live_jobs(self) -> list[JobRow]:
         """Every organisation's jobs that have not ended, oldest first."""
@@ -219,11 +188,6 @@ class ReadModel:
         where, values = ("org = ?", [org]) if purpose is None else ("org = ? AND purpose = ?", [org, purpose])
         return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
 
-    def jobs_that_use(self, org: str, what: str, *, limit: int, before: int | None = None) -> list[JobRow]:
-        """Jobs of this organisation that name a file or a model, or made it, newest first."""
-        where = "org = ? AND id IN (SELECT job FROM uses WHERE what = ?)"
-        return self._page("jobs", JobRow, where, [org, what], limit=limit, before=before)
-
     def trash(self) -> list[Trash]:
         """What was deleted and may still lie in the blob store, as far as this process knows."""
         found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
@@ -238,9 +202,15 @@ class ReadModel:
         row = self.find("models", ModelRow, id)
         return row if row and row.org == org else None
 
-    def models(self, org: str, *, limit: int) -> list[ModelRow]:
-        """Models that jobs of this organisation made, newest first."""
-        return self._page("models", ModelRow, "org = ?", [org], limit=limit, before=None)
+    def models(
+        self, org: str, *, limit: int, before: int | None = None, base: str | None = None, prefix: str | None = None
+    ) -> list[ModelRow]:
+        """Models that jobs of this organisation made, newest first. base, prefix: only those whose ids bear them."""
+        where, values = "org = ?", [org]
+        for column, wanted in (("base", base), ("prefix", prefix)):
+            if wanted is not None:
+                where, values = f"{where} AND {column} = ?", [*values, wanted]
+        return self._page("models", ModelRow, where, values, limit=limit, before=before)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """The checkpoints of a job that are still there, newest first, each with the values of its step."""
@@ -266,10 +236,19 @@ class ReadModel:
         return metrics.measured(self._db, job_id, after_step=after_step, name=name, steps=steps)
 
     def published_points(
-        self, job_id: str, *, after_step: int | None, name: str | None, steps: int
+        self,
+        job_id: str,
+        *,
+        after_step: int | None,
+        name: str | None,
+        steps: int,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> list[metrics.PublishedPoint]:
         """`metrics.published`: the same by the step that they became known at."""
-        return metrics.published(self._db, job_id, after_step=after_step, name=name, steps=steps)
+        return metrics.published(
+            self._db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
+        )
 
     def _known(self) -> tuple[int, str] | None:
         """(applied, stream) of a file of this version; None for a new file."""
@@ -319,12 +298,14 @@ class ReadModel:
             validated = msgspec.json.encode({"job": fact.job, "origins": fact.origins})
             self._db.execute("UPDATE texts SET validated = ? WHERE id = ?", (validated, event.key))
         if model := model_of(event):
-            values = (model.model.id, model.org, model.created_seq, msgspec.json.encode(model))
-            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?)", values)
+            id = model.model.id
+            values = (id, model.org, model.created_seq, model.model.base, id.split(":")[0], msgspec.json.encode(model))
+            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?)", values)
         if checkpoint := checkpoint_of(event):
             known = checkpoint.checkpoint
             values = (event.key, known.step, known.model, checkpoint.tree.uri, msgspec.json.encode(checkpoint))
             self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", values)
+            self._db.execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (known.model, event.key))
         if isinstance(fact, BlobExpired):
             gone = [(event.key, uri) for uri in fact.uris]
             self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)

@@ -107,10 +107,15 @@ def started(e: JobStarted) -> str:
     return "training started" if e.attempt == 1 else f"attempt {e.attempt} goes on with the job"
 
 
+def evaluation_started(e: JobStarted) -> str:
+    return "evaluation started" if e.attempt == 1 else started(e)
+
+
 def succeeded(e: JobSucceeded) -> str:
     figures = headlines(e.values)
     result = f"{e.model} is ready" if e.model else "done"
-    return f"{result} after {e.steps} steps" + (f": {figures}" if figures else "")
+    steps = f" after {e.steps} steps" if e.steps else ""
+    return f"{result}{steps}" + (f": {figures}" if figures else "")
 
 
 def succeeded_data(e: JobSucceeded) -> Data:

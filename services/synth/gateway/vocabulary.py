@@ -145,6 +145,11 @@ EVENTS: dict[str, Row | None] = {
     "blob.expired": None,
 }
 
+#: What a job that only evaluates says in another way.
+_EVALUATION: dict[str, Row] = {
+    "job.started": Row("sft.eval.started", "rl.eval.started", sentences.evaluation_started, sentences.facts("attempt")),
+}
+
 #: Our figures that a client is told of unasked; the others it must name.
 HEADLINE_METRICS = (
     "loss",
@@ -173,8 +178,9 @@ _UNSPEAKABLE = re.compile("(?<=mod)(?=al)|(?<=hatc)(?=het)", re.IGNORECASE)
 
 
 def said(recorded: Recorded, kind: str | None) -> Said | None:
-    """An event in the words of a job of this kind ("sft", or any other); None for one that is not shown."""
-    row = EVENTS.get(recorded.type)
+    """An event in the words of a job of this kind ("sft", "eval", or any other); None for one that is not shown."""
+    row = _EVALUATION.get(recorded.type) if kind == "eval" else None
+    row = row or EVENTS.get(recorded.type)
     if row is None or not shown(recorded):
         return None
     event: Any = recorded.event

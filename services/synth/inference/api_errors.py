@@ -1,4 +1,4 @@
-"""Our errors in the shape of OpenAI's: `{"error": {message, type, param, code}}`."""
+"""Our errors as OpenAI has them, `{"error": {message, type, param, code}}`, and what the gateway's have beside."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
 def error_body(error: SynthError) -> dict[str, Any]:
     """The JSON of an error; several problems are one message, and the first names the field."""
     _, kind, code = _classify(error)
-    param = error.problems[0].where or None if isinstance(error, UserError) else None
-    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    problems = error.problems if isinstance(error, UserError) else []
+    param = (problems[0].where or None) if problems else None
+    told = {"message": str(error), "type": kind, "param": param, "code": code, "problems": problems}
+    return {"error": told, "detail": str(error)}
 
 
 def error_response(error: SynthError) -> Response:

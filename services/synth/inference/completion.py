@@ -20,7 +20,7 @@ from synth.inference.chat import ChatFormat, Conversation
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
 from synth.inference.recorder import Call
 from synth.inference.replies import CALL_END, ChunkWriter, Reply, Shape, completion_body, read_reply
-from synth.inference.requests import ChatRequest, JobSampling, conversation_of, sampling_of
+from synth.inference.requests import ChatRequest, JobSampling, conversation_of, sampling_of, without_effect
 from synth.trajectories import CompletionRecord
 
 # The status that proxies log for a client that went away; nobody reads it.
@@ -57,6 +57,7 @@ class Completion:
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+            warnings=without_effect(request),
         )
         if call is not None:
             call.ends_with(self._abort)

@@ -32,7 +32,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the client asked the reply to look like."""
+    """What the client asked the reply to look like. warnings: what else it asked for, without effect."""
 
     id: str
     model: str
@@ -40,6 +40,7 @@ class Shape:
     logprobs: bool
     token_ids: bool
     include_usage: bool = False
+    warnings: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -79,7 +80,7 @@ def completion_body(
     }
     if shape.token_ids:
         body["prompt_token_ids"] = prompt_ids
-    return body
+    return body | _warnings(shape)
 
 
 def usage(prompt: int, sampled: int) -> dict[str, int]:
@@ -98,8 +99,8 @@ class ChunkWriter:
         self._shown = 0
 
     def opening(self) -> dict[str, Any]:
-        """The first chunk: the role."""
-        return self._chunk({"role": "assistant", "content": ""})
+        """The first chunk: the role, and what the request asks for without effect."""
+        return self._chunk({"role": "assistant", "content": ""}) | _warnings(self._shape)
 
     def more(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """The chunk for newly sampled tokens, if any text became certain or logprobs were asked for."""
@@ -154,6 +155,10 @@ class ChunkWriter:
         if delta is not None and self._shape.token_ids:
             choice["token_ids"] = delta.token_ids
         return {**self._base(), "choices": [choice]}
+
+
+def _warnings(shape: Shape) -> dict[str, Any]:
+    return {"warnings": shape.warnings} if shape.warnings else {}
 
 
 def _split_calls(text: str) -> tuple[str, list[ToolCall]]:

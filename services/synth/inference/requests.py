@@ -19,6 +19,7 @@ _DEFAULT_MAX_TOKENS = 1024
 
 class TemplateSettings(msgspec.Struct, kw_only=True):
     enable_thinking: bool | None = None
+    thinking_budget: Any = None
 
 
 class ExtraBody(msgspec.Struct, kw_only=True):
@@ -61,6 +62,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     stop_after_tool_calls: int | None = None
     response_format: ResponseFormat | None = None
     thinking_mode: str | None = None
+    thinking_budget: Any = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
@@ -157,14 +159,28 @@ def conversation_of(request: ChatRequest) -> Conversation:
 
 def tools_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
     """The tools that the model may call. `function_call` is what `tool_choice` was called before."""
-    choice = request.tool_choice if request.tool_choice is not None else request.function_call
-    return () if choice == "none" else request.tools or ()
+    return () if _tool_choice(request) == "none" else request.tools or ()
 
 
 def one_call(request: ChatRequest) -> bool:
     """Whether the reply is to end after its first tool call."""
     asked = request.stop_after_tool_calls or (request.extra_body and request.extra_body.stop_after_tool_calls)
     return bool(tools_of(request)) and (asked == 1 or request.parallel_tool_calls is False)
+
+
+def without_effect(request: ChatRequest) -> tuple[str, ...]:
+    """What the request asks for and does not get, a sentence each, which the reply carries.
+
+    Task apps ask for it at every call, so that a refusal would end their rollouts.
+    """
+    choice, settings, told = _tool_choice(request), _template_settings(request), list[str]()
+    if choice not in (None, "auto", "none"):
+        named = choice if isinstance(choice, str) else "of one function"
+        told.append(f"tool_choice {named} is not enforced: the reply may hold no tool call, or one of another tool")
+    budget = request.thinking_budget if request.thinking_budget is not None else settings and settings.thinking_budget
+    if budget is not None and _thinking(request):
+        told.append("thinking_budget is not enforced: max_tokens bounds the thoughts and the answer together")
+    return tuple(told)
 
 
 def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
@@ -188,8 +204,16 @@ def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams
     )
 
 
+def _tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
+    return request.tool_choice if request.tool_choice is not None else request.function_call
+
+
+def _template_settings(request: ChatRequest) -> TemplateSettings | None:
+    return request.chat_template_kwargs or (request.extra_body and request.extra_body.chat_template_kwargs)
+
+
 def _thinking(request: ChatRequest) -> bool:
-    settings = request.chat_template_kwargs or (request.extra_body and request.extra_body.chat_template_kwargs)
+    settings = _template_settings(request)
     if settings is not None and settings.enable_thinking is not None:
         return settings.enable_thinking
     if request.thinking_mode is not None:

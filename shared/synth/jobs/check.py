@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -98,7 +98,8 @@ def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[Pa
     model = FlatEval if kind == "eval" and "eval" not in document.data else _CONFIGS[kind]
     repair = _Repair(document, model)
     data = repair.table(document.data, model, ())
-    config, dropped, problems = _validated(data, model, document, repair.renamed)
+    document = replace(document, misspelt=repair.misspelt)
+    config, dropped, problems = _validated(data, model, document)
     problems = repair.problems + problems
     if config is None:
         return None, problems
@@ -107,7 +108,7 @@ def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[Pa
 
 
 def _validated(
-    data: dict[str, Any], model: type[Config], document: Document, renamed: dict[Path, Path]
+    data: dict[str, Any], model: type[Config], document: Document
 ) -> tuple[Config | None, list[Path], list[Problem]]:
     """The typed sections, without what is wrong."""
     problems: list[Problem] = []
@@ -122,7 +123,7 @@ def _validated(
             path = detail["loc"]
             # A key that was left out because of its value is not missing too.
             if path not in dropped:
-                problems.append(bad_value(detail, model, _as_written(path, renamed), document))
+                problems.append(bad_value(detail, model, document))
             # A table that lacks a key is left out whole, and so is a list with a bad element.
             path = path[:-1] if detail["type"] == "missing" else path
             path = tuple(itertools.takewhile(lambda part: isinstance(part, str), path))
@@ -130,13 +131,6 @@ def _validated(
             dropped.append(path)
         if not removed:
             return None, dropped, problems
-
-
-def _as_written(path: Path, renamed: dict[Path, Path]) -> Path:
-    for good, bad in renamed.items():
-        if path[: len(good)] == good:
-            path = (*bad, *path[len(good) :])
-    return path
 
 
 def _remove(data: dict[str, Any], path: Path) -> bool:
@@ -152,13 +146,13 @@ def _remove(data: dict[str, Any], path: Path) -> bool:
 
 @dataclass
 class _Repair:
-    """The data without its unknown keys, each of which becomes a problem; `renamed`: good path -> the one written."""
+    """The data without its unknown keys, each of which becomes a problem. misspelt: as `Document` has it."""
 
     document: Document
     config: type[BaseModel]
     problems: list[Problem] = field(default_factory=list[Problem])
     warnings: list[str] = field(default_factory=list[str])
-    renamed: dict[Path, Path] = field(default_factory=dict[Path, Path])
+    misspelt: dict[Path, Path] = field(default_factory=dict[Path, Path])
 
     def table(self, table: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
         known = keys_of(model)
@@ -170,7 +164,7 @@ class _Repair:
                 if near is None or near in good:
                     continue
                 name = near
-                self.renamed[(*path, near)] = (*path, key)
+                self.misspelt[(*path, near)] = (*path, key)
             good[name] = self._value(value, table_of(known[name].annotation), (*path, key))
         return good
 

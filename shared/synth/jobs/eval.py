@@ -55,7 +55,7 @@ class Eval(Section):
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks"""
     thinking_budget: Positive | None = None
-    """tokens of thought, at most"""
+    """tokens of thought, at most: told to the task app; the engine does not enforce it"""
     env_config: Free | None = None
     """passed to the environment as it is"""
     policy_config: PolicyConfig = PolicyConfig()

@@ -13,6 +13,7 @@ from synth.jobs.sections import (
     Compute,
     Fraction,
     Free,
+    LearningRate,
     Lora,
     Name,
     NonNegative,
@@ -164,7 +165,7 @@ class Training(Rewards):
     """rollouts of each seed: a rollout is judged against its own group, so two at least"""
     max_turns: Positive | None = None
     """calls of the model a rollout, where `[rollout] max_turns` does not say"""
-    learning_rate: PositiveFloat | None = None
+    learning_rate: LearningRate | None = None
     """AdamW's; 1e-6 for full, 1e-5 for lora"""
     lr_scheduler: Scheduler = "constant"
     """after the warm-up; constant, as the policy's data change under it anyhow"""

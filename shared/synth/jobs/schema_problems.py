@@ -72,11 +72,11 @@ def unknown_key(
     )
 
 
-def bad_value(error: ErrorDetails, config: type[BaseModel], written: Path, document: Document) -> Problem:
-    """A value that its key cannot have, or a key that is missing. written: the place in the file."""
+def bad_value(error: ErrorDetails, config: type[BaseModel], document: Document) -> Problem:
+    """A value that its key cannot have, or a key that is missing."""
     path: Path = error["loc"]
     description = _description(config, path)
-    where = document.where(written)
+    where = document.where(path)
     name = next((part for part in reversed(path) if isinstance(part, str)), "the file")
     if error["type"] == "missing":
         return Problem(what=f"the key {name!r} is missing", expected=description or "", where=where)

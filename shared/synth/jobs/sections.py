@@ -18,6 +18,8 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+#: AdamW moves each weight by about the rate: above 1 nothing is learned.
+LearningRate = Annotated[float, Field(gt=0, le=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Betas = Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)]
 Name = Annotated[str, Field(min_length=1)]
@@ -153,7 +155,7 @@ class PolicyConfig(BaseModel):
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks"""
     thinking_budget: Positive | None = None
-    """tokens of thought, at most"""
+    """tokens of thought, at most: told to the task app; the engine does not enforce it"""
     use_vision: bool | None = None
     """whether observations carry an image"""
     max_llm_calls: Positive | None = None

@@ -12,6 +12,7 @@ from synth.jobs.sections import (
     Compute,
     Fraction,
     Free,
+    LearningRate,
     Lora,
     Name,
     NonNegative,
@@ -130,7 +131,7 @@ class Hyperparameters(BestModel):
     """forward passes a step"""
     sequence_length: Positive = 2048
     """tokens a row, longer ones are cut and counted"""
-    learning_rate: PositiveFloat | None = None
+    learning_rate: LearningRate | None = None
     """AdamW's; 1e-5 for full, 2e-4 for lora"""
     lr_scheduler: Scheduler = "cosine"
     """after the warm-up"""

@@ -27,21 +27,25 @@ class Document:
 
     name: what the user calls it, a file's path or an endpoint. lines: the line of each key and header, from 1.
     format: "json" is the payload of a published client, whose other keys are not its user's to mend.
+    misspelt: of each key that is read as another, that other's path and its own, outer tables first.
     """
 
     name: str
     data: dict[str, Any]
     lines: dict[Path, int] = field(default_factory=dict[Path, int])
     format: Literal["toml", "json"] = "toml"
+    misspelt: dict[Path, Path] = field(default_factory=dict[Path, Path])
 
     def where(self, path: Path) -> str:
         """The place of a key, present or missing: `configs/rl.toml:14 [model].base`."""
+        path = self._as_written(path)
         line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
         place = f"{self.name}:{line}" if line else self.name
         return f"{place} {self.label(path)}".rstrip()
 
     def label(self, path: Path) -> str:
         """The name of a key: `[model].base`."""
+        path = self._as_written(path)
         if not path:
             return ""
         keys = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in path]
@@ -56,6 +60,12 @@ class Document:
         if depth == 0:
             return "".join(keys).lstrip(".")
         return f"[{''.join(keys[:depth]).lstrip('.')}]{''.join(keys[depth:])}"
+
+    def _as_written(self, path: Path) -> Path:
+        for good, bad in self.misspelt.items():
+            if path[: len(good)] == good:
+                path = (*bad, *path[len(good) :])
+        return path
 
     def get(self, path: Path) -> Any:
         """The value at a path; None where there is none."""

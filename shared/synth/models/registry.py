@@ -127,7 +127,6 @@ class Registry:
                     what=f"nothing stands in for {_short(id)}",
                     expected=f"one of {', '.join(aliases)}" if aliases else "",
                     fix="`synthctl models aliases` shows them",
-                    where=id[:80],
                 )
             )
         stand_in = aliases.pop(id)

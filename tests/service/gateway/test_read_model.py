@@ -11,6 +11,7 @@ from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.errors import Permanent
 from synth.events import BlobExpired, BlobRef, CheckpointSaved, ModelPublished, ModelRef
+from synth.gateway.job_filters import JobFilter
 from synth.gateway.read_model import ReadModel
 from synth.ids import new_org_id
 
@@ -105,7 +106,7 @@ async def test_a_model_of_another_log_is_thrown_away(user, bus_as, tmp_path):
     for last_seq, stream in ((3, "s"), (10**9, "another")):
         fresh = new_model(tmp_path / "m.db", last_seq=last_seq, stream=stream)
         assert fresh.applied == 0
-        assert fresh.jobs(user.org, limit=10) == []
+        assert fresh.jobs(user.org, limit=10, wanted=JobFilter()) == []
         fresh.close()
 
 

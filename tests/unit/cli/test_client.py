@@ -51,6 +51,12 @@ def test_another_program_at_the_address_is_not_taken_for_a_backend(body: bytes):
         client.jobs()
 
 
+@pytest.mark.parametrize("body", [b"Not Found", {"detail": "Not Found"}])
+def test_another_programs_404_is_no_missing_job(body: object):
+    with backend_that(lambda _: Answer(404, body)) as (_, client), pytest.raises(Unreachable, match="not a Synth"):
+        client.job("job_1")
+
+
 def test_nobody_at_the_address_is_said_with_the_address_and_what_to_do():
     url = f"http://127.0.0.1:{free_port()}/api"
     with client_of(url) as client, pytest.raises(Unreachable) as caught:

@@ -54,6 +54,16 @@ def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl
     assert synthctl("config", "check", "rl.toml", cwd=rl.parent).returncode == 0
 
 
+def test_check_tells_a_program_the_same(rl: Path):
+    rl.with_name("bad.toml").write_text(rl.read_text().replace("group_size = 8", "group_size = 1"))
+    run = synthctl("config", "check", "rl.toml", "bad.toml", "missing.toml", "-o", "json", cwd=rl.parent)
+    assert (run.returncode, run.stderr) == (2, "")
+    good, bad, missing = json.loads(run.stdout)
+    assert (good["file"], good["kind"], good["problems"]) == ("rl.toml", "rl", [])
+    assert [p["where"] for p in bad["problems"]] == ["bad.toml:36 [training].group_size"]
+    assert (missing["kind"], missing["problems"][0]["what"]) == (None, "there is no such file")
+
+
 def test_check_takes_a_missing_dataset_for_a_problem_of_the_line_that_names_it(tmp_path: Path):
     (tmp_path / "sft.toml").write_text('[job]\nmodel = "Qwen/Qwen3-0.6B"\ndata = "rows.jsonl"\n')
     run = synthctl("config", "check", "sft.toml", cwd=tmp_path)
@@ -100,6 +110,8 @@ def test_init_writes_a_file_once(tmp_path: Path):
     again = synthctl("config", "init", "rl", "--to", "eval.toml", cwd=tmp_path)
     assert again.returncode == 2
     assert "this file exists" in again.stderr
+    assert "this is a directory" in synthctl("config", "init", "--to", ".", cwd=tmp_path).stderr
+    assert "no directory nowhere" in synthctl("config", "init", "--to", "nowhere/rl.toml", cwd=tmp_path).stderr
     assert synthctl("config", "init", "rl", cwd=tmp_path).stdout == (STARTERS / "rl.toml").read_text()
 
 

@@ -112,11 +112,26 @@ def test_the_view_fits_every_width(width: int):
     console = Console(width=width, record=True, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
     console.print(JobView(p))
     lines = console.export_text().splitlines()
-    assert all(len(line.rstrip()) <= width for line in lines)
+    # What a terminal shows of Ctrl-C has room behind every line.
+    assert all(len(line.rstrip()) <= width - 2 for line in lines)
     text = " ".join(lines)
     for expected in ("rl.toml", "✓ verified", "3/10", "reward", "loss", "12,000", "no free trainer"):
         assert expected in text
     console.file.close()
+
+
+def test_a_figure_stays_beside_its_name_where_the_line_breaks():
+    values = {"tokens_per_second": 5399.0, "staleness_mean": 0.0, "ppo_kl": 0.0008369, "entropy": 0.6185}
+    values |= {"grad_norm": 1.807, "lr": 0.0002}
+    text = drawn(fold(*BEGIN, ("train.step", {"step": 1, "of": 10, "values": values})))
+    assert "grad norm 1.807   lr 0.0002" in text
+
+
+def test_a_paused_job_collects_nothing():
+    wanted = ("rollout.requested", {"mode": "train", "iteration": 2, "seeds": [1], "group_size": 8})
+    began = (*BEGIN, step(1), ("job.pause_requested", {}), wanted)
+    assert "rollouts" in drawn(fold(*began))
+    assert "rollouts" not in drawn(fold(*began, ("job.paused", {"step": 1})))
 
 
 def test_lines_say_what_happened_and_leave_out_what_only_lives():

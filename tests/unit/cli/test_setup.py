@@ -46,11 +46,21 @@ def test_what_the_file_says_is_left_and_a_flag_that_contradicts_it_is_refused(tm
     assert env.read_text() == before
 
 
-def test_a_refused_key_is_exit_4(tmp_path: Path):
+def test_a_refused_key_is_exit_4_and_not_kept(tmp_path: Path):
     with backend_that(answer) as (backend, _):
         run = synthctl("setup", "--backend", backend.url, "--api-key", "sk_wrong", cwd=tmp_path)
     assert run.returncode == 4
     assert "unknown key" in run.stderr
+    assert not (tmp_path / ".env").exists()
+
+
+def test_the_address_is_kept_in_the_form_in_which_other_tools_use_it(tmp_path: Path):
+    with backend_that(answer) as (backend, _):
+        said = backend.url.removesuffix("/api")
+        for _ in range(2):
+            run = synthctl("setup", "--backend", said, "--api-key", "sk_right", cwd=tmp_path)
+            assert run.returncode == 0, run.stderr
+            assert read_env_file(tmp_path / ".env")["BACKEND_BASE_URL"] == backend.url
 
 
 @pytest.mark.parametrize("files", [["new.env"], ["new.env", "more.env"]])

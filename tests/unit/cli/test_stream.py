@@ -76,14 +76,14 @@ def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer
 
 
 def test_an_unknown_job_is_an_error_at_once():
-    with backend_that(lambda _: Answer(404, {"detail": "no job"})) as (backend, client):
+    with backend_that(lambda _: Answer(404, {"error": {"message": "no job"}})) as (backend, client):
         with pytest.raises(NotFound, match="no job"):
             list(Follower(client, "job_1").events())
         assert len(backend.requests) == 1
 
 
 def test_a_backend_that_stays_away_ends_the_watch_when_patience_does():
-    with backend_that(lambda _: Answer(503, {"detail": "away"})) as (_, client):
+    with backend_that(lambda _: Answer(503, {"error": {"message": "away"}})) as (_, client):
         began = time.monotonic()
         with pytest.raises(Exception, match="away"):
             list(Follower(client, "job_1", patience=1.0).events())

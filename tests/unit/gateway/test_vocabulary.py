@@ -15,6 +15,7 @@ from synth.events import (
     JobCreated,
     JobFailed,
     JobRejected,
+    JobStarted,
     JobSucceeded,
     JobVerified,
     ModelRef,
@@ -139,6 +140,15 @@ def test_of_the_rollouts_that_the_trainer_asks_for_only_evaluations_are_told():
     words = said(recorded("rollout.requested", asked["eval"]), "rl")
     assert words
     assert (words.type, words.message) == ("rl.eval.started", "evaluation over 2 seeds")
+
+
+def test_an_evaluation_trains_nothing():
+    words = said(recorded("job.started", JobStarted(attempt=1, worker="w")), "eval")
+    assert words
+    assert (words.type, words.message) == ("rl.eval.started", "evaluation started")
+    done = said(recorded("job.succeeded", JobSucceeded(steps=0, values={"reward_mean": 0.5})), "eval")
+    assert done
+    assert (done.type, done.message) == ("rl.job.completed", "done: reward 0.5")
 
 
 def test_an_evaluation_s_reward_is_in_its_sentence():

@@ -183,6 +183,8 @@ async def test_refusals_have_openais_shape_and_name_the_field(served: Served) ->
     async def refused(cid: str | None, **body: Any) -> tuple[int, str, str | None]:
         got = await served.ask(cid, **body)
         error = got.json()["error"]
+        assert got.json()["detail"] == error["message"]
+        assert (error["param"] is None) == (not error["problems"])
         assert error["message"]
         return got.status_code, error["code"], error["param"]
 
@@ -231,6 +233,18 @@ async def test_unknown_fields_and_vendor_extras_are_tolerated(served: Served) ->
         "extra_body": {"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 3}},
     }
     assert (await served.ask(credential(), **extras)).status_code == 200
+
+
+@pytest.mark.parametrize("rollout", [True, False])
+async def test_a_reply_says_what_it_was_asked_for_in_vain(served: Served, rollout: bool) -> None:
+    asked = {"model": "tiny", "tools": [{"type": "function", "function": {"name": "f"}}], "max_tokens": 2}
+    for choice, told in (("required", 1), ("auto", 0)):
+        cid = credential() if rollout else None
+        whole = await served.ask(cid, **asked, tool_choice=choice)
+        assert len(whole.json().get("warnings", [])) == told
+        streamed = await served.ask(cid, **asked, tool_choice=choice, stream=True)
+        first = json.loads(streamed.text.split("\n")[0].removeprefix("data: "))
+        assert len(first.get("warnings", [])) == told
 
 
 async def test_served_sampling_is_the_requests(served: Served) -> None:

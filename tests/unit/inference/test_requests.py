@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from synth.inference.openai_api import cid_of
-from synth.inference.requests import JobSampling, conversation_of, decode_request, sampling_of
+from synth.inference.requests import JobSampling, conversation_of, decode_request, sampling_of, without_effect
 
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
 
@@ -36,6 +36,32 @@ def test_tools_are_switched_off_under_either_name():
     assert conversation_of(read(tools=TOOLS, tool_choice="none")).tools == ()
     assert conversation_of(read(tools=TOOLS, function_call="none")).tools == ()
     assert conversation_of(read(tools=TOOLS, function_call={"name": "move"}, tool_choice="auto")).tools == TOOLS
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, ["tool_choice required"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "move"}}}, ["tool_choice of one"]),
+        ({"tools": TOOLS, "function_call": {"name": "move"}}, ["tool_choice of one"]),
+        ({"thinking_mode": "think", "thinking_budget": 9}, ["thinking_budget"]),
+        (
+            {"tool_choice": "required", "chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9}},
+            ["tool_choice required", "thinking_budget"],
+        ),
+        (
+            {"extra_body": {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9}}},
+            ["thinking_budget"],
+        ),
+        ({"thinking_mode": "no_think", "thinking_budget": 9}, []),
+        ({"tools": TOOLS, "tool_choice": "auto", "thinking_mode": "think"}, []),
+        ({"tools": TOOLS, "tool_choice": "none"}, []),
+    ],
+)
+def test_what_has_no_effect_is_told(asked, told):
+    found = without_effect(read(**asked))
+    assert len(found) == len(told)
+    assert all(sentence.startswith(beginning) for sentence, beginning in zip(found, told, strict=True))
 
 
 def test_what_a_published_task_app_sends_is_read():

@@ -94,6 +94,13 @@ def test_a_misspelt_section_is_read_as_the_one_it_resembles(registry: Registry) 
     assert value.expected == "a whole number"
 
 
+def test_what_is_wrong_with_a_value_is_told_at_its_line_below_a_misspelt_section(registry: Registry) -> None:
+    text = RL.replace("[services]", "[service]").replace("http://", "htp://")
+    unknown, value = problems(text, registry)
+    assert unknown.fix == "did you mean 'services'?"
+    assert value.where == "job.toml:2 [service].task_url"
+
+
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one(registry: Registry) -> None:
     (problem,) = problems(RL + "[lora]\nlearning_rate = 1e-4\n", registry)
     assert problem.where == "job.toml:10 [lora].learning_rate"
@@ -171,6 +178,7 @@ def test_a_task_url_that_is_no_address_is_refused(url: str, registry: Registry) 
         ("group_size = 1", "at least 2"),
         ('learning_rate = "1e-4"', "a number"),
         ("learning_rate = 0", "more than 0"),
+        ("learning_rate = 5", "at most 1"),
         ("betas = [0.9]", "a list of at least 2"),
         ("betas = [0.9, 1.0]", "less than 1"),
         ('lr_scheduler = "cosin"', "'constant', 'linear' or 'cosine'"),

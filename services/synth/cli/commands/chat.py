@@ -22,7 +22,7 @@ _PATIENCE_S = 120.0
 
 def chat(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A base or fine-tuned model's id.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A base or fine-tuned model's id.", show_default=False)],
     message: Annotated[
         str | None, typer.Option("-m", "--message", help="Say this and print the reply; - reads standard input.")
     ] = None,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def up(
     ctx: typer.Context,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
     data: Data = Path(".synth"),
     service: Annotated[list[str] | None, typer.Option(help="Only these services; all by default.", hidden=True)] = None,
 ) -> None:

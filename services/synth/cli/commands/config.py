@@ -15,6 +15,7 @@ from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.output import Format, Output
 
 if TYPE_CHECKING:
+    from synth.cli.explain import Checked
     from synth.cli.job_files import Flags
     from synth.jobs.resolve import Examined
 
@@ -44,6 +45,7 @@ def check(
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
     data: Data = Path(".synth"),
+    fmt: Output = Format.TABLE,
 ) -> None:
     """Print every problem of job files, each with its file:line; exit 2 if there are any.
 
@@ -51,8 +53,13 @@ def check(
     """
     place(ctx, backend=None, env_files=env_file)
     flags = _flags(ctx, task_url, model=model, dataset=dataset, validation=validation, experimental=allow_experimental)
-    good = [_checked(file, flags, data / "models") for file in files]
-    raise typer.Exit(ExitCode.OK if all(good) else ExitCode.USAGE)
+    checked = [_checked(file, flags, data / "models") for file in files]
+    if fmt is Format.JSON:
+        output.print_json(checked)
+    else:
+        for one in checked:
+            _print_checked(one)
+    raise typer.Exit(ExitCode.USAGE if any(one.problems for one in checked) else ExitCode.OK)
 
 
 @app.command("explain")
@@ -112,7 +119,7 @@ def explain(
 
 @app.command("init")
 def init(
-    kind: Annotated[Starter, typer.Argument(help="The kind of job.")] = Starter.RL,
+    kind: Annotated[Starter, typer.Argument(metavar="KIND", help="The kind of job.")] = Starter.RL,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Write it there; never over another file.")
     ] = None,
@@ -126,8 +133,15 @@ def init(
         with to.open("x") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UsageProblem("this file exists", expected="a new name", fix="give another --to", where=str(to)) from error
-    output.hint(f"wrote {to}; look at it with: synthctl config check {to}")
+        what = "this is a directory" if to.is_dir() else "this file exists"
+        raise UsageProblem(what, expected="a new file's name", fix="give another --to", where=str(to)) from error
+    except FileNotFoundError as error:
+        what = f"there is no directory {to.parent}"
+        raise UsageProblem(
+            what, expected="a new file's name", fix="make it, or give another --to", where="--to"
+        ) from error
+    dataset = " --dataset FILE" if kind is Starter.SFT else ""
+    output.hint(f"wrote {to}; look at it with: synthctl config check {to}{dataset}")
 
 
 def _flags(
@@ -168,19 +182,27 @@ def _look(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, li
     return name_of(file), found, [*found.warnings, *unsure]
 
 
-def _checked(file: Path, flags: Flags, models_dir: Path) -> bool:
-    """Print what is wrong with one file, or what it is; returns whether it is good."""
-    from synth.cli.explain import summary
+def _checked(file: Path, flags: Flags, models_dir: Path) -> Checked:
+    from synth.cli.explain import Checked, summary
+    from synth.cli.job_files import name_of
     from synth.errors import UserError
 
     try:
         name, found, warnings = _look(file, flags, models_dir)
     except (UserError, CliError) as error:
-        output.show_problems(error.problems)
-        return False
-    for warning in warnings:
+        return Checked(file=name_of(file), problems=list(error.problems))
+    return Checked(
+        file=name,
+        kind=found.kind,
+        problems=found.problems,
+        warnings=warnings,
+        summary="" if found.problems else summary(found),
+    )
+
+
+def _print_checked(checked: Checked) -> None:
+    for warning in checked.warnings:
         output.warn(warning)
-    output.show_problems(found.problems)
-    if not found.problems:
-        output.print_line(f"{name}: {summary(found)}")
-    return not found.problems
+    output.show_problems(checked.problems)
+    if not checked.problems:
+        output.print_sentence(f"{checked.file}: {checked.summary}")

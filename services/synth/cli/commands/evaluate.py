@@ -28,7 +28,7 @@ def evaluate(
     ctx: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="A TOML with [eval]; or say it with the flags.", show_default=False),
+        typer.Argument(metavar="FILE", help="A TOML with [eval]; or say it with the flags.", show_default=False),
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="ID", help="The model to evaluate.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
@@ -90,7 +90,7 @@ def evaluate(
         if no_poll or follow is False:
             raise typer.Exit(finish(client, created, follow=False, polling=polling, format=fmt))
         if fmt is Format.TABLE:
-            code = follow_job(client, created.id, format=fmt, polling=polling)
+            code = follow_job(client, created.id, format=fmt, polling=polling, tell=output.message)
             ended = client.job(created.id)
         else:
             ended, code = wait_for(client, created.id, polling=polling)

@@ -17,7 +17,7 @@ app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 @app.command("upload")
 def upload(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(help="JSONL of conversations.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL of conversations.", show_default=False)],
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the check.")] = 600.0,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -72,8 +72,8 @@ def get(
         ("status", found.status),
         ("purpose", found.purpose),
         ("size", output.size(found.bytes)),
-        ("rows", str(found.rows or "")),
-        ("messages", str(found.messages or "")),
+        ("rows", f"{found.rows:,}" if found.rows else ""),
+        ("messages", f"{found.messages:,}" if found.messages else ""),
         ("tokens", _about(found.tokens) if found.tokens else ""),
         ("lengths", _lengths(found.lengths)),
         ("images", f"{found.images:,}" if found.images else ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,14 +18,23 @@ app = typer.Typer(
     help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
 )
 
+
+class Kind(StrEnum):
+    """Kinds of job."""
+
+    SFT = "sft"
+    RL = "rl"
+    EVAL = "eval"
+
+
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 
 
 @app.command("ls")
 def ls(
     ctx: typer.Context,
-    state: Annotated[str | None, typer.Option(help="Only jobs in this state, as `started`.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only sft, rl or eval.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only jobs in this state, as `started`.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only jobs of this kind.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many, newest first.")] = 20,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -39,7 +49,7 @@ def ls(
     ]
     output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, shrink="model")
     if not jobs:
-        output.hint("no jobs yet: synthctl submit CONFIG")
+        output.hint("no such jobs" if state or kind else "no jobs yet: synthctl submit FILE")
     return None
 
 

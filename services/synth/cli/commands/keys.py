@@ -30,7 +30,7 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     if fmt is Format.JSON:
         return output.print_json(keys)
     rows = [[k.id, k.name, k.state, ",".join(k.scopes), _end(k), output.age(k.created_at)] for k in keys]
-    return output.print_table(("id", "name", "state", "scopes", "ends in", "age"), rows, shrink="name")
+    return output.print_table(("id", "name", "state", "scopes", "ends in", "age"), rows, shrink="scopes")
 
 
 @app.command("new")
@@ -89,7 +89,7 @@ def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
 @orgs_app.command("new")
 def new_org(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A label for people.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A label for people.", show_default=False)],
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make an organisation; prints its first key, which happens once and may do everything in it."""

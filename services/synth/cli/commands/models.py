@@ -29,7 +29,7 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
         models = client.models()
     if fmt is Format.JSON:
         return output.print_json(models)
-    rows = [[m.id, m.kind, m.base or _base_of(m.id), m.stand_in or "-", output.age(m.created_at)] for m in models]
+    rows = [[m.id, m.kind, m.base or "-", m.stand_in or "-", output.age(m.created_at)] for m in models]
     output.print_table(("id", "kind", "base", "stand-in", "age"), rows, shrink="base")
     if not models:
         output.hint("no models yet: synthctl models make tiny-qwen3")
@@ -101,7 +101,7 @@ def unalias(
 @app.command("download")
 def download(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="The model's id.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -130,7 +130,9 @@ def make_tiny_qwen3(
     head_dim: Annotated[int, typer.Option(min=2, help="Width of a head.")] = 16,
     intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; 3 × hidden.")] = None,
     context: Annotated[int, typer.Option(min=64, help="Positions.")] = 4096,
-    replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", metavar="", help="Make it anew where it is there already.")
+    ] = False,
     data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = Path(".synth"),
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -159,14 +161,6 @@ def make_tiny_qwen3(
         return output.print_json({"path": str(target), "parameters": made.parameters, "vocab": made.vocab})
     output.hint(f"{made.parameters:,} parameters, {made.vocab} tokens")
     return output.print_line(str(target))
-
-
-def _base_of(model_id: str) -> str:
-    """The base that a fine-tuned id names; a base has none."""
-    from synth.models import parse_finetuned
-
-    parsed = parse_finetuned(model_id)
-    return parsed.base if parsed else "-"
 
 
 def _facts(spec: ModelSpec) -> dict[str, object]:

@@ -21,7 +21,7 @@ def setup(
     task_url: Annotated[str | None, typer.Option(metavar="URL", help="Your TASK_APP_URL.", show_default=False)] = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask, also on a terminal.")] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", metavar="", help="Never ask, also on a terminal.")] = False,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Write what is missing into ./.env (or --env-file), and let the backend know the key of your task apps.
@@ -31,13 +31,14 @@ def setup(
     """
     import sys
 
-    from synth.cli.onboarding import Wanted, ask, register, write
+    from synth.cli.onboarding import Wanted, ask, check_key, register, write
 
     place(ctx, backend=backend, env_files=env_file)
     settings = config_of(ctx, may_be_new=True)
     wanted = Wanted(backend=ctx.obj.backend, api_key=api_key, environment_key=environment_key, task_url=task_url)
     if sys.stdin.isatty() and not no_input:
         wanted = ask(wanted, settings)
+    check_key(wanted, settings)
     target = env_files_of(ctx)[0]
     rows = write(wanted, settings, target)
     outcome = register(config_of(ctx, may_be_new=True))

@@ -20,11 +20,12 @@ Follow = Annotated[
     typer.Option(
         "--follow/--detach",
         "-f/-d",
+        metavar="",
         help="Follow the job (default on a terminal), or only print its id.",
         show_default=False,
     ),
 ]
-NoPoll = Annotated[bool, typer.Option("--no-poll", help="The same as --detach.")]
+NoPoll = Annotated[bool, typer.Option("--no-poll", metavar="", help="The same as --detach.")]
 PollTimeout = Annotated[
     float | None,
     typer.Option(
@@ -45,7 +46,7 @@ Idempotency = Annotated[
     typer.Option("--idempotency", metavar="KEY", help="The same key and job, sent twice, is one job; else a new one."),
 ]
 AllowExperimental = Annotated[
-    bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
+    bool, typer.Option("--allow-experimental", metavar="", help="Take a model that is marked experimental.")
 ]
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
 

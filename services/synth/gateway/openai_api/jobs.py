@@ -14,6 +14,7 @@ from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.auth import Caller
 from synth.gateway.failures import ApiError, not_found
+from synth.gateway.job_filters import JobFilter
 from synth.gateway.openai_api.configs import Submission, in_words_of_the_request, submission_of
 from synth.gateway.openai_api.events import FineTuningEvent, event_object, newest_first, sequence_of
 from synth.gateway.openai_api.files import page
@@ -27,6 +28,7 @@ from synth.gateway.openai_api.views import (
     suffix_of,
 )
 from synth.gateway.openapi import json_response, many, one
+from synth.gateway.paging import after_id
 from synth.gateway.projection import JobRow
 from synth.gateway.state import Gateway, Parts
 from synth.gateway.steering import cancel_job, pause_job, resume_job
@@ -94,7 +96,8 @@ async def list_jobs(
             what="a filter by all metadata at once", expected="metadata[name]=value", where="query.metadata"
         )
         raise ApiError(400, problem.text(), param="metadata", problems=[problem])
-    rows = parts.model.jobs(caller.org, limit=limit + 1, kinds=_KINDS, metadata=metadata, before=before)
+    wanted = JobFilter(kinds=_KINDS, metadata=metadata)
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return page([job_object(row, _resolved(parts, row)) for row in rows[:limit]], more=len(rows) > limit)
 
 
@@ -148,11 +151,7 @@ async def checkpoints(job_id: str, caller: Caller, parts: Parts, limit: _Limit =
     """Those that are still there: each serves under its `fine_tuned_model_checkpoint`."""
     await _job(parts, caller, job_id)
     found = [checkpoint_object(checkpoint) for checkpoint in parts.model.checkpoints(job_id)]
-    if after:
-        place = next((i for i, checkpoint in enumerate(found) if checkpoint.id == after), None)
-        if place is None:
-            raise not_found("checkpoint", after)
-        found = found[place + 1 :]
+    found = after_id(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
     return page(found[:limit], more=len(found) > limit)
 
 

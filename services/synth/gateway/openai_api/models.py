@@ -8,7 +8,7 @@ from starlette.responses import Response
 from synth.gateway.auth import Caller
 from synth.gateway.openai_api.views import ModelObject, model_object
 from synth.gateway.openapi import json_response, listing, many, one
-from synth.gateway.routes.models import kept, model_named, models_of
+from synth.gateway.routes.models import MOST, base_models, kept, made_models, model_named
 from synth.gateway.state import Parts
 
 router = APIRouter(tags=["openai"])
@@ -17,7 +17,8 @@ router = APIRouter(tags=["openai"])
 @router.get("/models", summary="List models", responses=many(ModelObject))
 async def list_models(caller: Caller, parts: Parts) -> Response:
     """The models that your jobs made, newest first, and the base models that are on the cluster."""
-    return listing([model_object(model, caller.org) for model in models_of(parts, caller.org)])
+    made, more = made_models(parts, caller.org, limit=MOST)
+    return listing([model_object(model, caller.org) for model in [*made, *base_models(parts)]], more=more)
 
 
 @router.get("/models/{model_id:path}", summary="One model", responses=one(ModelObject))

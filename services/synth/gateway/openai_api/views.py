@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from synth.gateway.openai_api.configs import GROUP_SIZE, SEEDS
-from synth.gateway.projection import Checkpoint, File, FileRow, Job, JobRow, Model
+from synth.gateway.projection import File, FileRow, Job, JobRow
+from synth.gateway.results import Checkpoint, Model
 from synth.gateway.vocabulary import STATUS
 from synth.jobs.lifecycle import State
 from synth.jobs.resolve_rl import LEARNING_RATE as RL_RATE

@@ -15,6 +15,7 @@ from synth.events import BlobRef
 from synth.gateway.auth import Caller
 from synth.gateway.deleting import delete_file
 from synth.gateway.incoming import take_file
+from synth.gateway.job_filters import JobFilter
 from synth.gateway.openapi import json_response, listing, many, one
 from synth.gateway.projection import Deleted, File, Job
 from synth.gateway.state import Parts
@@ -83,7 +84,7 @@ async def jobs_of_file(
     """Jobs that train or validate on it."""
     await parts.file(caller.org, file_id)
     before = (await parts.job(caller.org, after)).created_seq if after else None
-    rows = parts.model.jobs_that_use(caller.org, file_id, limit=limit + 1, before=before)
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[file_id]), before=before)
     return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 

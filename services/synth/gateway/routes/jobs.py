@@ -11,8 +11,10 @@ from starlette.responses import Response
 
 from synth.events import JobCreated
 from synth.gateway.auth import Caller
+from synth.gateway.job_filters import JobFilter
 from synth.gateway.openapi import json_response, listing, many, one
-from synth.gateway.projection import Checkpoint, Job, JobRow, Points
+from synth.gateway.projection import Job, JobRow
+from synth.gateway.results import Checkpoint, Points
 from synth.gateway.state import Gateway, Parts
 from synth.gateway.steering import cancel_job, pause_job, resume_job
 from synth.gateway.submitting import submit_job
@@ -73,8 +75,8 @@ async def list_jobs(
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
     before = (await parts.job(caller.org, after)).created_seq if after else None
-    states, kinds = [state] if state else None, [kind] if kind else None
-    rows = parts.model.jobs(caller.org, limit=limit + 1, states=states, kinds=kinds, before=before)
+    wanted = JobFilter(states=[state] if state else None, kinds=[kind] if kind else None)
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 

@@ -12,15 +12,18 @@ from synth.errors import Problem
 from synth.events import RESUME_FOLDER, BlobRef
 from synth.gateway.auth import Caller
 from synth.gateway.failures import ApiError, not_found
+from synth.gateway.job_filters import JobFilter
 from synth.gateway.openapi import json_response, listing, many, one
-from synth.gateway.projection import Job, Model
+from synth.gateway.projection import Job
+from synth.gateway.results import Model
 from synth.gateway.routes.files import download
 from synth.gateway.state import Gateway, Parts
 from synth.models import FineTunedId, ModelSpec, parse_finetuned
 
 router = APIRouter(tags=["models"])
 
-_MOST = 1000
+#: As many models as one page has at most.
+MOST = 1000
 
 ModelId = Annotated[str, Query(alias="model", description="A model's id")]
 
@@ -30,17 +33,18 @@ async def list_models(
     caller: Caller,
     parts: Parts,
     base_model: Annotated[str | None, Query(description="Only those made from this base")] = None,
-    limit: Annotated[int, Query(ge=1, le=_MOST)] = _MOST,
+    limit: Annotated[int, Query(ge=1, le=MOST)] = MOST,
     after: Annotated[str | None, Query(description="Go on after this model's id")] = None,
 ) -> Response:
     """The models that your jobs made, and the base models that are on the cluster."""
-    models = [m for m in models_of(parts, caller.org) if base_model in (None, m.base)]
-    if after is not None:
-        ids = [m.id for m in models]
-        if after not in ids:
-            raise not_found("model", after)
-        models = models[ids.index(after) + 1 :]
-    return listing(models[:limit], more=len(models) > limit)
+    bases = base_models(parts) if base_model is None else []
+    ids = [base.id for base in bases]
+    if after in ids:
+        models, more = bases[ids.index(after) + 1 :], False
+    else:
+        models, more = made_models(parts, caller.org, limit=limit, after=after, base=base_model)
+        models += [] if more else bases
+    return listing(models[:limit], more=more or len(models) > limit)
 
 
 @router.get("/models/{model_id:path}/jobs", summary="The jobs that made or use a model", responses=many(Job))
@@ -54,7 +58,7 @@ async def jobs_of_model(
     """The job that made it, and those that train or evaluate it, newest first."""
     model = model_named(parts, caller.org, model_id)
     before = (await parts.job(caller.org, after)).created_seq if after else None
-    rows = parts.model.jobs_that_use(caller.org, model.id, limit=limit + 1, before=before)
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[model.id]), before=before)
     return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
@@ -86,10 +90,30 @@ async def model_file(model: ModelId, name: str, caller: Caller, parts: Parts) ->
     return await download(parts.blobs, ref, name)
 
 
-def models_of(parts: Gateway, org: str) -> list[Model]:
-    """What an organisation can name as a model: those that its jobs made, newest first, then the bases."""
-    made = [row.model for row in parts.model.models(org, limit=_MOST)]
-    return made + [_base(spec) for spec in parts.registry.runnable()]
+def made_models(
+    parts: Gateway,
+    org: str,
+    *,
+    limit: int,
+    after: str | None = None,
+    base: str | None = None,
+    prefix: str | None = None,
+) -> tuple[list[Model], bool]:
+    """The models that an organisation's jobs made, newest first, and whether there are more.
+
+    after: only those that are older than this one. Raises a 404.
+    """
+    last = parts.model.model(org, after) if after else None
+    if after and last is None:
+        raise not_found("model", after)
+    before = last.created_seq if last else None
+    rows = parts.model.models(org, limit=limit + 1, before=before, base=base, prefix=prefix)
+    return [row.model for row in rows[:limit]], len(rows) > limit
+
+
+def base_models(parts: Gateway) -> list[Model]:
+    """The base models that are on the cluster."""
+    return [_base(spec) for spec in parts.registry.runnable()]
 
 
 def model_named(parts: Gateway, org: str, id: str) -> Model:
@@ -106,15 +130,7 @@ def model_named(parts: Gateway, org: str, id: str) -> Model:
             return row.model
         checkpoint = parts.model.checkpoint(org, spelled)
         if checkpoint is not None:
-            known = checkpoint.checkpoint
-            return Model(
-                id=known.model,
-                kind=checkpoint.kind,
-                base=checkpoint.base,
-                job_id=known.job_id,
-                step=known.step,
-                created_at=known.created_at,
-            )
+            return checkpoint.model
     raise not_found("model", id)
 
 

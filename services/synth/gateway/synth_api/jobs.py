@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from synth.errors import Problem
 from synth.gateway.auth import Caller
+from synth.gateway.failures import ApiError
 from synth.gateway.openapi import json_response, one
+from synth.gateway.paging import after_id
 from synth.gateway.projection import JobRow
 from synth.gateway.sse import wants_stream
 from synth.gateway.state import Gateway, Parts
 from synth.gateway.steering import cancel_job
 from synth.gateway.synth_api.listing import moment
-from synth.gateway.synth_api.reading import read_events, read_facts, stream_events
+from synth.gateway.synth_api.reading import Span, read_events, read_facts, stream_events
 from synth.gateway.synth_api.shapes import (
     SynthCheckpoints,
     SynthEvents,
@@ -28,11 +32,13 @@ from synth.gateway.synth_api.shapes import (
     SynthTimeline,
 )
 from synth.gateway.synth_api.views import (
+    Attempt,
     as_sent,
     checkpoint_view,
     job_view,
     phase_view,
     point_view,
+    run_named,
     runs_view,
 )
 from synth.gateway.vocabulary import STATUS, our_metric
@@ -43,12 +49,22 @@ router = APIRouter(tags=["synth api"])
 _FAMILIES = ("learning", "rl", "orchestration", "sft")
 _MOST_EVENTS = 2000
 _MOST_STEPS = 10_000
-_EVENT_ID = re.compile(r"(?:evt_)?(\d{1,18})")
+_EVENT_ID = re.compile(r"(?:evt_)?([0-9]{1,18})")
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 # SQLite's integers have 64 bits.
 AfterStep = Annotated[int | None, Query(ge=-(1 << 53), le=1 << 53)]
 Limit = Annotated[int, Query(ge=1, le=100_000)]
+
+
+async def _run_asked(
+    run: Annotated[str | None, Query(description="Only of this attempt: its `run_number` or `id`")] = None,
+    run_id: Annotated[str | None, Query(description="The same")] = None,
+) -> str | None:
+    return run or run_id
+
+
+Run = Annotated[str | None, Depends(_run_asked)]
 
 
 def _of_a_job(method: str, path: str, summary: str, answer: type | None = None) -> Callable[[_Handler], _Handler]:
@@ -113,6 +129,7 @@ async def get_events(
     since_seq: Annotated[int, Query(description="Only events with a greater `seq`")] = 0,
     since: Annotated[str | None, Query(description="Only events after this moment (ISO 8601) or this event id")] = None,
     after: Annotated[str | None, Query(description="The same")] = None,
+    run: Run = None,
     limit: Limit = 200,
 ) -> Response:
     """A page; with `Accept: text/event-stream` the past and then the present, one `data:` line an event."""
@@ -122,10 +139,13 @@ async def get_events(
         seq, time = _place(name, place)
         cursor = max(cursor, seq)
         moments += [time] if time else []
+    span = Span(cursor, since=max(moments, default=None))
+    if run is not None:
+        start, following = await _run(parts, row, run)
+        span = replace(span, after=max(cursor, start.seq - 1), before=following.seq if following else None)
     if wants_stream(request):
-        return stream_events(parts, caller, row, after=cursor)
-    limit, start = min(limit, _MOST_EVENTS), max(moments, default=None)
-    return json_response(SynthEvents(events=await read_events(parts, row, after=cursor, limit=limit, since=start)))
+        return stream_events(parts, caller, row, span)
+    return json_response(SynthEvents(events=await read_events(parts, row, span, limit=min(limit, _MOST_EVENTS))))
 
 
 @_of_a_job("GET", "/metrics", "A job's metrics", SynthPoints)
@@ -135,6 +155,7 @@ async def get_metrics(
     parts: Parts,
     after_step: AfterStep = None,
     name: Annotated[str | None, Query(description="One metric; without it the headline ones")] = None,
+    run: Run = None,
     limit: Annotated[int, Query(ge=1, le=100_000, description="Steps, each with all its values")] = 200,
 ) -> Response:
     """Ascending by step: the first ones after `after_step`, without it the latest ones.
@@ -142,9 +163,15 @@ async def get_metrics(
     What an evaluation measures is published with the step after it, so that who goes on from the last step that it
     has seen misses nothing.
     """
-    await parts.job(caller.org, job_id)
+    row = await parts.job(caller.org, job_id)
+    since, until = None, None
+    if run is not None:
+        start, following = await _run(parts, row, run)
+        since, until = start.time, following.time if following else None
     wanted, steps = our_metric(name) if name else None, min(limit, _MOST_STEPS)
-    points = parts.model.published_points(job_id, after_step=after_step, name=wanted, steps=steps)
+    points = parts.model.published_points(
+        job_id, after_step=after_step, name=wanted, steps=steps, since=since, until=until
+    )
     return json_response(SynthPoints(points=[point_view(point, job_id) for point in points]))
 
 
@@ -163,8 +190,8 @@ async def get_checkpoints(
     """Those that are still there, newest first. `after`: go on after this checkpoint's id."""
     row = await parts.job(caller.org, job_id)
     found = [checkpoint_view(checkpoint) for checkpoint in parts.model.checkpoints(row.job.id)]
-    start = next((i + 1 for i, checkpoint in enumerate(found) if checkpoint.id == after), 0)
-    return json_response(SynthCheckpoints(data=found[start : start + limit], has_more=len(found) > start + limit))
+    found = after_id(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
+    return json_response(SynthCheckpoints(data=found[:limit], has_more=len(found) > limit))
 
 
 @router.get("/jobs/{job_id}/runs", summary="The attempts at a job", responses=one(SynthRuns))
@@ -172,6 +199,17 @@ async def get_runs(job_id: str, caller: Caller, parts: Parts) -> Response:
     """One for each time that a worker took it."""
     row = await parts.job(caller.org, job_id)
     return json_response(SynthRuns(runs=runs_view(await read_facts(parts, row), row.job)))
+
+
+async def _run(parts: Gateway, row: JobRow, name: str) -> Attempt:
+    """An attempt at a job, by its number or id. Raises a 404."""
+    run = run_named(await read_facts(parts, row), row.job.id, name)
+    if run is None:
+        problem = Problem(
+            what=f"{row.job.id} has no run {name[:120]!r}", fix=f"GET /api/jobs/{row.job.id}/runs has all of them"
+        )
+        raise ApiError(404, problem.text(), code="run_not_found", problems=[problem])
+    return run
 
 
 def _shown(parts: Gateway, row: JobRow, *, message: str | None = None) -> Response:

@@ -13,8 +13,8 @@ from synth.bus.secrets import ApiKey
 from synth.errors import Problem
 from synth.gateway.auth import Caller
 from synth.gateway.failures import ApiError
+from synth.gateway.job_filters import JobFilter
 from synth.gateway.openapi import json_response, one
-from synth.gateway.projection import JobRow
 from synth.gateway.state import Gateway, Parts
 from synth.gateway.synth_api.shapes import SynthJobs
 from synth.gateway.synth_api.views import job_view
@@ -23,7 +23,6 @@ from synth.gateway.vocabulary import STATUS
 router = APIRouter(tags=["synth api"])
 
 _MOST = 200
-_SEARCHED = 2000
 _KINDS = {"sft_offline": "sft", "sft": "sft", "rl_online": "rl", "rl": "rl", "eval": "eval"}
 # Within what 64 bits of nanoseconds hold.
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,8 +36,8 @@ class Filters(BaseModel):
     type: Literal["sft_offline", "sft_online", "rl_online", "dpo", "sft", "rl", "eval"] | None = None
     created_after: str | None = None
     created_before: str | None = None
-    model: str | None = Field(default=None, description="Trained or made; searched among the newest 2,000 jobs")
-    file_id: str | None = Field(default=None, description="Trained on; searched among the newest 2,000 jobs")
+    model: str | None = Field(default=None, description="Trained or made, a checkpoint too")
+    file_id: str | None = Field(default=None, description="Trained or validated on")
     limit: int = Field(default=20, ge=1, le=100_000, description="200 at most are given")
     after: str | None = Field(default=None, description="Go on after this job id")
 
@@ -90,24 +89,14 @@ async def _listed(parts: Gateway, caller: ApiKey, asked: Filters, kind: str | No
     if asked.type is not None:
         of_type = {_KINDS[asked.type]} if asked.type in _KINDS else set[str]()
         kinds = of_type if kinds is None else of_type & kinds
-    until, limit = moment("created_before", asked.created_before), min(asked.limit, _MOST)
-    searches = until is not None or asked.model is not None or asked.file_id is not None
-
-    def wanted(row: JobRow) -> bool:
-        job = row.job
-        return (
-            (until is None or job.created_at < until)
-            and (asked.model is None or asked.model in (job.source_model, job.model))
-            and (asked.file_id is None or asked.file_id in (job.training_file, job.validation_file))
-        )
-
-    rows = parts.model.jobs(
-        caller.org,
-        limit=_SEARCHED if searches else limit + 1,
+    wanted = JobFilter(
         states=None if asked.status is None else [s for s, words in STATUS.items() if words.synth == asked.status],
         kinds=kinds,
         created_after=moment("created_after", asked.created_after),
-        before=(await parts.job(caller.org, asked.after)).created_seq if asked.after else None,
+        created_before=moment("created_before", asked.created_before),
+        names=[name for name in (asked.model, asked.file_id) if name is not None],
     )
-    rows = [row for row in rows if wanted(row)]
+    before = (await parts.job(caller.org, asked.after)).created_seq if asked.after else None
+    limit = min(asked.limit, _MOST)
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

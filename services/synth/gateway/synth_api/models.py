@@ -9,29 +9,27 @@ from starlette.responses import Response
 
 from synth.gateway.auth import Caller
 from synth.gateway.openapi import json_response, many, one
-from synth.gateway.projection import Model
-from synth.gateway.routes.models import model_named, models_of
-from synth.gateway.state import Gateway, Parts
+from synth.gateway.results import Model
+from synth.gateway.routes.models import MOST, made_models, model_named
+from synth.gateway.state import Parts
 from synth.gateway.synth_api.shapes import SynthModel
-from synth.models import parse_finetuned
 
 router = APIRouter(tags=["models"])
 
-_MOST = 1000
-_Limit = Annotated[int, Query(ge=1, le=_MOST)]
+_Limit = Annotated[int, Query(ge=1, le=MOST)]
+_After = Annotated[str | None, Query(description="Go on after this model's id")]
 
 
 @router.get("/learning/models", summary="Fine-tuned models, newest first", responses=many(SynthModel))
-async def list_models(caller: Caller, parts: Parts, limit: _Limit = _MOST) -> Response:
+async def list_models(caller: Caller, parts: Parts, limit: _Limit = MOST, after: _After = None) -> Response:
     """The models that your jobs made."""
-    return _listed(_made(parts, caller.org), caller.org, limit)
+    return _listed(caller.org, *made_models(parts, caller.org, limit=limit, after=after))
 
 
 @router.get("/learning/models/rl", summary="Models that RL jobs made, newest first", responses=many(SynthModel))
-async def list_rl_models(caller: Caller, parts: Parts, limit: _Limit = _MOST) -> Response:
+async def list_rl_models(caller: Caller, parts: Parts, limit: _Limit = MOST, after: _After = None) -> Response:
     """Those whose id begins with `rl:`."""
-    made = [m for m in _made(parts, caller.org) if (named := parse_finetuned(m.id)) and named.prefix == "rl"]
-    return _listed(made, caller.org, limit)
+    return _listed(caller.org, *made_models(parts, caller.org, limit=limit, after=after, prefix="rl"))
 
 
 @router.get("/learning/models/{model_id:path}", summary="One model", responses=one(SynthModel))
@@ -40,20 +38,16 @@ async def get_model(model_id: str, caller: Caller, parts: Parts) -> Response:
     return json_response(_shown(model_named(parts, caller.org, model_id), caller.org))
 
 
-def _made(parts: Gateway, org: str) -> list[Model]:
-    return [model for model in models_of(parts, org) if model.job_id is not None]
-
-
-def _listed(models: list[Model], org: str, limit: int) -> Response:
-    rows = [_shown(model, org) for model in models[:limit]]
+def _listed(org: str, models: list[Model], more: bool) -> Response:
+    rows = [_shown(model, org) for model in models]
     # Under both names, because one client reads `data` and another `models`.
-    return json_response({"object": "list", "data": rows, "models": rows, "has_more": len(models) > limit})
+    return json_response({"object": "list", "data": rows, "models": rows, "has_more": more})
 
 
 def _shown(model: Model, org: str) -> SynthModel:
     return SynthModel(
         id=model.id,
-        base_model=model.base or (None if model.job_id else model.id),
+        base_model=model.base or model.id,
         owner=org if model.job_id else None,
         created_at=model.created_at,
         job_id=model.job_id,

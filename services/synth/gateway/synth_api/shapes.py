@@ -14,22 +14,25 @@ class SynthJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job in the Synth API. status: queued, running, succeeded, failed or cancelled.
 
     model: what is trained; fine_tuned_model: the result. config: as it was sent, null in a list. stand_in: the local
-    model whose weights really run under the model's id. message: what a request did.
+    model whose weights really run under the model's id. message: what a request did. A client prints the first 600
+    characters of a job that has ended, so what came of it is first.
     """
 
     id: str
     job_id: str
+    status: str
+    error: str | None
+    fine_tuned_model: str | None
+    warnings: list[str]
     object: str = "job"
     job_type: str | None
     type: str | None
     training_type: str | None
-    status: str
     name: str
     model: str | None
     model_id: str | None
     base_model: str | None
     stand_in: str | None
-    fine_tuned_model: str | None
     linked_job_id: str | None = None
     training_file_id: str | None
     validation_file_id: str | None
@@ -39,8 +42,6 @@ class SynthJob(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    error: str | None
-    warnings: list[str]
     hyperparameters: dict[str, Any]
     config: Any
     tags: dict[str, Any]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from synth.bus.recorded import Recorded
 from synth.gateway.metrics import PublishedPoint
-from synth.gateway.projection import Checkpoint, Job, JobRow
+from synth.gateway.projection import Job, JobRow
+from synth.gateway.results import Checkpoint
 from synth.gateway.synth_api.shapes import (
     SynthCheckpoint,
     SynthEvent,
@@ -135,6 +136,8 @@ def phase_view(recorded: Recorded, kind: str | None) -> SynthPhase | None:
     phase, words = PHASES.get(recorded.type), said(recorded, kind)
     if phase is None or words is None:
         return None
+    if phase == "training" and kind == "eval":
+        phase = "evaluating"
     return SynthPhase(
         phase=phase,
         message=words.message,
@@ -142,6 +145,22 @@ def phase_view(recorded: Recorded, kind: str | None) -> SynthPhase | None:
         timestamp=recorded.time,
         job_id=recorded.key,
     )
+
+
+class Attempt(NamedTuple):
+    """An attempt at a job: the fact that began it, and the one that began the next."""
+
+    start: Recorded
+    next: Recorded | None
+
+
+def run_named(facts: list[Recorded], job_id: str, name: str) -> Attempt | None:
+    """The attempt of this number or id (`runs_view`), from the facts of the job's lifecycle."""
+    starts = [fact for fact in facts if fact.type == "job.started"]
+    following = [*starts[1:], None]
+    names = [{str(number), f"{job_id}:{number}"} for number in range(1, len(starts) + 1)]
+    attempts = zip(names, starts, following, strict=True)
+    return next((Attempt(start, after) for known, start, after in attempts if name in known), None)
 
 
 def runs_view(facts: list[Recorded], job: Job) -> list[SynthRun]:

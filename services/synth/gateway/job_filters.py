@@ -1,0 +1,43 @@
+"""What a list of jobs is asked for, as a condition that SQLite keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFilter:
+    """Jobs of which all of this holds; None and nothing are no condition.
+
+    metadata: pairs that the job's must have. names: files and models, each of which the job names, or made.
+    """
+
+    states: Collection[str] | None = None
+    kinds: Collection[str] | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    names: Collection[str] = ()
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """SQL over the columns of the read model's `jobs`, and its values."""
+        parts, values = ["TRUE"], list[Any]()
+        for column, wanted in (("state", self.states), ("kind", self.kinds)):
+            if wanted is not None:
+                parts.append(f"{column} IN ({', '.join('?' for _ in wanted)})")
+                values += wanted
+        for comparison, moment in ((">", self.created_after), ("<", self.created_before)):
+            if moment is not None:
+                parts.append(f"created_at {comparison} ?")
+                values.append(moment.timestamp())
+        for name in self.names:
+            parts.append("id IN (SELECT job FROM uses WHERE what = ?)")
+            values.append(name)
+        for name, value in self.metadata.items():
+            pairs = "json_each(CAST(row AS TEXT), '$.job.metadata')"
+            parts.append(f"EXISTS (SELECT 1 FROM {pairs} AS pair WHERE pair.key = ? AND pair.value = ?)")
+            values += [name, value]
+        return " AND ".join(parts), values

@@ -1,0 +1,126 @@
+"""What jobs leave behind, as the API shows it: models, checkpoints and measurements, each from the event of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from synth.bus.recorded import Recorded
+from synth.events import BlobRef, CheckpointSaved, EvalCompleted, ModelPublished, ModelRef, TrainStep
+from synth.models import parse_finetuned
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as the API shows it. kind: full, lora or base; base: what it goes back to, null for a base.
+
+    stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
+    """
+
+    id: str
+    object: str = "model"
+    kind: str
+    base: str | None = None
+    stand_in: str | None = None
+    job_id: str | None = None
+    step: int | None = None
+    created_at: datetime | None = None
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that a job made, and the manifest of its files."""
+
+    model: Model
+    tree: BlobRef | None
+    org: str
+    created_seq: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
+
+    values: every metric of its step.
+    """
+
+    model: str
+    object: str = "checkpoint"
+    job_id: str
+    step: int
+    bytes: int
+    created_at: datetime
+    values: dict[str, float] = {}
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, the model that it is, and the manifest of its files."""
+
+    checkpoint: Checkpoint
+    model: Model
+    tree: BlobRef
+    org: str
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of one metric."""
+
+    name: str
+    step: int
+    value: float
+    time: datetime
+
+
+class Points(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics, ascending by step. more: whether later steps were left out."""
+
+    points: list[Point]
+    more: bool
+
+
+def model_of(recorded: Recorded) -> ModelRow | None:
+    """The model that an event publishes, if it does."""
+    event = recorded.event
+    if not isinstance(event, ModelPublished):
+        return None
+    model = _model(event.model, event.kind, event.step, recorded)
+    return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
+
+
+def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
+    """The checkpoint that an event announces, if it does; its values are those of its step."""
+    event = recorded.event
+    if not isinstance(event, CheckpointSaved):
+        return None
+    checkpoint = Checkpoint(
+        model=event.model.id,
+        job_id=recorded.key,
+        step=event.step,
+        bytes=event.size,
+        created_at=recorded.time,
+    )
+    model = _model(event.model, event.model.kind, event.step, recorded)
+    return CheckpointRow(checkpoint=checkpoint, model=model, tree=event.tree, org=recorded.org)
+
+
+def points_of(recorded: Recorded) -> list[Point]:
+    """The metrics that an event measures. Steps count from 1; an evaluation job's only evaluation is step 1."""
+    event = recorded.event
+    if isinstance(event, TrainStep):
+        return [Point(name=n, step=event.step, value=v, time=recorded.time) for n, v in event.values.items()]
+    if isinstance(event, EvalCompleted):
+        step = max(event.iteration, 1) if event.step is None else event.step
+        return [Point(name=f"eval.{n}", step=step, value=v, time=recorded.time) for n, v in event.values.items()]
+    return []
+
+
+def _model(ref: ModelRef, kind: str, step: int, recorded: Recorded) -> Model:
+    # Every id bears its base; a reference names one only where an adapter must be laid over it.
+    named = parse_finetuned(ref.id)
+    return Model(
+        id=ref.id,
+        kind=kind,
+        base=named.base if named else None,
+        stand_in=ref.stand_in,
+        job_id=recorded.key,
+        step=step,
+        created_at=recorded.time,
+    )

@@ -1,0 +1,29 @@
+"""`synthctl eval` in a pipe: the result is its data, what happens on the way is told beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.unit.cli.backend import Answer, Request, backend_that
+from tests.unit.cli.test_command_line import synthctl
+
+JOB = {"id": "job_1", "state": "succeeded", "eval": {"reward_mean": 0.5, "rollouts": 2.0}}
+CREATED = {"seq": 1, "type": "job.created", "time": "2026-01-01T00:00:00Z", "job_id": "job_1", "data": {}}
+
+
+def answer(request: Request) -> Answer:
+    if request.path.startswith("/api/jobs/job_1/events"):
+        return Answer(
+            chunks=[f"id: 1\nevent: job.created\ndata: {json.dumps(CREATED)}\n\n", "event: end\ndata: {}\n\n"]
+        )
+    return Answer(body=JOB)
+
+
+def test_a_pipe_gets_the_result_alone(tmp_path: Path):
+    with backend_that(answer) as (backend, _):
+        asked = ("--model", "tiny", "--seeds", "0-1", "--task-url", "http://127.0.0.1:1", "--backend", backend.url)
+        run = synthctl("eval", *asked, cwd=tmp_path, SYNTH_API_KEY="sk_x")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "reward_mean\t0.5\nrollouts\t2\n"
+    assert "created" in run.stderr
