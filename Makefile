@@ -22,8 +22,8 @@ install: .venv/installed ## make .venv with everything in it
 demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n)
 	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --install-seconds $$(cat .venv/installed)
 
-test: .venv/installed lint ## static checks and every fast test
-	@$(BIN)/pytest tests/unit tests/service tests/e2e
+test: .venv/installed lint unit ## static checks and every fast test
+	@$(BIN)/pytest tests/service tests/e2e
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai
@@ -35,7 +35,7 @@ test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the publ
 	@$(BIN)/pytest tests/clients
 
 unit: .venv/installed ## the tests that start no process
-	@$(BIN)/pytest tests/unit
+	@$(BIN)/pytest tests/unit --numprocesses 2
 
 lint: .venv/installed ## ruff, pyright, import-linter
 	@$(BIN)/ruff check .
