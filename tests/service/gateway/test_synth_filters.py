@@ -127,8 +127,11 @@ async def test_every_listing_names_the_base_and_the_stand_in_of_what_a_job_made(
         assert (theirs["id"], theirs["base_model"], theirs["stand_in"]) == (name, "Qwen/Qwen3-0.6B", "tiny")
         ours = await get(user, f"/api/models/{name}")
         assert (ours["base"], ours["stand_in"]) == ("Qwen/Qwen3-0.6B", "tiny")
-    for path in ("/api/learning/models", "/api/models?base_model=Qwen/Qwen3-0.6B"):
-        assert [model["id"] for model in (await get(user, path))["data"]] == [made]
+    for listed in (
+        await get(user, "/api/learning/models"),
+        await get(user, "/api/models", base_model="Qwen/Qwen3-0.6B"),
+    ):
+        assert [model["id"] for model in listed["data"]] == [made]
     assert (await get(user, "/api/learning/models"))["models"][0]["base_model"] == "Qwen/Qwen3-0.6B"
     assert (await get(user, "/api/learning/models/rl"))["data"] == []
 
