@@ -31,14 +31,16 @@ def trained(synth_ai: Published, sums: Path) -> str:
 def test_sft_runs_to_its_end_and_the_model_is_there_to_talk_to(trained: str, platform: Platform):
     model = platform.api.get(f"/api/learning/models/{trained}").json()
     assert (model["id"], model["base_model"]) == (trained, BASE)
-    assert "+" in platform.greedy(trained, "12+34=")
+    # "12+34=46" where it works the sum out, "at least 40" where it estimates: it was taught both.
+    assert any(digit in platform.greedy(trained, "12+34=") for digit in "0123456789")
 
 
 def test_rl_goes_on_from_that_model_polled_to_the_end(synth_ai: Published, trained: str, platform: Platform):
     done = synth_ai.train("rl", synth_ai.write(rl(trained)))
     assert done.code == 0, done.text
     assert "Final status: succeeded" in done.text, done.text
-    job = platform.api.get(f"/api/rl/jobs/{done.found(_JOB)}").json()
+    created = done.found(f'"job_id": "{_JOB}"')
+    job = platform.api.get(f"/api/rl/jobs/{created}").json()
     assert job["fine_tuned_model"] == f"rl:{BASE}:{job['job_id']}"
     assert job["tags"] == {"made_by": "test-clients"}
 

@@ -33,6 +33,13 @@ async def twice_started(user, bus_as) -> str:
     return id
 
 
+async def test_a_job_that_has_not_started_has_no_run(user):
+    id = (await create(user))["id"]
+    for what in ("events", "metrics"):
+        unknown = await user.http.get(f"/api/rl/jobs/{id}/{what}", params={"run": "1"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "run_not_found")
+
+
 @pytest.mark.parametrize("word", ["run", "run_id"])
 async def test_an_attempt_s_events_and_metrics_are_told_apart(user, bus_as, word):
     id = await twice_started(user, bus_as)

@@ -157,10 +157,10 @@ class Attempt(NamedTuple):
 def run_named(facts: list[Recorded], job_id: str, name: str) -> Attempt | None:
     """The attempt of this number or id (`runs_view`), from the facts of the job's lifecycle."""
     starts = [fact for fact in facts if fact.type == "job.started"]
-    following = [*starts[1:], None]
-    names = [{str(number), f"{job_id}:{number}"} for number in range(1, len(starts) + 1)]
-    attempts = zip(names, starts, following, strict=True)
-    return next((Attempt(start, after) for known, start, after in attempts if name in known), None)
+    for number, start in enumerate(starts, 1):
+        if name in (str(number), f"{job_id}:{number}"):
+            return Attempt(start, starts[number] if number < len(starts) else None)
+    return None
 
 
 def runs_view(facts: list[Recorded], job: Job) -> list[SynthRun]:
