@@ -351,6 +351,8 @@ def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1", ready: Callable[[
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # Before anybody is told of the address: a call that comes at once waits instead of being refused.
+        listener.listen(2048)
     except OSError as taken:
         listener.close()
         raise UserError(
