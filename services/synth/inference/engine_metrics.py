@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from synth.inference.hosts import Hosts
 from synth.inference.policies import Policies
 
 _GAUGES = {
@@ -25,10 +27,14 @@ _COUNTERS = {
 
 
 class EngineMetrics(Collector):
-    """`synth_engine_…{model}` of every loaded engine; an engine that is unloaded takes its series with it."""
+    """`synth_engine_…{model}` of every loaded engine; an engine that is unloaded takes its series with it.
 
-    def __init__(self, policies: Policies) -> None:
+    `synth_vllm_host_policies{base,host}`: the models on each vLLM host. vLLM's own figures, `vllm:…`, come from itself.
+    """
+
+    def __init__(self, policies: Policies, hosts: Hosts[Any]) -> None:
         self._policies = policies
+        self._hosts = hosts
 
     def collect(self) -> Iterator[Metric]:
         stats = self._policies.stats()
@@ -38,3 +44,7 @@ class EngineMetrics(Collector):
                 for model, reading in stats.items():
                     family.add_metric([model], getattr(reading, name))
                 yield family
+        shared = GaugeMetricFamily("synth_vllm_host_policies", "Models on a vLLM host", labels=["base", "host"])
+        for number, (folder, policies) in enumerate(self._hosts.leases()):
+            shared.add_metric([str(folder), str(number)], policies)
+        yield shared

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from synth.inference.canary import check_canary
 from synth.inference.chat import ChatFormat
+from synth.inference.hosts import Hosts
 from synth.inference.policies import Loaded, ModelFiles
 from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
 
+if TYPE_CHECKING:
+    from synth.inference.engines.settings import EngineSettings
+    from synth.inference.engines.vllm.host import VllmHost
+
 _importing = threading.Lock()
 
 
-def import_engine() -> None:
+def import_transformers() -> None:
     """Import what the first model will need, which takes seconds; returns when it is imported, whoever began.
 
     One thread at a time: transformers loads its parts when they are first named, and two threads that name them at
@@ -28,27 +37,104 @@ def import_engine() -> None:
         import synth.inference.engines.loading  # noqa: F401
 
 
+def warm_up(settings: InferenceSettings) -> None:
+    """Have ready what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
+    import_transformers()
+    if settings.engine == "vllm":
+        from synth.inference.engines.vllm import process
+
+        process.prepare(settings.threads)
+
+
+def engine_settings(settings: InferenceSettings) -> EngineSettings:
+    """How an engine of this process runs."""
+    from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
+
+    return EngineSettings(
+        threads=settings.threads,
+        device=settings.device,
+        kv_budget_bytes=settings.kv_budget_bytes,
+        max_rows=settings.max_rows,
+        workarounds=WORKAROUNDS if settings.vllm_workarounds is None else settings.vllm_workarounds,
+    )
+
+
 @dataclass(frozen=True)
-class Opening:
+class TransformersOpening:
     """Loads files with the transformers engine, which raises `Permanent` for what it cannot serve."""
 
     settings: InferenceSettings
 
     async def __call__(self, files: ModelFiles) -> Loaded:
         # torch is imported after the process is healthy.
-        await asyncio.to_thread(import_engine)
-        from synth.inference.engines.settings import EngineSettings
+        await asyncio.to_thread(import_transformers)
         from synth.inference.engines.transformers import TransformersEngine
 
-        settings = EngineSettings(
-            threads=self.settings.threads,
-            device=self.settings.device,
-            kv_budget_bytes=self.settings.kv_budget_bytes,
-            max_rows=self.settings.max_rows,
+        chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
+        engine = await TransformersEngine.load(
+            files.model_dir, adapter=files.adapter, version=0, settings=engine_settings(self.settings)
         )
-        engine = await TransformersEngine.load(files.model_dir, adapter=files.adapter, version=0, settings=settings)
-        if files.weights is not None:
-            await engine.update_weights(files.weights, files.version)
-            if files.copied:
-                files.weights.unlink()
-        return Loaded(engine, ChatFormat(load_tokenizer(files.model_dir)))
+        return await _with_weights(Loaded(engine, chat, half=half), files)
+
+
+@dataclass(frozen=True)
+class VllmOpening:
+    """Loads files as policies on vLLM hosts."""
+
+    settings: InferenceSettings
+    hosts: Hosts[VllmHost]
+
+    async def __call__(self, files: ModelFiles) -> Loaded:
+        chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
+        rank = files.lora.r if files.lora is not None else 0
+        lease = await self.hosts.take(files.model_dir, rank=None if files.replaced else rank)
+        try:
+            from synth.inference.engines.vllm.engine import VllmEngine
+
+            engine = await VllmEngine.load(lease.host, adapter=files.adapter, version=0)
+        except BaseException:
+            await lease.release()
+            raise
+        return await _with_weights(Loaded(engine, chat, half=half, let_go=lease.release), files)
+
+
+def vllm_hosts(settings: InferenceSettings) -> Hosts[VllmHost]:
+    """The hosts of a process whose engine is vLLM."""
+
+    async def start(model_dir: Path, rank: int | None) -> VllmHost:
+        from synth.inference.engines.vllm.host import VllmHost
+
+        return await VllmHost.start(model_dir, engine_settings(settings), max_lora_rank=rank)
+
+    return Hosts(start, max_rank=settings.max_lora_rank)
+
+
+async def _with_weights(loaded: Loaded, files: ModelFiles) -> Loaded:
+    """The same, serving the weights that were published for it, proven."""
+    if files.weights is None:
+        return loaded
+    try:
+        await loaded.engine.update_weights(files.weights, files.version)
+        if files.canary is not None:
+            await check_canary(loaded.engine, files.canary, half=loaded.half)
+    except BaseException:
+        await loaded.close()
+        raise
+    finally:
+        if files.copied:
+            files.weights.unlink()
+    return loaded
+
+
+def _chat(files: ModelFiles) -> ChatFormat:
+    return ChatFormat(load_tokenizer(files.model_dir))
+
+
+def _half(files: ModelFiles, settings: InferenceSettings) -> bool:
+    """Whether an engine computes in 16 bits: on a GPU, vLLM always and the other one as the model is stored."""
+    import torch
+
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    stored = json.loads((files.model_dir / "config.json").read_text())
+    full = stored.get("dtype", stored.get("torch_dtype")) in (None, "float32")
+    return not device.startswith("cpu") and (settings.engine == "vllm" or not full)

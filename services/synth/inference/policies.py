@@ -2,19 +2,21 @@
 
 A training policy is never evicted for a served model; an idle served model is evicted for either. What an evaluation
 pins of a training policy stands beside it and takes no place: an evaluation that had to wait for another job's end
-would fail its own. A model is loaded once however many ask for it at the same time.
+would fail its own. A model is loaded once however many ask for it at the same time, and one that nobody trains is let
+go of when nobody has asked for it for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from synth.errors import Transient
+from synth.events import Canary, LoraShape
 from synth.inference.chat import ChatFormat
 from synth.inference.engines.protocol import Engine, EngineStats
 
@@ -24,7 +26,9 @@ class ModelFiles:
     """A model on this machine's disk. adapter: a peft directory over it, or None.
 
     weights: a policy weights file to load over it, of this version; None for the model as it lies there.
-    copied: weights is a copy for this one load, to be deleted after it.
+    copied: weights is a copy for this one load, to be deleted after it. canary: what proves them.
+    lora: the shape of the adapter, this one or the one that will be trained; None for full weights.
+    trained: newer weights will come.
     """
 
     model_dir: Path
@@ -32,14 +36,38 @@ class ModelFiles:
     weights: Path | None = None
     version: int = 0
     copied: bool = False
+    canary: Canary | None = None
+    lora: LoraShape | None = None
+    trained: bool = False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the weights of the model itself are replaced, so that nothing else can run on them."""
+        return self.lora is None and (self.trained or self.weights is not None)
+
+
+async def _nothing() -> None:
+    """There is nothing but the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An engine and the chat format of its model."""
+    """An engine and the chat format of its model.
+
+    half: it computes in 16 bits. let_go: frees what the engine stands on, once it is closed.
+    """
 
     engine: Engine
     chat: ChatFormat
+    half: bool = False
+    let_go: Callable[[], Awaitable[None]] = _nothing
+
+    async def close(self) -> None:
+        """Stop the engine, and free what it stands on."""
+        try:
+            await self.engine.close()
+        finally:
+            await self.let_go()
 
 
 Loader = Callable[[str], Awaitable[ModelFiles]]
@@ -51,7 +79,7 @@ Opener = Callable[[ModelFiles], Awaitable[Loaded]]
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """One of the process's places for a model. used: the tick of its last use; leases: requests that run on it.
+    """One of the process's places for a model. used: when it was last used; leases: requests that run on it.
 
     beside: the training policy of which this is another version, and which it goes with.
     """
@@ -59,7 +87,7 @@ class _Place:
     loading: asyncio.Task[Loaded]
     training: bool
     beside: str | None = None
-    used: int = 0
+    used: float = 0.0
     leases: int = 0
 
     @property
@@ -68,15 +96,26 @@ class _Place:
 
 
 class Policies:
-    """The loaded models of one inference process, at most `max_models`. load_timeout: seconds for one to load."""
+    """The loaded models of one inference process, at most `max_models`.
 
-    def __init__(self, loader: Loader, opener: Opener, *, max_models: int = 3, load_timeout: float = 300) -> None:
+    load_timeout: seconds for one to load. clock: seconds, of any beginning.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        opener: Opener,
+        *,
+        max_models: int = 3,
+        load_timeout: float = 300,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._loader = loader
         self._opener = opener
         self._max_models = max_models
         self._load_timeout = load_timeout
         self._places: dict[str, _Place] = {}
-        self._ticks = itertools.count(1)
+        self._clock = clock
         self._room = asyncio.Lock()
 
     def names(self) -> list[str]:
@@ -132,16 +171,26 @@ class Policies:
                         name, lambda: self._find_and_open(name), training=False, beside=beside
                     )
         place.leases += 1
-        place.used = next(self._ticks)
+        place.used = self._clock()
         try:
             yield await self._loaded(name, place)
         finally:
             place.leases -= 1
+            place.used = self._clock()
+
+    async def unload_idle(self, seconds: float) -> list[str]:
+        """Let go of the models that nobody trains and nobody has used for so long; returns their names."""
+        since = self._clock() - seconds
+        idle = [(name, place) for name, place in self._places.items() if place.evictable and place.used <= since]
+        for name, place in idle:
+            # Closing the one before took its time: somebody may use this one by now.
+            if place.evictable:
+                await self._drop(name, place)
+        return [name for name, _ in idle]
 
     async def close(self) -> None:
         """Stop every engine."""
-        for name, place in list(self._places.items()):
-            await self._drop(name, place)
+        await asyncio.gather(*(self._drop(name, place) for name, place in list(self._places.items())))
 
     async def _find_and_open(self, name: str) -> Loaded:
         return await self._opener(await self._loader(name))
@@ -201,7 +250,7 @@ class Policies:
             place.loading.cancel()
             await asyncio.wait([place.loading])
         if not place.loading.cancelled() and place.loading.exception() is None:
-            await place.loading.result().engine.close()
+            await place.loading.result().close()
 
 
 def _ready(place: _Place) -> bool:

@@ -97,15 +97,15 @@ class ServiceRouter:
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
         found = await local_model(self._by_id[name], self.blobs, self.cache)
-        return ModelFiles(found.model, found.adapter)
+        return ModelFiles(found.model, found.adapter, lora=self._by_id[name].lora)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
         """The files that a job's policy starts from, as its trainer loads them."""
         if job.trained:
             found = await training_source(job.source, job.lora, self.blobs, self.cache)
-        else:
-            found = await local_model(job.source, self.blobs, self.cache)
-        return ModelFiles(found.model, found.adapter)
+            return ModelFiles(found.model, found.adapter, lora=job.lora, trained=True)
+        found = await local_model(job.source, self.blobs, self.cache)
+        return ModelFiles(found.model, found.adapter, lora=job.source.lora)
 
     async def _find(self, org: str, model: str) -> ModelRef:
         if not model:
@@ -123,7 +123,7 @@ class ServiceRouter:
         return known
 
     async def _pinned_files(self, job: ServedJob, version: int) -> ModelFiles:
-        source = await self.source_of(job)
+        source = replace(await self.source_of(job), trained=False)
         if version == 0:
             return source
         published = await replay(self.bus.nc, [f"policy.published.{job.org}.{job.job_id}"])
@@ -131,7 +131,9 @@ class ServiceRouter:
         if not found:
             raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)
         weights = await self.blobs.fetch(found[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
-        return replace(source, weights=weights, version=version, copied=self.blobs.root is None)
+        return replace(
+            source, weights=weights, version=version, copied=self.blobs.root is None, canary=found[-1].canary
+        )
 
 
 def pinned_name(job_id: str, version: int) -> str:

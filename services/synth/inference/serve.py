@@ -17,7 +17,8 @@ from synth.bus.replay import follow, replay
 from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
-from synth.inference.engines.protocol import Engine, WeightProof
+from synth.inference.canary import CanaryMismatch, check_canary
+from synth.inference.policies import Loaded
 from synth.inference.requests import JobSampling
 from synth.inference.routing import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
@@ -29,10 +30,16 @@ log = logs.get("serve")
 
 _TURN_S = 5.0
 
+#: How long the second serve task of a job stays in the queue when the process that serves it already has taken it.
+_ELSEWHERE_S = 5.0
+
 
 @dataclass(frozen=True)
 class ServeService:
-    """What every serve task of this process shares. boot: names this process, for its announcements' ids."""
+    """What every serve task of this process shares. boot: names this process, for its announcements' ids.
+
+    serving: the jobs whose task it owns.
+    """
 
     bus: Connection
     blobs: BlobStore
@@ -40,6 +47,7 @@ class ServeService:
     router: ServiceRouter
     boot: str
     changed: asyncio.Event
+    serving: set[str] = field(default_factory=set[str])
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one serve task until its job has ended or is paused."""
@@ -49,9 +57,7 @@ class ServeService:
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
-            sampling = JobSampling(
-                temperature=job.rollout.sampling.temperature, max_tokens=job.rollout.sampling.max_tokens
-            )
+            sampling = JobSampling.of(job.rollout)
             served = ServedJob(
                 org=task.org,
                 job_id=task.job_id,
@@ -60,12 +66,16 @@ class ServeService:
                 lora=lora_shape(job) if isinstance(job, RlJob) else None,
                 trained=isinstance(job, RlJob),
             )
+            if task.job_id in self.serving:
+                raise Transient("this process serves the job already: it is another one's turn", delay=_ELSEWHERE_S)
+            self.serving.add(task.job_id)
             serving = _Serving(self, served, task)
             try:
                 await serving.until_over(lease)
             except Permanent as error:
                 await self.refuse(task, str(error), train=served.trained)
             finally:
+                self.serving.discard(task.job_id)
                 self.router.jobs.pop(task.job_id, None)
                 await self.router.policies.release(task.job_id)
                 self.changed.set()
@@ -115,7 +125,7 @@ class _Serving:
                 return
             if self.newest is not None:
                 # Whoever takes over serves the latest version at once: the ones before it are history.
-                await self._catch_up(held.engine)
+                await self._catch_up(held)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
             # Not sooner: what was loaded first is the source, which is nobody's policy after the first iteration.
@@ -129,7 +139,7 @@ class _Serving:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes; waiting for one does not.
                 lease.progress("load a version", deadline=service.settings.load_timeout_s)
-                await self._catch_up(held.engine)
+                await self._catch_up(held)
                 lease.progress("serve", deadline=60)
                 await self._wait(following)
         finally:
@@ -146,11 +156,14 @@ class _Serving:
             return
         self.news.clear()
 
-    async def _catch_up(self, engine: Engine) -> None:
+    async def _catch_up(self, held: Loaded) -> None:
         while (event := self.newest) is not None and (event.attempt, event.version) > self.loaded:
             started = time.monotonic()
             try:
-                proof = await self._load(engine, event)
+                proven, apart = await self._load(held, event)
+            except CanaryMismatch:
+                # Of whatever version: the engine is wrong, or the trainer is.
+                raise
             except Permanent:
                 # A version expires, at any moment, once there is a newer one, of which our follower may be the last
                 # to hear. What is still the newest is broken.
@@ -161,18 +174,22 @@ class _Serving:
                     raise
                 continue
             self.loaded = (event.attempt, event.version)
-            await self._announce(event.version, time.monotonic() - started, proven=proof.matched)
+            await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=apart)
 
-    async def _load(self, engine: Engine, event: PolicyPublished) -> WeightProof:
+    async def _load(self, held: Loaded, event: PolicyPublished) -> tuple[int, float | None]:
+        """Serve a version; returns how many tensors were proven, and how far its canary is from the trainer's."""
         blobs = self.service.blobs
         name = f"{self.job.job_id}-{event.attempt}-{event.version}.safetensors"
         file = await blobs.fetch(event.weights, self.service.router.cache / name)
         try:
-            return await engine.update_weights(file, event.version)
+            proof = await held.engine.update_weights(file, event.version)
         finally:
             if blobs.root is None:
                 # Our copy; of a local store it is the blob itself.
                 file.unlink(missing_ok=True)
+        if event.canary is None:
+            return proof.matched, None
+        return proof.matched, await check_canary(held.engine, event.canary, half=held.half)
 
     async def _last_published(self) -> PolicyPublished | None:
         subject = f"policy.published.{self.job.org}.{self.job.job_id}"
@@ -183,15 +200,19 @@ class _Serving:
         known = self.newest
         return known is None or (event.attempt, event.version) > (known.attempt, known.version)
 
-    async def _announce(self, version: int, seconds: float, *, proven: int) -> None:
+    async def _announce(self, version: int, seconds: float, *, proven: int, canary_error: float | None = None) -> None:
         service = self.service
         event = PolicyLoaded(
-            version=version, replica=service.settings.replica, seconds=round(seconds, 4), proven=proven
+            version=version,
+            replica=service.settings.replica,
+            seconds=round(seconds, 4),
+            proven=proven,
+            canary_error=canary_error,
         )
         # With the term: a policy that is loaded anew after a pause must be told anew.
         id = f"{self.task.term}:{self.loaded[0]}:{version}:{service.settings.replica}:{service.boot}"
         await Publisher(service.bus).once(event, org=self.job.org, key=self.job.job_id, id=id)
-        log.info("policy loaded", version=version, seconds=round(seconds, 4), proven=proven)
+        log.info("policy loaded", version=version, seconds=round(seconds, 4), proven=proven, canary_error=canary_error)
 
     async def _follow(self) -> None:
         org, job_id = self.job.org, self.job.job_id

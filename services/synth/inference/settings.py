@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from synth.settings import ServiceSettings
+
+Workaround = Literal["tied_head", "lora_mask", "clear_cache"]
 
 
 class InferenceSettings(ServiceSettings):
     """What an inference process needs beside the shared settings."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What computes: `transformers` is part of this process; `vllm` needs its own environment (`make install-vllm`)."""
+
+    vllm_workarounds: frozenset[Workaround] | None = None
+    """Faults of vLLM to work around, as a JSON list of `tied_head`, `lora_mask`, `clear_cache`; unset: all of them."""
+
+    max_lora_rank: int = 64
+    """vLLM: the rank that a process has room for; an adapter of a larger one gets a process of its own."""
 
     max_models: int = 3
     """Models (training policies, evaluated versions, served models) that one process holds at a time."""
@@ -28,3 +41,6 @@ class InferenceSettings(ServiceSettings):
 
     load_timeout_s: float = 600.0
     """How long a model may take to load."""
+
+    idle_unload_s: float = 900.0
+    """A served model that nobody has asked for during so many seconds gives its memory back."""

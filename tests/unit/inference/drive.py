@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ async def complete(
     versions: list[int] = []
     last: Delta | None = None
     name = request_id or f"req-{next(_ids)}"
-    async for last in engine.generate(prompt_ids, params, request_id=name, timeout=60, stream=stream):
+    async for last in engine.generate(prompt_ids, params, request_id=name, timeout=120, stream=stream):
         ids += last.token_ids
         logprobs += last.logprobs
         versions += last.versions
@@ -41,6 +42,40 @@ async def complete(
             on_delta(last)
     assert last is not None
     return Delta(ids, logprobs, versions, last.finish_reason, last.stop_text)
+
+
+async def begin(
+    engine: Engine,
+    prompts: list[list[int]],
+    n: int,
+    *,
+    names: Sequence[str | None] | None = None,
+    temperature: float = 1.0,
+) -> list[asyncio.Task[Delta]]:
+    """Start completions of `n` tokens, the first as a stream, and return when each has begun and it has eight."""
+    underway, seen = asyncio.Event(), 0
+
+    def count(_: Delta) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 8:
+            underway.set()
+
+    tasks = [
+        asyncio.create_task(
+            complete(
+                engine,
+                p,
+                endless(n, temperature=temperature),
+                stream=i == 0,
+                request_id=names[i] if names else None,
+                on_delta=count if i == 0 else None,
+            )
+        )
+        for i, p in enumerate(prompts)
+    ]
+    await asyncio.wait_for(underway.wait(), 60)
+    return tasks
 
 
 def endless(max_tokens: int, **more: object) -> SamplingParams:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from synth.inference.engine_metrics import EngineMetrics
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.transformers import TransformersEngine
+from synth.inference.hosts import Hosts
 
 
 class OneModel:
@@ -19,16 +22,31 @@ class OneModel:
         return {"job_1": self._engine.stats()}
 
 
+class Idle:
+    healthy = True
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+async def start_host() -> Idle:
+    return Idle()
+
+
 async def test_metrics_name_the_model_and_count_what_was_sampled(engine: TransformersEngine) -> None:
     before = engine.stats()
     params = SamplingParams(max_tokens=5, banned=(2,))
     _ = [delta async for delta in engine.generate([5, 6, 7], params, request_id="m", timeout=30)]
+    hosts = Hosts(lambda folder, rank: start_host(), max_rank=64)
+    await hosts.take(Path("/models/tiny"), rank=8)
+    await hosts.take(Path("/models/tiny"), rank=0)
     registry = CollectorRegistry()
-    registry.register(EngineMetrics(OneModel(engine)))  # type: ignore[arg-type]
+    registry.register(EngineMetrics(OneModel(engine), hosts))  # type: ignore[arg-type]
     told = dict(
         line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")
     )
     sampled = float(told['synth_engine_sampled_tokens_total{model="job_1"}'])
     assert 1 <= sampled - before.sampled_tokens <= 5
     assert float(told['synth_engine_running{model="job_1"}']) == 0
+    assert float(told['synth_vllm_host_policies{base="/models/tiny",host="0"}']) == 2
     assert float(told['synth_engine_cpu_seconds_total{model="job_1"}']) > before.cpu_seconds

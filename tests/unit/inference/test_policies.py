@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from synth.errors import Problem, Transient, UserError
+from synth.events import LoraShape
 from synth.inference.chat import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
@@ -151,3 +152,51 @@ async def test_a_dead_engine_is_loaded_anew(policies: Policies, shelf: Shelf) ->
     await dead.engine.close()
     assert (await use(policies, "a")).engine.healthy
     assert shelf.loads == 2
+
+
+async def test_a_model_that_nobody_asks_for_is_unloaded_and_one_that_is_used_or_trained_is_not(shelf: Shelf) -> None:
+    now = 0.0
+    policies = Policies(shelf.find, shelf.open, max_models=4, load_timeout=20, clock=lambda: now)
+    held = await policies.hold("job_1", shelf.files)
+    await use(policies, "a")
+    async with policies.lease("b"):
+        now = 60.0
+        assert await policies.unload_idle(100) == []
+        now = 100.0
+        assert await policies.unload_idle(100) == ["a"]
+        assert sorted(policies.names()) == ["b", "job_1"]
+    # What was in use all the time has only now begun to be idle.
+    now = 150.0
+    assert await policies.unload_idle(100) == []
+    now = 200.0
+    assert await policies.unload_idle(100) == ["b"]
+    assert held.engine.healthy
+    await policies.close()
+
+
+async def test_what_an_engine_stands_on_is_let_go_of_after_it(model_dir: Path, shelf: Shelf) -> None:
+    let_go: list[bool] = []
+
+    async def open_on_a_host(files: ModelFiles) -> Loaded:
+        loaded = await shelf.open(files)
+
+        async def release() -> None:
+            let_go.append(loaded.engine.healthy)
+
+        return replace(loaded, let_go=release)
+
+    policies = Policies(shelf.find, open_on_a_host, max_models=1)
+    await use(policies, "a")
+    await use(policies, "b")
+    assert let_go == [False]
+    await policies.close()
+    assert let_go == [False, False]
+
+
+def test_only_weights_of_the_model_itself_that_are_replaced_leave_room_for_nothing_else() -> None:
+    base, shape, file = Path("base"), LoraShape(r=8, alpha=16, targets="all-linear"), Path("v1.safetensors")
+    assert ModelFiles(base, trained=True).replaced
+    assert ModelFiles(base, weights=file, version=1).replaced
+    assert not ModelFiles(base).replaced
+    assert not ModelFiles(base, lora=shape, trained=True).replaced
+    assert not ModelFiles(base, lora=shape, weights=file, version=1).replaced

@@ -11,6 +11,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from synth.light_peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from synth.weights import write_policy
+
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _PLAIN_MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 _SPLIT = (
@@ -32,8 +35,8 @@ _TEMPLATE = (
 )
 
 
-def save_tiny_model(path: Path, *, seed: int = 0, context: int = 512) -> None:
-    """Save a Qwen3 of 119k parameters with random weights and a byte-level ChatML tokenizer."""
+def save_tiny_model(path: Path, *, seed: int = 0, context: int = 512, head_dim: int = 16) -> None:
+    """Save a Qwen3 with random weights and a byte-level ChatML tokenizer: 119k parameters with heads of 16."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=320,
@@ -41,7 +44,7 @@ def save_tiny_model(path: Path, *, seed: int = 0, context: int = 512) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         intermediate_size=192,
         tie_word_embeddings=True,
         initializer_range=0.06,
@@ -74,6 +77,49 @@ def plain_logprobs(
         logits[:, 2] = -torch.inf
     logp = torch.log_softmax(logits / temperature, dim=-1)
     return logp.gather(1, torch.tensor(sampled)[:, None]).squeeze(1)
+
+
+def moved(path: Path, seed: int) -> Any:
+    """The model after a big step of training, so that stale keys and values would show."""
+    model = plain_model(path)
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=noise))
+    return model
+
+
+def publish(folder: Path, model: Any, version: int) -> Path:
+    """The model's weights as a policy weights file."""
+    tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    file = folder / f"v{version}.safetensors"
+    write_policy(file, tensors, kind="full", version=version)
+    return file
+
+
+def adapt(path: Path) -> Any:
+    """The model with a LoRA over every linear layer, which changes nothing yet."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(plain_model(path), config).eval()
+
+
+def turn_adapter(adapted: Any, seed: int) -> None:
+    """Give the adapter other weights, whose effect is large."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=noise))
+
+
+def publish_adapter(folder: Path, adapted: Any, version: int) -> Path:
+    """The adapter as a policy weights file."""
+    config = adapted.peft_config["default"]
+    plain = {k: v for k, v in config.to_dict().items() if not isinstance(v, set)}
+    plain["target_modules"] = sorted(config.target_modules)
+    file = folder / f"lora{version}.safetensors"
+    write_policy(file, get_peft_model_state_dict(adapted), kind="lora", version=version, lora=plain)
+    return file
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -101,9 +101,10 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
     )
 
     def spec(name: str, *arguments: str, port: int) -> Spec:
+        own = state.inference_python if name == "inference" else ""
         return Spec(
             name=name,
-            command=[sys.executable, "-m", "synth.synthd", *arguments],
+            command=[own or sys.executable, "-m", "synth.synthd", *arguments],
             env=_environment(name, port, state, data, server.url),
             port=port,
             health=f"http://{HOST}:{port}/healthz",
@@ -140,6 +141,11 @@ def _environment(name: str, port: int, state: ClusterState, data: Path, nats_url
         "SYNTH_ALLOW_LOOPBACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    for key, value in state.gpus.get(name, {}).items():
+        # What the user says of SYNTH_… holds here too; which GPUs there are must agree between services.
+        env[key] = env.get(key, value) if key.startswith("SYNTH_") else value
+    if name == "inference":
+        env["SYNTH_ENGINE"] = state.engine
     if name == "gateway":
         env |= {
             "SYNTH_READ_MODEL_PATH": str(data / "gateway.db"),

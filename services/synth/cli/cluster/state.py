@@ -41,7 +41,11 @@ class ProcessState(msgspec.Struct, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, kw_only=True):
-    """Everything that a later command, or a later supervisor, must know."""
+    """Everything that a later command, or a later supervisor, must know.
+
+    engine: of the inference service. inference_python: what runs that service; "" is the Python of all others.
+    gpus: of the services that have GPUs of their own, by name, what their environment says of them.
+    """
 
     url: str = ""
     supervisor_pid: int | None = None
@@ -51,6 +55,9 @@ class ClusterState(msgspec.Struct, kw_only=True):
     cluster_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
     api_key: str = msgspec.field(default_factory=new_api_key)
     environment_key: str = msgspec.field(default_factory=new_environment_key)
+    engine: str = "transformers"
+    inference_python: str = ""
+    gpus: dict[str, dict[str, str]] = {}
     processes: list[ProcessState] = []
 
 

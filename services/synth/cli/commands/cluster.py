@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,11 +22,28 @@ if TYPE_CHECKING:
     from synth.cli.cluster.supervisor import Supervisor
 
 
+class Engine(StrEnum):
+    """What computes in the inference service."""
+
+    OWN = "transformers"
+    VLLM = "vllm"
+
+
 def up(
     ctx: typer.Context,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
     detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
     data: Data = Path(".synth"),
+    engine: Annotated[
+        Engine, typer.Option(envvar="SYNTH_ENGINE", help="What serves models; vllm needs `make install-vllm`.")
+    ] = Engine.OWN,
+    gpus_for_vllm: Annotated[
+        int | None, typer.Option(min=1, help="GPUs for inference; 1 when there are several.")
+    ] = None,
+    gpus_for_training: Annotated[int | None, typer.Option(min=1, help="GPUs for training; the rest.")] = None,
+    gpus_for_ref: Annotated[
+        int | None, typer.Option(min=0, max=1, help="GPUs for a dedicated reference model; 0.")
+    ] = None,
     service: Annotated[list[str] | None, typer.Option(help="Only these services; all by default.", hidden=True)] = None,
 ) -> None:
     """Start a cluster on this machine: the bus and every service, restarted when they die.
@@ -35,16 +53,19 @@ def up(
     """
     from synth.bus.topology import SERVICES
     from synth.cli.cluster.control import prepare, start_detached
+    from synth.cli.cluster.gpus import split_gpus
     from synth.cli.cluster.state import StateFile
     from synth.cli.errors import UsageProblem
+    from synth.gpus import visible_gpus
 
     services = tuple(service or SERVICES)
     if unknown := sorted(set(services) - set(SERVICES)):
         raise UsageProblem(f"there is no service {unknown[0]!r}", expected=", ".join(SERVICES), where="--service")
+    gpus = split_gpus(visible_gpus(), vllm=gpus_for_vllm, training=gpus_for_training, ref=gpus_for_ref)
     home = data.resolve()
     file = StateFile(home)
     with file.locked():
-        prepared = prepare(file, services, port=port, env_file=env_files_of(ctx)[0])
+        prepared = prepare(file, services, port=port, env_file=env_files_of(ctx)[0], engine=engine.value, gpus=gpus)
         for note in prepared.notes:
             output.hint(note)
         for warning in prepared.warnings:

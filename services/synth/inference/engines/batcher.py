@@ -24,8 +24,14 @@ from synth.inference.engines.sampling import draw
 # Padded tokens in one prefill forward: enough to fill a processor, little enough to bound its activations.
 _PREFILL_TOKENS = 16384
 
-Forward = Callable[[Tensor, Tensor, Tensor | None, SlotCache], Tensor]
-"""(ids [B, Q], positions [B, Q], mask [B, 1, 1, L] additive or None for causal, cache) -> hidden states [B, Q, E]."""
+# Positions whose logits are held at once when a text is scored.
+_SCORE_TOKENS = 256
+
+Forward = Callable[[Tensor, Tensor, Tensor | None, SlotCache | None], Tensor]
+"""(ids [B, Q], positions [B, Q], mask [B, 1, 1, L] additive or None for causal, cache) -> hidden states [B, Q, E].
+
+Without a cache every key is computed in the call and kept nowhere.
+"""
 
 
 @dataclass(slots=True)
@@ -123,6 +129,16 @@ class Batcher:
             ids = self._rows.tokens[start:stop, :longest]
             self._forward(ids, self._positions(stop - start, longest), None, self._cache)
             start = stop
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Logprobs of token_ids[1:] under the live weights: T = 1, full softmax, by one forward that no row sees."""
+        ids_1Q = torch.tensor([token_ids], device=self._device)
+        hidden_QE = self._forward(ids_1Q, self._positions(1, len(token_ids)), None, None)[0, :-1]
+        logprobs: list[float] = []
+        for hidden_CE, next_C in zip(hidden_QE.split(_SCORE_TOKENS), ids_1Q[0, 1:].split(_SCORE_TOKENS), strict=True):
+            logp_CV = torch.log_softmax(self._head(hidden_CE).float(), dim=-1)
+            logprobs += logp_CV.gather(1, next_C[:, None]).squeeze(1).tolist()
+        return logprobs
 
     def fail_all(self, error: SynthError) -> None:
         """End every request with an error."""

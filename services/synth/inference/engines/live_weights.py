@@ -23,7 +23,7 @@ class LiveModel:
         self.model = model
         self._adapted: Any = None
         if adapter is not None:
-            from peft import PeftModel
+            from synth.light_peft import PeftModel
 
             self._adapted = PeftModel.from_pretrained(model, str(adapter))
             self._adapted.eval()
@@ -43,7 +43,7 @@ class LiveModel:
         return _prove(weights, live)
 
     def _adapt(self, config: dict[str, Any]) -> None:
-        from peft import LoraConfig, get_peft_model
+        from synth.light_peft import LoraConfig, get_peft_model
 
         known = {k: v for k, v in config.items() if k in LoraConfig.__dataclass_fields__}
         self._adapted = get_peft_model(self.model, LoraConfig(**known))
@@ -63,7 +63,7 @@ class LiveModel:
         return live
 
     def _adapter_tensors(self) -> dict[str, Tensor]:
-        from peft import get_peft_model_state_dict
+        from synth.light_peft import get_peft_model_state_dict
 
         return get_peft_model_state_dict(self._adapted)
 

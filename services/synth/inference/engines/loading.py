@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,10 @@ from synth.inference.engines.kv_cache import SlotCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.tokenizers import load_tokenizer
+
+# `from_pretrained` patches torch itself for as long as it loads: two at once end in meta tensors, or in a head that is
+# not tied to its embeddings.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +46,13 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         _refuse_unusual(config)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype=model_dtype(device, cast(torch.dtype | None, config.dtype)),
-            attn_implementation=attention.NAME,
-            local_files_only=True,
-        )
+        with _ONE_AT_A_TIME:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                model_dir,
+                dtype=model_dtype(device, cast(torch.dtype | None, config.dtype)),
+                attn_implementation=attention.NAME,
+                local_files_only=True,
+            )
     except (OSError, ValueError) as error:
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
     model.to(device).eval()
@@ -62,9 +68,13 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     )
     decoder, head = model.get_decoder(), model.get_output_embeddings()
 
-    def forward(ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SlotCache) -> Tensor:
+    def forward(ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SlotCache | None) -> Tensor:
         return decoder(
-            input_ids=ids_BQ, position_ids=positions_BQ, attention_mask=mask, past_key_values=kv, use_cache=True
+            input_ids=ids_BQ,
+            position_ids=positions_BQ,
+            attention_mask=mask,
+            past_key_values=kv,
+            use_cache=kv is not None,
         ).last_hidden_state
 
     batcher = Batcher(

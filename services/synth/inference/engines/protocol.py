@@ -51,7 +51,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class WeightProof:
-    """What is live after a swap: of `tensors` in the file, `matched` have the announced digest when read back."""
+    """What is live after a swap: of `tensors` in the file, `matched` have the announced digest.
+
+    The transformers engine reads the live tensors back. vLLM fuses and repacks what it loads: there it is the tensors
+    that its loader took, each from bytes of the announced digest.
+    """
 
     version: int
     tensors: int
@@ -78,7 +82,7 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """One loaded model: the transformers engine here, a vLLM server behind the same five verbs."""
+    """One loaded policy: a model in the transformers engine, or a policy on a vLLM host."""
 
     @property
     def version(self) -> int:
@@ -110,11 +114,21 @@ class Engine(Protocol):
         """End a request now: its iterator yields what was sampled so far, with finish_reason "abort"."""
         ...
 
-    async def update_weights(self, file: Path, version: int) -> WeightProof:
-        """Load a policy weights file between two steps; running requests go on under the new weights.
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprobs (nats, float32 values) of token_ids[1:] under the live policy: T = 1, the full softmax, no bans.
 
-        Their KV is recomputed first (decision 30). Raises `Permanent` if the file does not fit the model or the
-        weights read back are not those announced; nothing is changed when the file does not fit.
+        Every token is computed afresh, without a prefix cache. token_ids: at least two, and one fewer than the
+        context holds. Raises `UserError` when they do not fit, `Transient` when the engine dies.
+        """
+        ...
+
+    async def update_weights(self, file: Path, version: int) -> WeightProof:
+        """Load a policy weights file between two steps.
+
+        Running requests go on under the new weights, their KV recomputed first (decision 30); with an engine that
+        holds several adapters at once they finish on the one that they began with. Either way every token names its
+        version. Raises `Permanent` if the file does not fit the model or what is served is not what was announced;
+        nothing is changed when the file does not fit.
         """
         ...
 

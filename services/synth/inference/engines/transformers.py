@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import Permanent, Problem, SynthError, Transient, UserError
+from synth.errors import Permanent, SynthError, Transient, UserError
+from synth.inference.engines.limits import cannot_be_scored, does_not_fit
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
@@ -110,7 +111,7 @@ class TransformersEngine:
 
         room = self._max_context - len(prompt_ids)
         if not prompt_ids or room < 1:
-            raise UserError(_does_not_fit(len(prompt_ids), self._max_context))
+            raise UserError(does_not_fit(len(prompt_ids), self._max_context))
         params = replace(params, max_tokens=min(params.max_tokens, room))
         queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         request = Request(request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item)))
@@ -138,6 +139,21 @@ class TransformersEngine:
         request = self._open.get(request_id)
         if request is not None and self.healthy:
             self._post(_Command(lambda: self._batcher.abort(request)))
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        if not 2 <= len(token_ids) < self._max_context:
+            raise UserError(cannot_be_scored(len(token_ids), self._max_context))
+        ids, done = list(token_ids), Future[list[float]]()
+
+        def act() -> None:
+            try:
+                done.set_result(self._batcher.score(ids))
+            except BaseException as error:
+                done.set_exception(Transient(f"the engine died: {type(error).__name__}: {error}"))
+                raise
+
+        self._post(_Command(act, lambda error: None if done.done() else done.set_exception(error)))
+        return await asyncio.wrap_future(done)
 
     async def update_weights(self, file: Path, version: int) -> WeightProof:
         from synth.inference.engines.live_weights import read_weights
@@ -247,12 +263,3 @@ def _not_proven(proof: WeightProof) -> str:
 def _dispatch(batch: list[tuple[asyncio.Queue[Any], Any]]) -> None:
     for queue, item in batch:
         queue.put_nowait(item)
-
-
-def _does_not_fit(prompt: int, most: int) -> Problem:
-    return Problem(
-        what=f"the prompt has {prompt} tokens",
-        expected=f"1 to {most - 1}, so that at least one token can follow within the context of {most}",
-        fix="shorten the messages",
-        where="messages",
-    )

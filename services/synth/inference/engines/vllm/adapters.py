@@ -1,0 +1,167 @@
+"""The adapters of one host: each version a name and an id of its own, beside the versions before it.
+
+An adapter is never replaced under its id: what runs on it would change mid-way, and so would the prefix cache, which
+vLLM keys by the adapter's name. A version that was let go of is unloaded when its last request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from synth.errors import Permanent, SynthError, Transient
+from synth.weights import save_tensors
+
+_WEIGHTS = "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+_RPC_TIMEOUT_S = 120.0
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """One loaded version. request: vLLM's LoRARequest for it. users: requests that run on it."""
+
+    request: Any
+    folder: Path
+    users: int = 0
+    released: bool = False
+
+
+class Adapters:
+    """folder: where their files stay, for vLLM reads one anew that it has evicted. most: how many there may be.
+
+    layers: the names of those that an adapter can be over.
+    """
+
+    def __init__(self, llm: Any, folder: Path, *, most: int, layers: Collection[str]) -> None:
+        self._llm = llm
+        self._folder = folder
+        self._most = most
+        self._layers = layers
+        self._ids = itertools.count(1)
+        self._held: set[Adapter] = set()
+        self._unloading: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> Adapter:
+        """Load an adapter. tensors: by peft's names. config: peft's adapter configuration.
+
+        Raises `Permanent` for one that vLLM cannot serve, `Transient` when there is no room for another.
+        """
+
+        self._check_layers(tensors)
+
+        def write(folder: Path) -> None:
+            save_tensors(folder / _WEIGHTS, tensors)
+            (folder / _CONFIG).write_text(json.dumps(config))
+
+        return await self._load(write)
+
+    async def load_folder(self, source: Path) -> Adapter:
+        """Load a peft adapter directory, which may go away afterwards. Raises as `load`."""
+
+        def copy(folder: Path) -> None:
+            for name in (_WEIGHTS, _CONFIG):
+                shutil.copyfile(source / name, folder / name)
+            with cast(Any, safe_open(folder / _WEIGHTS, framework="pt")) as file:
+                self._check_layers(file.keys())
+
+        return await self._load(copy)
+
+    async def _load(self, fill: Callable[[Path], None]) -> Adapter:
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+        if len(self._held) >= self._most:
+            raise Transient(
+                f"the host holds {len(self._held)} adapters, old versions that still run included; expected fewer than "
+                f"{self._most}; wait until one is let go of, or raise the engine setting max_adapters",
+                delay=5,
+            )
+        number = next(self._ids)
+        folder = self._folder / f"adapter-{number}"
+        adapter = Adapter(LoRARequest(f"adapter-{number}", number, str(folder)), folder)
+        self._held.add(adapter)
+        try:
+            folder.mkdir()
+            await asyncio.to_thread(fill, folder)
+            async with asyncio.timeout(_RPC_TIMEOUT_S):
+                await self._llm.add_lora(adapter.request)
+        except TimeoutError:
+            self.release(adapter)
+            raise Transient(f"vLLM did not load an adapter in {_RPC_TIMEOUT_S:g} s") from None
+        except (OSError, SafetensorError) as error:
+            self._forget(adapter)
+            raise Permanent(f"the adapter cannot be read: {error}") from error
+        except asyncio.CancelledError:
+            self.release(adapter)  # vLLM may have begun to load it
+            raise
+        except Exception as error:
+            self._forget(adapter)
+            if self._llm.errored or isinstance(error, SynthError):
+                raise
+            raise Permanent(f"vLLM cannot serve the adapter: {error}") from error
+        return adapter
+
+    @asynccontextmanager
+    async def using(self, adapter: Adapter | None) -> AsyncIterator[Any]:
+        """vLLM's request for an adapter, which stays loaded meanwhile; None for the base."""
+        if adapter is None:
+            yield None
+            return
+        adapter.users += 1
+        try:
+            yield adapter.request
+        finally:
+            adapter.users -= 1
+            self._unload_if_idle(adapter)
+
+    def release(self, adapter: Adapter | None) -> None:
+        """Nothing new will run on it: it goes when its last request ends. Releasing None does nothing."""
+        if adapter is not None:
+            adapter.released = True
+            self._unload_if_idle(adapter)
+
+    async def settled(self) -> None:
+        """Wait until what is let go of and idle is unloaded."""
+        await asyncio.gather(*self._unloading)
+
+    def _check_layers(self, tensors: Collection[str]) -> None:
+        """vLLM would leave out without a word what it holds no place for."""
+        layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
+        unknown = sorted(layers.difference(self._layers))
+        if unknown:
+            raise Permanent(
+                f"the adapter is over {len(unknown)} layers that the host serves without one, first {unknown[0]!r}; "
+                "expected the attention's and the feed-forward's linear layers; merge it, or serve it with the engine "
+                "'transformers'"
+            )
+
+    def _unload_if_idle(self, adapter: Adapter) -> None:
+        if adapter.released and adapter.users == 0 and adapter in self._held:
+            task = asyncio.create_task(self._unload(adapter), name=f"unload {adapter.request.lora_name}")
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+
+    async def _unload(self, adapter: Adapter) -> None:
+        try:
+            if not self._llm.errored:
+                async with asyncio.timeout(_RPC_TIMEOUT_S):
+                    await self._llm.remove_lora(adapter.request.lora_int_id)
+        finally:
+            self._forget(adapter)
+
+    def _forget(self, adapter: Adapter) -> None:
+        self._held.discard(adapter)
+        shutil.rmtree(adapter.folder, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""A model directory as the host needs to know it: the names and shapes of its tensors, and what ends a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError, safe_open
+
+from synth.errors import Permanent
+from synth.inference.engines.loading import stop_ids
+from synth.inference.tokenizers import load_tokenizer
+
+_HEAD = "lm_head.weight"
+_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """files: its safetensors. shapes: of every tensor by its Hugging Face name, a tied LM head left out.
+
+    tied: the LM head is the embedding. vocabulary: rows of the embedding. stop_ids: the ids that end a completion.
+    """
+
+    files: list[Path]
+    shapes: dict[str, tuple[int, ...]]
+    tied: bool
+    vocabulary: int
+    stop_ids: list[int]
+
+    @property
+    def embedding(self) -> str:
+        """The name of the embedding."""
+        return next(name for name in self.shapes if name.endswith("embed_tokens.weight"))
+
+    def adaptable(self) -> dict[str, tuple[int, int]]:
+        """The linear layers that an adapter can be over, by name, with the rows and columns of their weights."""
+        found: dict[str, tuple[int, int]] = {}
+        for name, shape in self.shapes.items():
+            layer = name.removesuffix(".weight")
+            if layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer and len(shape) == 2:
+                found[layer] = (shape[0], shape[1])
+        return found
+
+
+def read_checkpoint(model_dir: Path) -> Checkpoint:
+    """Read headers only. Raises `Permanent` for a directory without a model in safetensors, or without a tokenizer."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        files = sorted(model_dir.glob("*.safetensors"))
+        shapes = {name: shape for file in files for name, shape in _shapes(file)}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
+    if not shapes:
+        raise Permanent(f"no model can be loaded from {model_dir.name!r}: expected weights in safetensors files")
+    text = config.get_text_config()
+    tied = bool(text.tie_word_embeddings)
+    if tied:
+        shapes.pop(_HEAD, None)
+    try:
+        ends = GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id
+    except OSError:
+        ends = text.eos_token_id
+    return Checkpoint(
+        files=files,
+        shapes=shapes,
+        tied=tied,
+        vocabulary=text.vocab_size,
+        stop_ids=sorted(stop_ids(ends, load_tokenizer(model_dir).eos_id)),
+    )
+
+
+def _shapes(file: Path) -> list[tuple[str, tuple[int, ...]]]:
+    with cast(Any, safe_open(file, framework="pt")) as opened:
+        return [(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()]  # noqa: SIM118

@@ -1,0 +1,243 @@
+"""One policy on a vLLM host: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from synth.errors import Permanent, Transient, UserError
+from synth.inference.engines.limits import cannot_be_scored, does_not_fit
+from synth.inference.engines.live_weights import read_weights
+from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.vllm import sampling
+from synth.inference.engines.vllm.adapters import Adapter
+from synth.inference.engines.vllm.host import VllmHost
+from synth.weights import PolicyWeights
+
+_ABORT_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Counts:
+    sampled: int = 0
+    prefills: int = 0
+    shared: int = 0
+
+
+class VllmEngine:
+    """See `synth.inference.engines.protocol.Engine`."""
+
+    def __init__(self, host: VllmHost, adapter: Adapter | None, version: int) -> None:
+        self._host = host
+        self._adapter = adapter
+        self._version = version
+        self._open: dict[str, str] = {}
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._counts = _Counts()
+        self._closed = False
+
+    @classmethod
+    async def load(cls, host: VllmHost, *, adapter: Path | None = None, version: int = 0) -> VllmEngine:
+        """A policy on a host: the base itself, or with a peft adapter directory over it.
+
+        Raises `Permanent` for an adapter that the host cannot serve (any adapter on a host of full weights), and for
+        a second policy on a host of full weights; `Transient` when the host has no room for another adapter.
+        """
+        host.check()
+        if host.max_lora_rank is None:
+            if adapter is not None:
+                raise Permanent("an adapter for a host of full weights; expected a host with max_lora_rank")
+            if host.loaded:
+                raise Permanent("a second policy on a host of full weights; expected a host for each")
+        engine = cls(host, None, version)
+        host.loaded.add(engine)
+        try:
+            if adapter is not None:
+                engine._adapter = await host.adapters.load_folder(adapter)
+            elif host.max_lora_rank is None:
+                if host.dirty:  # a policy before this one has left its weights
+                    await host.swap(host.model.files, version)
+                    host.dirty = False
+                await host.name_version(version)
+        except BaseException:
+            host.loaded.discard(engine)
+            raise
+        return engine
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def healthy(self) -> bool:
+        return not self._closed and self._host.healthy
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that one request can have."""
+        return self._host.max_context
+
+    def stats(self) -> EngineStats:
+        """steps and the KV cache are the host's; its waiting requests are shared out by each policy's open ones."""
+        host, counts, own = self._host, self._counts, len(self._open)
+        waiting = min(own, -(-host.reading.waiting * own // host.open_requests)) if host.open_requests else 0
+        return EngineStats(
+            running=own - waiting,
+            waiting=waiting,
+            kv_tokens_used=round(host.reading.kv_usage * host.kv_tokens),
+            kv_tokens_budget=host.kv_tokens,
+            steps=host.reading.steps,
+            sampled_tokens=counts.sampled,
+            prefills=counts.prefills,
+            prompts_shared=counts.shared,
+        )
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        timeout: float,
+        stream: bool = False,
+    ) -> AsyncIterator[Delta]:
+        self._check()
+        room = self.max_context - len(prompt_ids)
+        if not prompt_ids or room < 1:
+            raise UserError(does_not_fit(len(prompt_ids), self.max_context))
+        asked = replace(params, max_tokens=min(params.max_tokens, room))
+        vllm_params = sampling.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
+        give_up = asyncio.get_running_loop().time() + timeout
+        name = self._open[request_id] = self._host.new_name()
+        try:
+            async with self._host.adapters.using(self._adapter) as lora:
+                deltas = self._deltas(prompt_ids, vllm_params, name, lora, self._version)
+                async with aclosing(deltas):
+                    while True:
+                        try:
+                            async with asyncio.timeout_at(give_up):
+                                delta = await anext(deltas)
+                        except StopAsyncIteration:
+                            return
+                        except TimeoutError:
+                            raise Transient(f"the completion was not done in its {timeout:g} s") from None
+                        yield delta
+        finally:
+            self._open.pop(request_id, None)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        self._check()
+        if not 2 <= len(token_ids) < self.max_context:
+            raise UserError(cannot_be_scored(len(token_ids), self.max_context))
+        async with self._host.adapters.using(self._adapter) as lora:
+            return await self._host.score(token_ids, lora=lora)
+
+    def abort(self, request_id: str) -> None:
+        name = self._open.get(request_id)
+        if name is not None and not self._host.llm.errored:
+            task = asyncio.create_task(self._host.llm.abort(name), name=f"abort {name}")
+            self._aborting.add(task)
+            task.add_done_callback(self._aborting.discard)
+
+    def end_requests(self) -> None:
+        """Abort everything that is open."""
+        for request_id in list(self._open):
+            self.abort(request_id)
+
+    async def update_weights(self, file: Path, version: int) -> WeightProof:
+        self._check()
+        weights = await asyncio.to_thread(read_weights, file, version)
+        if (weights.kind == "lora") != (self._host.max_lora_rank is not None):
+            raise Permanent(
+                f"policy version {version} is of kind {weights.kind!r}, which this host cannot serve; expected "
+                + ("an adapter" if weights.kind == "full" else "full weights")
+            )
+        if weights.kind == "lora":
+            return await self._swap_adapter(weights)
+        return await self._swap_full(weights, file)
+
+    async def close(self) -> None:
+        """Free the policy's adapters and end its requests; the host goes on."""
+        if self._closed:
+            return
+        self.end_requests()
+        self._closed = True
+        self._host.adapters.release(self._adapter)
+        self._host.loaded.discard(self)
+        if self._aborting:
+            await asyncio.wait(self._aborting, timeout=_ABORT_TIMEOUT_S)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Transient("the engine is closed")
+        self._host.check()
+
+    async def _swap_adapter(self, weights: PolicyWeights) -> WeightProof:
+        adapter = await self._host.adapters.load(weights.tensors, weights.lora or {})
+        if self._closed:
+            self._host.adapters.release(adapter)
+            raise Transient("the engine is closed")
+        old, self._adapter, self._version = self._adapter, adapter, weights.version
+        self._host.adapters.release(old)
+        return WeightProof(version=weights.version, tensors=len(weights.tensors), matched=len(weights.tensors))
+
+    async def _swap_full(self, weights: PolicyWeights, file: Path) -> WeightProof:
+        shapes = self._host.model.shapes
+        names = sorted(weights.tensors.keys() ^ shapes.keys())
+        misshapen = [n for n, t in weights.tensors.items() if n in shapes and tuple(t.shape) != shapes[n]]
+        if names or misshapen:
+            raise Permanent(
+                f"policy version {weights.version} does not fit the model that serves it: {len(names)} tensors are on "
+                f"one side only, {len(misshapen)} have another shape, first {(names or sorted(misshapen))[0]!r}"
+            )
+        taken = set(await self._host.swap([file], weights.version))
+        self._version = weights.version
+        proof = WeightProof(
+            version=weights.version, tensors=len(weights.digests), matched=len(taken & weights.digests.keys())
+        )
+        if proof.matched != proof.tensors:
+            raise self._host.fail(
+                Permanent(
+                    f"policy version {proof.version}: vLLM took {proof.matched} of {proof.tensors} tensors; "
+                    "the engine stops, load it again"
+                )
+            )
+        return proof
+
+    async def _deltas(
+        self, prompt_ids: Sequence[int], params: Any, name: str, lora: Any, version: int
+    ) -> AsyncGenerator[Delta]:
+        """vLLM's outputs as deltas, every token with its version."""
+        sent = 0
+        processor = self._host.llm.output_processor
+        outputs = self._host.run(prompt_ids, params, name=name, lora=lora)
+        async with aclosing(outputs):
+            async for output in outputs:
+                self._check()  # the end of the host or of the policy is an error, not an abort
+                completion = output.outputs[0]
+                count = len(completion.token_ids)
+                if self._host.max_lora_rank is not None:
+                    versions = [version] * count
+                else:
+                    versions = sampling.by_token(_starts(processor, name, completion), sent, count)
+                if sent == 0 and count:
+                    self._counts.prefills += 1
+                    self._counts.shared += output.num_cached_tokens > 0
+                sent += count
+                self._counts.sampled += count
+                yield sampling.delta(completion, versions, version=self._version)
+
+
+def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:
+    """The token at which each version began: vLLM's own account, exact to the token.
+
+    It comes with the last output; before that it is read from the request's state.
+    """
+    if completion.weight_versions is not None:
+        return [(span.version, span.start) for span in completion.weight_versions]
+    (internal,) = processor.external_req_ids[name]
+    return processor.request_states[internal].weight_version_starts

@@ -1,0 +1,328 @@
+"""One vLLM engine process: a base model and the policies that share it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from synth.errors import Permanent, SynthError, Transient
+from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
+from synth.inference.engines.vllm import metrics, process, sampling, selftest
+from synth.inference.engines.vllm.adapters import Adapters
+from synth.inference.engines.vllm.checkpoint import Checkpoint, read_checkpoint
+from synth.inference.engines.vllm.plugin import FILE_BACKEND
+
+log = logging.getLogger(__name__)
+
+# vLLM allocates for one of these.
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# A block is what prompts share. vLLM's own choice on a CPU, 128, is longer than many a prompt.
+_CPU_BLOCK = 32
+_CPU_KV_BYTES = 1 << 30
+_GPU_MEMORY = 0.6
+_SWAP_TIMEOUT_S = 600.0
+_SCORE_TIMEOUT_S = 120.0
+_CALL_TIMEOUT_S = 60.0
+_hosts = itertools.count(1)
+
+
+class VllmHost:
+    """One AsyncLLM over a local model directory, and the EngineCore child process that runs it.
+
+    Either it serves the base and adapters over it (`max_lora_rank` given), many policies at once; or one policy whose
+    full weights are swapped (`max_lora_rank` None).
+    """
+
+    def __init__(self, llm: Any, folder: Path, model: Checkpoint, settings: EngineSettings, rank: int | None) -> None:
+        self.llm = llm
+        self.model = model
+        self.settings = settings
+        self.max_lora_rank = rank
+        self.adapters = Adapters(llm, folder, most=settings.max_adapters, layers=model.adaptable())
+        self.reading: metrics.Reading = llm.synth_reading
+        self.open_requests = 0
+        self.loaded: set[Any] = set()
+        self.dirty = False
+        self._folder = folder
+        self._failure: str | None = None
+        self._closed = False
+        self._names = itertools.count(1)
+        self._swapping = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, model_dir: Path, settings: EngineSettings, *, max_lora_rank: int | None) -> VllmHost:
+        """Start the engine process and test it (see `selftest`).
+
+        Takes 16 CPU-seconds for the first of a process, of which 14 run on two cores, and 3 for each after it.
+        max_lora_rank: the largest rank of an adapter that can be loaded; None: a host of one policy's full weights.
+        Raises `Permanent` for a model that cannot be served, and when the self-test finds that vLLM serves wrong
+        weights.
+        """
+        rank = _rank(max_lora_rank)
+        _check(settings)
+        model = await asyncio.to_thread(read_checkpoint, model_dir)
+        launching = asyncio.ensure_future(asyncio.to_thread(_launch, model_dir, model, settings, rank))
+        try:
+            llm = await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            launching.add_done_callback(_end_late)  # nobody else would ever close it
+            raise
+        except SynthError:
+            raise
+        except Exception as error:
+            raise Permanent(f"vLLM cannot serve {model_dir.name!r}: {error}") from error
+        host = cls(llm, Path(tempfile.mkdtemp(prefix="synth-vllm-")), model, settings, rank)
+        metrics.show(llm.synth_registry)
+        try:
+            await host._set_up()
+        except BaseException:
+            await asyncio.shield(host.close())
+            raise
+        return host
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine process has ended, the host is closed, or it was found to serve wrong weights."""
+        return not (self._closed or self._failure or self.llm.errored) and process.process_of(self.llm).is_alive()
+
+    @property
+    def policies(self) -> int:
+        """The policies (`VllmEngine`) that are loaded on it."""
+        return len(self.loaded)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the EngineCore child."""
+        return process.process_of(self.llm).pid
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that one request can have, by the model and by the KV budget."""
+        return self.llm.model_config.max_model_len
+
+    @property
+    def block(self) -> int:
+        """Tokens of one block of the KV cache: what the prefix cache shares is a multiple of it."""
+        return self.llm.vllm_config.cache_config.block_size
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache can hold."""
+        return self.llm.vllm_config.cache_config.num_gpu_blocks * self.block
+
+    @property
+    def tolerance(self) -> float:
+        """Nats by which two readings of the same logprob may differ. bfloat16: 0.15 was measured on 60 tokens."""
+        import torch
+
+        return 1e-3 if self.llm.model_config.dtype == torch.float32 else 0.3
+
+    def check(self) -> None:
+        """Raises the error that ended the host, if it has ended."""
+        if self._failure is not None:
+            raise Transient(self._failure)
+        if not self.healthy:
+            raise Transient("the engine is closed" if self._closed else "the engine process has ended")
+
+    def fail(self, error: SynthError) -> SynthError:
+        """Nothing that it serves can be trusted from now on: what runs on it ends with this error. Returns it."""
+        self._failure = f"the engine stopped: {error}"
+        for engine in list(self.loaded):
+            engine.end_requests()
+        return error
+
+    def new_name(self) -> str:
+        """A request id that is unique on this host."""
+        return f"request-{next(self._names)}"
+
+    async def run(
+        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None, ahead: bool = False
+    ) -> AsyncGenerator[Any]:
+        """vLLM's outputs for one request. ahead: of everything that waits. Raises `Transient` when the engine ends."""
+        from vllm.exceptions import VLLMError  # pyright: ignore[reportMissingImports]
+
+        self.check()
+        self.open_requests += 1
+        try:
+            prompt = {"prompt_token_ids": list(prompt_ids)}
+            outputs = self.llm.generate(prompt, params, name, lora_request=lora, priority=-1 if ahead else 0)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield output
+        except VLLMError as error:
+            self.check()
+            raise Transient(f"vLLM gave the request up: {error}") from error
+        finally:
+            self.open_requests -= 1
+
+    async def final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any:
+        """The only output of a request of ours that goes before all others."""
+        try:
+            async with asyncio.timeout(_SCORE_TIMEOUT_S):
+                outputs = [
+                    output async for output in self.run(prompt_ids, params, name=self.new_name(), lora=lora, ahead=True)
+                ]
+        except TimeoutError:
+            raise Transient(f"the engine did not answer in {_SCORE_TIMEOUT_S:g} s") from None
+        self.check()
+        return outputs[-1]
+
+    async def score(self, token_ids: Sequence[int], *, lora: Any = None) -> list[float]:
+        """Logprobs of token_ids[1:], without the prefix cache (see `Engine.score`)."""
+        return sampling.scores(await self.final(token_ids, sampling.scoring_params(), lora=lora))
+
+    async def swap(self, files: list[Path], version: int, *, rows: tuple[int, int] | None = None) -> list[str]:
+        """Load full weights from files that are known to fit: pause, update, resume. Returns the tensors taken.
+
+        Running requests go on with their KV computed anew. rows: two rows of the embedding that change places on the
+        way. Raises `Permanent`, after which the host is not healthy, when vLLM breaks off half-way, or when the
+        prefix cache still answers with the old weights.
+        """
+        # A caller that gives up half-way must not leave the engine paused, or between two policies.
+        swapping = asyncio.create_task(self._swap(files, version, rows), name=f"swap to version {version}")
+        swapping.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(swapping)
+
+    async def name_version(self, version: int) -> None:
+        """What the weights are from now on called, which were loaded before."""
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            await self.llm.update_weight_version(str(version))
+
+    async def close(self) -> None:
+        """End the engine process, for sure. Policies that are still loaded are closed with it."""
+        if self._closed:
+            return
+        self._closed = True
+        for engine in list(self.loaded):
+            await engine.close()
+        metrics.hide(self.llm.synth_registry)
+        if self.llm.output_handler is not None:
+            self.llm.output_handler.cancel()  # or it reports the end as an error
+        await asyncio.to_thread(process.end, self.llm)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _swap(self, files: list[Path], version: int, rows: tuple[int, int] | None) -> list[str]:
+        from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
+            WeightTransferUpdateRequest,
+        )
+
+        update = {"files": [str(f) for f in files], "swap": [self.model.embedding, *rows] if rows else []}
+        async with self._swapping:
+            self.check()
+            filled = await selftest.fill_prefix_cache(self)
+            self.dirty = True
+            try:
+                async with asyncio.timeout(_SWAP_TIMEOUT_S):
+                    await self.llm.pause_generation(mode="keep", clear_cache="clear_cache" in self.settings.workarounds)
+                    await self.llm.start_weight_update()
+                    await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+                    taken = (await self.llm.collective_rpc("synth_loaded"))[0]
+                    await self.llm.finish_weight_update(str(version))
+                    await self.llm.resume_generation()
+            except Exception as error:
+                reason = f"policy version {version}: vLLM broke off half-way: {type(error).__name__}: {error}"
+                raise self.fail(Permanent(reason)) from error
+            try:
+                await selftest.prefix_cache_is_new(self, filled, version)
+            except Permanent as error:
+                raise self.fail(error) from None
+        return taken
+
+    async def _set_up(self) -> None:
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            await self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),))
+        if self.max_lora_rank is None:
+            await selftest.reload_reaches_the_head(self)
+        else:
+            await selftest.rows_keep_their_own_weights(self)
+
+
+def _check(settings: EngineSettings) -> None:
+    unknown = settings.workarounds - WORKAROUNDS
+    if unknown:
+        raise Permanent(f"workarounds names {sorted(unknown)}; expected some of {sorted(WORKAROUNDS)}")
+
+
+def _rank(asked: int | None) -> int | None:
+    if asked is None:
+        return None
+    rank = next((r for r in _RANKS if r >= asked), None)
+    if rank is None:
+        raise Permanent(f"max_lora_rank is {asked}; expected at most {_RANKS[-1]}")
+    return rank
+
+
+def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: int | None) -> Any:
+    """Start vLLM; blocks until its process is ready. Its registry and reading go with it, as attributes."""
+    process.prepare(settings.threads)
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+
+    from synth.inference.engines.vllm import bans
+
+    cpu = process.on_cpu()
+    if cpu:
+        _check_heads(model_dir)
+    lora: dict[str, Any] = {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras": settings.adapter_slots,
+        "max_cpu_loras": max(settings.max_adapters, settings.adapter_slots),
+        # Not the LM head: with an adapter's place in it, vLLM on a CPU dies of a request for its prompt's logprobs.
+        "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in model.adaptable()}) or None,
+    }
+    config = AsyncEngineArgs(
+        model=str(model_dir),
+        served_model_name=f"{model_dir.name}-{next(_hosts)}",
+        dtype="float32" if cpu else "auto",
+        seed=settings.seed if settings.seed is not None else secrets.randbits(31),
+        max_model_len=-1,  # as long as the model's context and the KV cache allow
+        block_size=_CPU_BLOCK if cpu else None,
+        kv_cache_memory_bytes=settings.kv_budget_bytes or (_CPU_KV_BYTES if cpu else None),
+        gpu_memory_utilization=_GPU_MEMORY,
+        max_num_seqs=settings.max_rows,
+        logprobs_mode="processed_logprobs",
+        logits_processors=[bans.PATH],
+        generation_config="vllm",  # a sampling default in the model's files is not ours
+        enforce_eager=cpu,
+        use_tqdm_on_load=False,
+        enable_prefix_caching=True,
+        scheduling_policy="priority",
+        worker_extension_cls="synth.inference.engines.vllm.worker.WorkerExtension",
+        **(lora if rank is not None else {"weight_transfer_config": {"backend": FILE_BACKEND}}),
+    ).create_engine_config()
+    registry, reading = CollectorRegistry(), metrics.Reading()
+    with process.forked():
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.stat_logger(registry, reading)])
+    llm.synth_registry, llm.synth_reading = registry, reading
+    return llm
+
+
+def _check_heads(model_dir: Path) -> None:
+    """vLLM finds out when the first request comes, and dies of it."""
+    from transformers import AutoConfig
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
+
+    text: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    widths = CPUAttentionBackend.get_supported_head_sizes()
+    if width not in widths:
+        raise Permanent(
+            f"the attention heads of {model_dir.name!r} are {width} wide; expected one of "
+            f"{', '.join(map(str, widths))}, which vLLM has on a CPU; serve it with the engine 'transformers'"
+        )
+
+
+def _end_late(launching: asyncio.Future[Any]) -> None:
+    if not launching.cancelled() and launching.exception() is None:
+        asyncio.get_running_loop().run_in_executor(None, process.end, launching.result())

@@ -1,0 +1,84 @@
+"""What vLLM counts: re-exported to Prometheus as `vllm:…`, and summed up for `EngineStats`.
+
+vLLM registers its metrics once a process, and a second AsyncLLM throws the first one's out. So each host has a
+registry of its own, and one collector shows them all, told apart by `model_name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(slots=True)
+class Reading:
+    """The last reading of a host. kv_usage: fraction of the KV cache in use. steps, sampled: since it began."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    steps: int = 0
+    sampled: int = 0
+
+
+class _Hosts(Collector):
+    def __init__(self) -> None:
+        self.registries: list[CollectorRegistry] = []
+
+    def describe(self) -> list[Metric]:
+        return []  # what there will be is known only to vLLM
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for registry in self.registries:
+            for family in registry.collect():
+                if family.name in families:
+                    families[family.name].samples += family.samples
+                else:
+                    families[family.name] = family
+        yield from families.values()
+
+
+_hosts = _Hosts()
+
+
+def show(registry: CollectorRegistry) -> None:
+    """Add a host's metrics to this process's."""
+    if not _hosts.registries:
+        REGISTRY.register(_hosts)
+    _hosts.registries.append(registry)
+
+
+def hide(registry: CollectorRegistry) -> None:
+    """Take a host's metrics away: it is closed."""
+    _hosts.registries.remove(registry)
+    if not _hosts.registries:
+        REGISTRY.unregister(_hosts)
+
+
+def stat_logger(registry: CollectorRegistry, reading: Reading) -> type[Any]:
+    """A stat logger class for one AsyncLLM, which fills `registry` and `reading`."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger  # pyright: ignore[reportMissingImports]
+
+    class HostLogger(PrometheusStatLogger):
+        _gauge_cls = partial(Gauge, registry=registry)
+        _counter_cls = partial(Counter, registry=registry)
+        _histogram_cls = partial(Histogram, registry=registry)
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **named: Any) -> None:
+            super().record(scheduler_stats, iteration_stats, *more, **named)
+            if scheduler_stats is not None:
+                reading.running = scheduler_stats.num_running_reqs
+                reading.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+                reading.kv_usage = scheduler_stats.kv_cache_usage
+                reading.steps += 1
+            if iteration_stats is not None:
+                reading.sampled += iteration_stats.num_generation_tokens
+
+    return HostLogger

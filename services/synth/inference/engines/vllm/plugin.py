@@ -1,0 +1,34 @@
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`).
+
+In the engine process: its end when the service's ends, however that happens. In every process: the file backend for
+full weights, under the name that the host asks for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import wait
+
+FILE_BACKEND = "synth_file"
+
+
+def register() -> None:
+    """Called by vLLM, once in each process."""
+    from vllm.distributed.weight_transfer import (  # pyright: ignore[reportMissingImports]
+        WeightTransferEngineFactory,
+    )
+
+    WeightTransferEngineFactory.register_engine(FILE_BACKEND, "synth.inference.engines.vllm.worker", "FileTransfer")
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        # An EngineCore does not notice that its service was killed: it was seen running on for ten minutes. (The
+        # kernel's own death signal is of no use, its parent is the fork server, which lives as long as any of us.)
+        threading.Thread(target=_end_after, args=(parent.sentinel,), name="ends-with-parent", daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

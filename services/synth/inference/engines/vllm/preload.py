@@ -1,0 +1,7 @@
+"""What an engine process would import first: imported once, in the fork server."""
+
+import vllm.v1.engine.async_llm  # pyright: ignore[reportMissingImports]
+import vllm.v1.engine.core  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+import synth.inference.engines.vllm.bans
+import synth.inference.engines.vllm.worker  # noqa: F401

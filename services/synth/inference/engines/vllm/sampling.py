@@ -1,0 +1,86 @@
+"""Our sampling parameters in vLLM's words, and its outputs in ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from synth.errors import Problem, Transient, UserError
+from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams
+
+# vLLM raises any temperature between 0 and this to this.
+_LEAST_TEMPERATURE = 0.01
+
+
+def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) -> Any:
+    """vLLM's parameters: the logprob of every sampled token, bans that are exact, ends that are ours alone.
+
+    Raises `UserError` for a temperature that vLLM would change.
+    """
+    from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+    from synth.inference.engines.vllm.bans import BANNED
+
+    if 0 < params.temperature < _LEAST_TEMPERATURE:
+        raise UserError(
+            Problem(
+                what=f"temperature is {params.temperature:g}",
+                expected=f"0 (greedy), or at least {_LEAST_TEMPERATURE:g}",
+                where="temperature",
+            )
+        )
+    return VllmParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop=list(params.stop) or None,
+        detokenize=bool(params.stop),
+        stop_token_ids=stop_ids,
+        ignore_eos=True,
+        logprobs=0,
+        extra_args={BANNED: list(params.banned)} if params.banned else None,
+        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scoring_params() -> Any:
+    """Parameters that give the logprob of every prompt token, all of them computed afresh."""
+    from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
+
+    return VllmParams(max_tokens=1, prompt_logprobs=0, detokenize=False, skip_reading_prefix_cache=True)
+
+
+def delta(completion: Any, versions: list[int], *, version: int) -> Delta:
+    """A completion of vLLM as a delta. versions: by token. version: the live one, for the error.
+
+    Raises `Transient` when a logprob is not finite, or vLLM gave the request up.
+    """
+    ids = list(completion.token_ids)
+    logprobs = [position[token].logprob for position, token in zip(completion.logprobs or [], ids, strict=True)]
+    if not all(map(math.isfinite, logprobs)):
+        raise Transient(f"policy version {version} gives logits that are not finite")
+    reason = completion.finish_reason
+    if reason not in (None, "stop", "length", "abort"):
+        raise Transient(f"vLLM ended the request: {reason}")
+    finish: FinishReason | None = reason
+    stop_text = completion.stop_reason if isinstance(completion.stop_reason, str) else None
+    return Delta(ids, logprobs, versions, finish, stop_text)
+
+
+def by_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:
+    """The version of tokens `first` … `first + count - 1`, from the token at which each version began."""
+    versions: list[int] = []
+    for token in range(first, first + count):
+        label = next(version for version, start in reversed(starts) if start <= token)
+        versions.append(int(label))
+    return versions
+
+
+def scores(output: Any) -> list[float]:
+    """The logprobs of a scored prompt's tokens, but for the first."""
+    ids = output.prompt_token_ids
+    return [position[token].logprob for position, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]

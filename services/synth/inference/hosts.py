@@ -1,0 +1,131 @@
+"""The vLLM hosts of this process, each shared by the policies that can run on it, and ended with the last of them.
+
+A host holds one base model. Adapters over it share it, whatever job or model they are of, and so does the base itself;
+a policy whose full weights are replaced has a host to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from synth import logs
+from synth.errors import Permanent
+
+log = logs.get("hosts")
+
+#: The largest rank of an adapter, in the steps in which vLLM reserves room for it.
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class Host(Protocol):
+    """What is asked here of a `synth.inference.engines.vllm.host.VllmHost`."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+H = TypeVar("H", bound=Host)
+Start = Callable[[Path, int | None], Awaitable[H]]
+"""Starts a host on a model folder: for adapters up to this rank, or, None, for full weights that are replaced."""
+
+
+@dataclass(eq=False)
+class HostLease(Generic[H]):
+    """A place on a host, from `Hosts.take` to `release`."""
+
+    host: H
+    _let_go: Callable[[], Awaitable[None]]
+    _held: bool = True
+
+    async def release(self) -> None:
+        """Give the place back; the host ends with its last one. A second time does nothing."""
+        if self._held:
+            self._held = False
+            await self._let_go()
+
+
+@dataclass(eq=False)
+class _Entry(Generic[H]):
+    """rank: as in `Start`. leases: places that are taken or waited for."""
+
+    model_dir: Path
+    rank: int | None
+    starting: asyncio.Task[H]
+    leases: int = 0
+
+    @property
+    def ill(self) -> bool:
+        done = self.starting
+        return done.done() and (done.cancelled() or done.exception() is not None or not done.result().healthy)
+
+
+class Hosts(Generic[H]):
+    """Starts a host when it is needed, once however many need it at the same time.
+
+    max_rank: what a host has room for although nobody asks for so much yet.
+    """
+
+    def __init__(self, start: Start[H], *, max_rank: int) -> None:
+        self._start = start
+        self._max_rank = max_rank
+        self._entries: list[_Entry[H]] = []
+
+    def leases(self) -> list[tuple[Path, int]]:
+        """The folder of each host's base, and how many policies are on it or on their way."""
+        return [(entry.model_dir, entry.leases) for entry in self._entries]
+
+    async def take(self, model_dir: Path, *, rank: int | None) -> HostLease[H]:
+        """A place on a host of this base for an adapter of this rank (0: the base itself), or, None, a host alone.
+
+        Raises `Permanent` for a rank beyond what vLLM has room for, and whatever starting a host raises.
+        """
+        room = None if rank is None else self._room_for(rank)
+        entry = next((e for e in self._entries if self._shared(e, model_dir, room)), None)
+        if entry is None:
+            log.info("starting vLLM, which takes half a minute", model=model_dir.name, max_rank=room)
+            starting = asyncio.create_task(self._run(model_dir, room), name=f"vLLM on {model_dir.name}")
+            entry = _Entry(model_dir, room, starting)
+            self._entries.append(entry)
+        entry.leases += 1
+        try:
+            # Shielded: who gives up must not end what others wait for.
+            host = await asyncio.shield(entry.starting)
+        except BaseException:
+            await self._leave(entry)
+            raise
+        return HostLease(host, lambda: self._leave(entry))
+
+    def _room_for(self, rank: int) -> int:
+        wanted = max(rank, self._max_rank)
+        room = next((r for r in _RANKS if r >= wanted), None)
+        if room is None:
+            raise Permanent(f"an adapter of rank {wanted} cannot be served by vLLM; expected at most {_RANKS[-1]}")
+        return room
+
+    def _shared(self, entry: _Entry[H], model_dir: Path, room: int | None) -> bool:
+        if entry.model_dir != model_dir or room is None or entry.rank is None:
+            return False
+        return entry.rank >= room and not entry.ill
+
+    async def _run(self, model_dir: Path, rank: int | None) -> H:
+        host = await self._start(model_dir, rank)
+        log.info("vLLM is up", model=model_dir.name)
+        return host
+
+    async def _leave(self, entry: _Entry[H]) -> None:
+        entry.leases -= 1
+        if entry.leases:
+            return
+        self._entries.remove(entry)
+        if not entry.starting.done():
+            entry.starting.cancel()
+            await asyncio.wait([entry.starting])
+        if not entry.starting.cancelled() and entry.starting.exception() is None:
+            await entry.starting.result().close()
+            log.info("vLLM has ended: nothing runs on it any more", model=entry.model_dir.name)

@@ -1,0 +1,3 @@
+"""The engine contract over both engines."""
+
+from tests.unit.inference.contract import *  # noqa: F403

@@ -1,0 +1,97 @@
+"""Engine processes end: when their host is closed, when they are killed, and when the service is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from synth.errors import Transient
+from synth.inference.engines.vllm.engine import VllmEngine
+from synth.inference.engines.vllm.host import VllmHost
+from tests.unit.inference.contract import off
+from tests.unit.inference.drive import begin, complete, endless, prompt
+from tests.unit.inference.tiny import plain_logprobs
+from tests.vllm.conftest import SETTINGS
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from synth.inference.engines.vllm.host import VllmHost
+from tests.vllm.conftest import SETTINGS
+
+async def main():
+    host = await VllmHost.start(Path(sys.argv[1]), SETTINGS, max_lora_rank=8)
+    print(host.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+async def small(model_dir: Path) -> AsyncIterator[VllmHost]:
+    """A host with room for 256 tokens: a token takes a KiB in this model, and a block is vLLM's own."""
+    settings = replace(SETTINGS, kv_budget_bytes=(256 + 32) << 10)
+    host = await VllmHost.start(model_dir, settings, max_lora_rank=8)
+    yield host
+    await host.close()
+
+
+async def test_requests_beyond_the_kv_budget_wait_their_turn_and_all_finish(
+    small: VllmHost, reference: Any, tolerance: float
+) -> None:
+    engine = await VllmEngine.load(small)
+    assert engine.max_context == 256
+    prompts = [prompt(i, 20) for i in range(6)]
+    results = await asyncio.gather(*(complete(engine, p, endless(100)) for p in prompts))
+    for p, result in zip(prompts, results, strict=True):
+        assert len(result.token_ids) == 100
+        assert off(result, plain_logprobs(reference, p, result.token_ids)) <= tolerance
+    assert engine.stats().kv_tokens_budget == 256 + 32
+    await engine.close()
+
+
+async def test_when_the_engine_process_is_killed_everyone_hears_of_it(small: VllmHost) -> None:
+    engine = await VllmEngine.load(small)
+    tasks = await begin(engine, [prompt(1, 8), prompt(2, 8)], 200)
+    os.kill(small.pid, signal.SIGKILL)
+    for task in tasks:
+        with pytest.raises(Transient, match="the engine process has ended"):
+            await task
+    assert not small.healthy
+    with pytest.raises(Transient, match="the engine process has ended"):
+        await complete(engine, prompt(1, 4), endless(5))
+    await small.close()
+    assert small.policies == 0
+
+
+def test_an_engine_process_does_not_outlive_a_killed_service(model_dir: Path) -> None:
+    root = Path(__file__).parents[2]
+    service = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, str(model_dir)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert service.stdout is not None
+        engine = psutil.Process(int(service.stdout.readline()))
+        fork_server = engine.parent()
+        assert fork_server is not None
+        assert fork_server.ppid() == service.pid
+    finally:
+        service.kill()
+        service.wait(10)
+    engine.wait(30)
+    fork_server.wait(30)

@@ -1,0 +1,154 @@
+"""Jobs whose policies vLLM serves: they learn, agree with their trainer, share an engine, and stop when it is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import urllib.request
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.chaos.conftest import demo
+from tests.e2e.cli.conftest import eventually
+from tests.e2e.platform import Platform, rl
+from tests.e2e.task_apps import Served
+from tests.vllm_cluster.conftest import Tell, running
+
+# A start of vLLM takes 25 s of CPU, and whoever tests may do other things meanwhile.
+pytestmark = pytest.mark.timeout(900)
+_JOB_S = 600.0
+
+
+def ended(platform: Platform, job: str) -> dict[str, Any]:
+    """The job as it is at its end."""
+    platform.shell.run("jobs", "watch", job, timeout=_JOB_S)
+    return platform.shell.json("jobs", "get", job)
+
+
+def succeeded(platform: Platform, job: str) -> dict[str, Any]:
+    found = ended(platform, job)
+    assert found["state"] == "succeeded", (found["state"], found["code"], found["problems"])
+    return found
+
+
+def assert_agrees_with_its_trainer(platform: Platform, job: str, tell: Tell) -> None:
+    """Every step's fresh tokens, and every version's canary, by the trainer and by vLLM: within 1e-4 nats."""
+    mismatches = [step["mismatch_max_lag0"] for step in platform.steps(job)]
+    errors = [e["canary_error"] for e in platform.events(job, "policy.loaded") if e["version"]]
+    assert len(mismatches) == len(errors) > 1
+    tell(f"trainer and vLLM are apart by {max(mismatches):.2g} on fresh tokens, by {max(errors):.2g} on the canary")
+    assert max(mismatches) <= 1e-4
+    assert max(errors) <= 1e-4
+
+
+def seconds_to_serve(platform: Platform, job: str) -> list[float]:
+    """From the publication of each version to its being served."""
+    lines = platform.shell.ok("jobs", "events", job, "-o", "json").splitlines()
+    events = [json.loads(line) for line in lines]
+    at = {
+        type: {e["data"]["version"]: datetime.fromisoformat(e["time"]) for e in events if e["type"] == type}
+        for type in ("policy.published", "policy.loaded")
+    }
+    return [(at["policy.loaded"][v] - published).total_seconds() for v, published in at["policy.published"].items()]
+
+
+@pytest.fixture(scope="module")
+def sft_model(platform: Platform, math_rows: Path) -> str:
+    """A model that is right now and then: RL has a signal from its first step on."""
+    job = platform.submit(demo("sft", total_steps=400), "--dataset", str(math_rows))
+    return succeeded(platform, job)["model"]
+
+
+def test_the_demo_learns_on_vllm_and_its_model_is_served_by_it(
+    platform: Platform, sft_model: str, math_url: str, tell: Tell
+):
+    job = platform.submit(demo("rl", iterations_per_epoch=15), "--model", sft_model, "--task-url", math_url)
+    model = succeeded(platform, job)["model"]
+    reward = [step["reward_mean"] for step in platform.steps(job)]
+    waits = seconds_to_serve(platform, job)
+    tell(f"reward {[round(r, 2) for r in reward]}; published to served: median {statistics.median(waits):.3f} s")
+    assert statistics.mean(reward[-3:]) > statistics.mean(reward[:3]) + 0.2
+    assert_agrees_with_its_trainer(platform, job, tell)
+    assert "=" in platform.greedy(model, "What is 58 + 67?")
+
+
+def test_adapters_of_one_base_share_an_engine_and_agree_at_another_temperature(
+    platform: Platform, sft_model: str, math_url: str, tell: Tell
+):
+    def lora(seed: int) -> str:
+        text = demo("rl", iterations_per_epoch=4, seed=seed, batch_size=8)
+        text = text.replace('trainer_mode = "full"', 'trainer_mode = "lora"')
+        text = text.replace("temperature = 1.0", "temperature = 0.7").replace(
+            "learning_rate = 2e-4", "learning_rate = 2e-3"
+        )
+        return text + f"[lora]\nr = {8 * (seed + 1)}\nalpha = 16\n"
+
+    jobs = [platform.submit(lora(seed), "--model", sft_model, "--task-url", math_url) for seed in (0, 1)]
+    eventually(lambda: 2 in policies_by_host(platform), timeout=_JOB_S)
+    # A model that an earlier test has asked for may still be there, on a host of its own.
+    assert len(engine_processes(platform)) == len(policies_by_host(platform)) <= 2
+    assert "vllm:generation_tokens_total{" in metrics(platform)
+    for job in jobs:
+        succeeded(platform, job)
+        assert_agrees_with_its_trainer(platform, job, tell)
+        assert platform.events(job, "policy.published")[0]["kind"] == "lora"
+
+
+def test_a_job_whose_engine_process_is_killed_goes_on_with_a_new_one(platform: Platform, letters_app: Served):
+    before = set(engine_processes(platform))
+    job = platform.submit(rl("tiny-qwen3", letters_app.url, iterations=6))
+    eventually(lambda: len(platform.events(job, "policy.loaded")) > 1, timeout=_JOB_S)
+    [engine] = set(engine_processes(platform)) - before
+    os.kill(engine, signal.SIGKILL)
+    succeeded(platform, job)
+    # The service and its trainer have outlived it: nothing was done twice.
+    assert len(platform.steps(job)) == 6
+    assert len(platform.events(job, "job.started")) == 1
+    assert engine not in engine_processes(platform)
+
+
+FAULTS = {
+    "tied_head": (None, "head"),
+    "lora_mask": (8, "adapter"),
+    "clear_cache": (None, "prefix cache"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_vllm_that_is_not_worked_around_ends_the_job_with_the_numbers(
+    fault: str, letters_app: Served, tmp_path: Path, tell: Tell
+):
+    lora, said = FAULTS[fault]
+    left = json.dumps(sorted(FAULTS.keys() - {fault}))
+    with running(tmp_path, SYNTH_VLLM_WORKAROUNDS=left) as platform:
+        found = ended(platform, platform.submit(rl("tiny-qwen3", letters_app.url, lora=lora)))
+    assert (found["state"], found["code"]) == ("failed", "cannot_serve")
+    [problem] = found["problems"]
+    tell(problem["what"])
+    assert said in str(problem)
+    assert re.search(r"\d\.\d", str(problem))
+
+
+def metrics(platform: Platform) -> str:
+    """What the inference service tells Prometheus."""
+    port = platform.shell.processes()["inference"]["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        return reply.read().decode()
+
+
+def policies_by_host(platform: Platform) -> list[float]:
+    """How many models there are on each vLLM host."""
+    return [float(n) for n in re.findall(r"^synth_vllm_host_policies\{.*\} (\S+)$", metrics(platform), re.MULTILINE)]
+
+
+def engine_processes(platform: Platform) -> list[int]:
+    """The EngineCore processes of the inference service."""
+    service = psutil.Process(platform.shell.processes()["inference"]["pid"])
+    return [c.pid for c in service.children(recursive=True) if "EngineCore" in " ".join([c.name(), *c.cmdline()])]
