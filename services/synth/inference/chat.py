@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from synth.errors import Problem, UserError
+from synth.inference.families import THINK, THINK_CLOSING, Family, family_of
+from synth.inference.json_text import BadJson, read_json
 from synth.inference.tokenizers import Tokenizer
 
 #: A template leaves messages of other roles out without a word. developer: the newer name of system.
@@ -38,13 +40,22 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One message of a conversation, as the OpenAI API spells it; unknown fields are ignored."""
+    """One message of a conversation, as the OpenAI API spells it; unknown fields are ignored.
+
+    reasoning_content, reasoning: the thoughts of an assistant's message, under both of the names that servers use.
+    """
 
     role: str
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def thoughts(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
 
     def text(self, place: str) -> str:
         """The content as text. Raises `UserError` for a part that is not text."""
@@ -72,14 +83,22 @@ class Conversation:
     thinking: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call that was answered. ids: its prompt's and its reply's. thoughts: of the reply, before its content."""
+
+    ids: list[int]
+    thoughts: str
+
+
 @dataclass(slots=True)
 class Thread:
-    """The calls of one rollout, by the conversation that each of them made: the ids to continue from.
+    """The calls of one rollout, by the conversation that each of them made: what to continue from.
 
     branch_breaks: calls that could not continue an earlier one, although there was one.
     """
 
-    ids: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]])
+    turns: dict[tuple[str, ...], Turn] = field(default_factory=dict[tuple[str, ...], Turn])
     branch_breaks: int = 0
 
 
@@ -89,18 +108,36 @@ class ChatFormat:
 
     tokenizer: Tokenizer
 
+    @property
+    def family(self) -> Family:
+        """How this model writes thoughts and tool calls."""
+        return family_of(str(self.tokenizer.full.chat_template))
+
     def prompt_ids(self, conversation: Conversation, thread: Thread | None = None) -> list[int]:
         """The ids to sample after. With a `thread`, a continued call's own ids come first, untouched.
 
         Raises `UserError` for messages that the template cannot render.
         """
-        text = self._render(conversation, complete=False)
-        if thread is not None and thread.ids:
-            continued = self._continue(conversation, thread, text)
-            if continued is not None:
-                return continued
+        if thread is None or not thread.turns:
+            return self.tokenizer.encode(self._render(conversation, complete=False))
+        keys = _key(conversation, conversation.messages)
+        turns = [thread.turns.get(keys[: n + 1]) for n in range(1, len(keys))]
+        # Most clients send an assistant's message back without its thoughts. It is the template that decides what of
+        # them the model sees again, so it gets them.
+        messages = [
+            msgspec.structs.replace(m, reasoning_content=turn.thoughts) if turn is not None and not m.thoughts else m
+            for m, turn in zip(conversation.messages, turns, strict=True)
+        ]
+        known = Conversation(messages, conversation.tools, conversation.thinking)
+        text = self._render(known, complete=False)
+        continued = self._continue(known, turns, text)
+        if continued is None:
             thread.branch_breaks += 1
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode(text) if continued is None else continued
+
+    def ends_in_thoughts(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends in open thoughts, so that its reply begins inside them."""
+        return self.family.thinks and self.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
 
     def remember(
         self,
@@ -110,30 +147,31 @@ class ChatFormat:
         prompt_ids: list[int],
         sampled_ids: list[int],
     ) -> None:
-        """Keep a call's ids for the request that will continue it."""
-        key = _key(conversation, [*conversation.messages, reply])
-        thread.ids[key] = [*prompt_ids, *sampled_ids]
+        """Keep a call's ids for the request that will continue it, be it with the reply's thoughts or without."""
+        turn = Turn([*prompt_ids, *sampled_ids], reply.thoughts)
+        bare = msgspec.structs.replace(reply, reasoning_content=None, reasoning=None)
+        for said in (reply, bare) if reply.thoughts else (reply,):
+            thread.turns[_key(conversation, [*conversation.messages, said])] = turn
 
-    def _continue(self, conversation: Conversation, thread: Thread, text: str) -> list[int] | None:
-        """Recorded ids plus those of the new text, or None if nothing recorded is a prefix of this conversation."""
-        keys = _key(conversation, conversation.messages)
-        for n in range(len(conversation.messages) - 1, 0, -1):
-            recorded = thread.ids.get(keys[: n + 1])
-            if recorded is None:
-                continue
-            earlier = Conversation(conversation.messages[:n], conversation.tools, conversation.thinking)
-            before = self._render(earlier, complete=True)
-            # A template may show an earlier turn otherwise once another follows (Qwen3 drops its thinking).
-            end = before.rfind(self.tokenizer.eos_text)
-            if end < 0 or not text.startswith(before):
-                return None
-            # The recorded ids end where the reply ended: with the eos token if it was sampled, else before it.
-            ended = recorded[-1] == self.tokenizer.eos_id
-            return recorded + self.tokenizer.encode(text[end + len(self.tokenizer.eos_text) * ended :])
-        return None
+    def _continue(self, conversation: Conversation, turns: Sequence[Turn | None], text: str) -> list[int] | None:
+        """Recorded ids plus those of the new text, or None if no turn of this conversation can be gone on from."""
+        n = max((n for n, turn in enumerate(turns[:-1], start=1) if turn is not None), default=0)
+        recorded = turns[n - 1]
+        if n == 0 or recorded is None:
+            return None
+        earlier = Conversation(conversation.messages[:n], conversation.tools, conversation.thinking)
+        before = self._render(earlier, complete=True)
+        # A template may show an earlier turn otherwise once another follows (Qwen3 drops its thinking).
+        end = before.rfind(self.tokenizer.eos_text)
+        if end < 0 or not text.startswith(before):
+            return None
+        # The recorded ids end where the reply ended: with the eos token if it was sampled, else before it.
+        ended = recorded.ids[-1] == self.tokenizer.eos_id
+        return recorded.ids + self.tokenizer.encode(text[end + len(self.tokenizer.eos_text) * ended :])
 
     def _render(self, conversation: Conversation, *, complete: bool) -> str:
-        messages = [_for_template(m, f"messages[{i}]") for i, m in enumerate(conversation.messages)]
+        thinks = self.family.thinks
+        messages = [_for_template(m, f"messages[{i}]", thinks=thinks) for i, m in enumerate(conversation.messages)]
         try:
             return self.tokenizer.full.apply_chat_template(
                 messages,
@@ -152,9 +190,13 @@ class ChatFormat:
             ) from error
 
 
-def _for_template(message: Message, place: str) -> dict[str, Any]:
+def _for_template(message: Message, place: str, *, thinks: bool) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    entry: dict[str, Any] = {"role": role, "content": message.text(place)}
+    text = message.text(place)
+    if thinks and message.thoughts and role == "assistant":
+        # Where every template that knows thoughts looks for them, whatever else it reads.
+        text = f"{THINK}\n{message.thoughts}{THINK_CLOSING}{text}"
+    entry: dict[str, Any] = {"role": role, "content": text}
     if message.tool_calls:
         entry["tool_calls"] = [
             {
@@ -175,8 +217,8 @@ def _parsed(arguments: str | dict[str, Any]) -> Any:
     if isinstance(arguments, dict):
         return arguments
     try:
-        value = json.loads(arguments)
-    except ValueError:
+        value = read_json(arguments)
+    except BadJson:
         return arguments
     return value if isinstance(value, dict) else arguments
 
@@ -189,6 +231,5 @@ def _key(conversation: Conversation, messages: Sequence[Message]) -> tuple[str, 
 
 def _message_key(message: Message, place: str) -> str:
     calls = [[c.function.name, _parsed(c.function.arguments)] for c in message.tool_calls or []]
-    return json.dumps(
-        [message.role, message.text(place), calls, message.tool_call_id or "", message.name or ""], sort_keys=True
-    )
+    about = [message.tool_call_id or "", message.name or "", message.thoughts]
+    return json.dumps([message.role, message.text(place), calls, *about], sort_keys=True)

@@ -1,13 +1,13 @@
-"""One chat call, from its request to its reply: sampled, watched for a client that hangs up, and recorded."""
+"""One chat call, from its request to its replies: sampled, watched for a client that hangs up, and recorded."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,10 +17,14 @@ from starlette.types import Receive, Scope, Send
 from synth.errors import SynthError
 from synth.inference.api_errors import error_body
 from synth.inference.chat import ChatFormat, Conversation
-from synth.inference.engines.protocol import Delta, Engine, SamplingParams
+from synth.inference.engines.protocol import Engine
+from synth.inference.families import CALL_END
+from synth.inference.generation import Generation, Part, another_seed
+from synth.inference.plans import conversation_of, plan_of, without_effect
+from synth.inference.reading import Fresh, Reply, ReplyReader
 from synth.inference.recorder import Call
-from synth.inference.replies import CALL_END, ChunkWriter, Reply, Shape, completion_body, read_reply
-from synth.inference.requests import ChatRequest, JobSampling, conversation_of, sampling_of, without_effect
+from synth.inference.replies import ChunkWriter, Shape, Usage, choice_json, completion_json, usage_chunk
+from synth.inference.requests import ChatRequest, JobSampling, choices_of
 from synth.trajectories import CompletionRecord
 
 # The status that proxies log for a client that went away; nobody reads it.
@@ -37,60 +41,114 @@ class PolicyBinding:
     sampling: JobSampling | None = None
 
 
-class Completion:
-    """A chat call that is ready to be sampled. call: its place in the recorder, for a rollout's call."""
+@dataclass(eq=False, slots=True)
+class _Choice:
+    """One of a call's replies on its way. call: its place in the recorder, for a rollout's call."""
 
-    def __init__(self, request: ChatRequest, binding: PolicyBinding, call: Call | None, *, timeout: float) -> None:
-        """Raises `UserError` for messages that cannot be rendered."""
-        self._engine = binding.engine
-        self._chat = binding.chat
-        self._call = call
-        self._timeout = timeout
-        self._stream = bool(request.stream)
-        self._conversation: Conversation = conversation_of(request)
-        self._params: SamplingParams = sampling_of(request, binding.sampling)
-        self._prompt_ids = binding.chat.prompt_ids(self._conversation, call.thread if call else None)
+    generation: Generation
+    reader: ReplyReader
+    writer: ChunkWriter
+    call: Call | None
+    parts: list[Part] = field(default_factory=list[Part])
+
+    @property
+    def aborted(self) -> bool:
+        return self.parts[-1].finish_reason == "abort"
+
+    def take(self, part: Part) -> Fresh:
+        """Keep the next part; the text that it makes certain."""
+        self.parts.append(part)
+        return self.reader.more(part)
+
+    async def sample(self) -> None:
+        """Sample to the end."""
+        async with aclosing(self.generation.parts()) as parts:
+            async for part in parts:
+                self.take(part)
+
+
+class Completion:
+    """A chat call that is ready to be sampled. calls: the places of its choices in the recorder, for a rollout's."""
+
+    def __init__(
+        self, request: ChatRequest, binding: PolicyBinding, calls: Sequence[Call] = (), *, timeout: float
+    ) -> None:
+        """Raises `UserError` for messages that cannot be rendered, or a tool that cannot be called."""
+        self._chat = chat = binding.chat
+        self._conversation: Conversation = conversation_of(request, binding.sampling)
+        self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].thread if calls else None)
         self._shape = Shape(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
-            tools=bool(self._conversation.tools),
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            warnings=without_effect(request),
+            warnings=without_effect(request, binding.sampling, chat.family),
         )
-        if call is not None:
-            call.ends_with(self._abort)
+        plan = plan_of(request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking)
+        self._choices: list[_Choice] = []
+        for i in range(choices_of(request)):
+            seed = another_seed(plan.params.seed, i)
+            generation = Generation(
+                binding.engine,
+                chat.tokenizer,
+                chat.family,
+                self._prompt_ids,
+                replace(plan, params=replace(plan.params, seed=seed)),
+                request_id=f"{self._shape.id}-{i}",
+                timeout=timeout,
+                stream=bool(request.stream),
+            )
+            reader = ReplyReader(
+                chat.tokenizer,
+                chat.family,
+                in_thoughts=plan.in_thoughts,
+                tools=self._conversation.tools,
+                stop=plan.params.stop,
+            )
+            choice = _Choice(
+                generation, reader, ChunkWriter(self._shape, chat.tokenizer, i), calls[i] if calls else None
+            )
+            if choice.call is not None:
+                choice.call.ends_with(generation.abort)
+            self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
         """Sample to the end, record, and reply in one JSON body. Raises what the engine raises."""
         watch = asyncio.create_task(self._abort_on_hang_up(receive))
         try:
-            async with aclosing(self._deltas()) as deltas:
-                whole = await anext(deltas)
+            await _together([choice.sample() for choice in self._choices])
         finally:
             watch.cancel()
-        reply = self._settle(whole)
-        if whole.finish_reason == "abort":
+        replies = [self._settle(choice)[0] for choice in self._choices]
+        if any(choice.aborted for choice in self._choices):
             return Response(status_code=_CLIENT_GONE)
-        body = completion_body(reply, whole, self._shape, self._chat.tokenizer, self._prompt_ids)
+        tokenizer = self._chat.tokenizer
+        choices = [
+            choice_json(i, reply, choice.parts, self._shape, tokenizer)
+            for i, (choice, reply) in enumerate(zip(self._choices, replies, strict=True))
+        ]
+        body = completion_json(choices, self._usage(replies), self._shape, self._prompt_ids)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
         watch = asyncio.create_task(self._abort_on_hang_up(receive))
-        writer = ChunkWriter(self._shape, self._chat.tokenizer, self._params.stop)
-        whole = Delta([], [], [], "abort")
+        replies: list[Reply] = []
         try:
-            await send(_part(writer.opening()))
-            async with aclosing(self._deltas()) as deltas:
-                async for delta in deltas:
-                    whole = _joined(whole, delta)
-                    for chunk in writer.more(delta):
+            for choice in self._choices:
+                await send(_part(choice.writer.opening()))
+            async with aclosing(self._parts()) as parts:
+                async for choice, part in parts:
+                    for chunk in choice.writer.more(part, choice.take(part)):
                         await send(_part(chunk))
-            reply = self._settle(whole)
-            for chunk in writer.closing(reply, len(self._prompt_ids)):
-                await send(_part(chunk))
+                    if part.finish_reason is not None:
+                        reply, rest = self._settle(choice)
+                        replies.append(reply)
+                        for chunk in choice.writer.closing(reply, rest):
+                            await send(_part(chunk))
+            if self._shape.include_usage:
+                await send(_part(usage_chunk(self._usage(replies), self._shape)))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         except SynthError as error:
             await send(_part(error_body(error), last=True))
@@ -98,39 +156,72 @@ class Completion:
             pass  # the server's word for a client that hung up
         finally:
             watch.cancel()
-            if whole.token_ids:
-                self._settle(_as_aborted(whole))
-            elif self._call is not None:
-                self._call.fail()
+            for choice in self._choices:
+                self._give_up(choice)
 
-    def _deltas(self) -> AsyncGenerator[Delta]:
-        deltas = self._engine.generate(
-            self._prompt_ids,
-            self._params,
-            request_id=self._shape.id,
-            timeout=self._timeout,
-            stream=self._stream,
-        )
-        return cast(AsyncGenerator[Delta], deltas)
+    async def _parts(self) -> AsyncGenerator[tuple[_Choice, Part]]:
+        """The parts of all choices, as they come."""
+        if len(self._choices) == 1:
+            async with aclosing(self._choices[0].generation.parts()) as parts:
+                async for part in parts:
+                    yield self._choices[0], part
+            return
+        queue: asyncio.Queue[tuple[_Choice, Part] | None] = asyncio.Queue()
 
-    def _settle(self, whole: Delta) -> Reply:
-        """Read the reply, and record a rollout's call (once)."""
-        reply = read_reply(whole, self._chat.tokenizer, tools=self._shape.tools)
-        call = self._call
+        async def pump(choice: _Choice) -> None:
+            async with aclosing(choice.generation.parts()) as parts:
+                async for part in parts:
+                    queue.put_nowait((choice, part))
+
+        async def pump_all() -> None:
+            try:
+                await _together([pump(choice) for choice in self._choices])
+            finally:
+                queue.put_nowait(None)
+
+        pumping = asyncio.create_task(pump_all())
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+            await pumping
+        finally:
+            pumping.cancel()
+            await asyncio.gather(pumping, return_exceptions=True)
+
+    def _settle(self, choice: _Choice) -> tuple[Reply, Fresh]:
+        """Read a reply that has ended, and record it (once). The reply, and what of it was held back until now."""
+        last = choice.parts[-1]
+        reply, rest = choice.reader.close(last.finish_reason or "abort")
+        call = choice.call
         if call is not None and not call.settled:
-            call.finish(_record(self._prompt_ids, whole))
+            call.finish(_record(self._prompt_ids, choice.parts))
             # A stop string is cut from the text that the app holds, so its turn cannot be continued token-exactly.
-            if whole.finish_reason != "abort" and whole.stop_text in (None, CALL_END):
-                self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, whole.token_ids)
-        return reply
+            if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
+                said = [token_id for part in choice.parts for token_id in part.token_ids]
+                self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, said)
+        return reply, rest
+
+    def _give_up(self, choice: _Choice) -> None:
+        """The stream is over: record what there is of a reply that has not ended."""
+        if choice.call is None or choice.call.settled:
+            return
+        if any(part.token_ids for part in choice.parts):
+            choice.call.finish(_record(self._prompt_ids, choice.parts))
+        else:
+            choice.call.fail()
+
+    def _usage(self, replies: Sequence[Reply]) -> Usage:
+        usage = Usage(len(self._prompt_ids))
+        for choice in self._choices:
+            usage.add(choice.parts)
+        usage.thoughts = sum(reply.thought_tokens for reply in replies)
+        return usage
 
     async def _abort_on_hang_up(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._abort()
-
-    def _abort(self) -> None:
-        self._engine.abort(self._shape.id)
+        for choice in self._choices:
+            choice.generation.abort()
 
 
 class EventStream(Response):
@@ -153,23 +244,26 @@ def _part(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": not last}
 
 
-def _joined(whole: Delta, delta: Delta) -> Delta:
-    whole.token_ids.extend(delta.token_ids)
-    whole.logprobs.extend(delta.logprobs)
-    whole.versions.extend(delta.versions)
-    return Delta(whole.token_ids, whole.logprobs, whole.versions, delta.finish_reason, delta.stop_text)
+async def _together(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all to their ends. The first error ends the others."""
+    if len(runs) == 1:
+        await runs[0]
+        return
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _as_aborted(whole: Delta) -> Delta:
-    return Delta(whole.token_ids, whole.logprobs, whole.versions, "abort")
-
-
-def _record(prompt_ids: list[int], whole: Delta) -> CompletionRecord:
+def _record(prompt_ids: list[int], parts: Sequence[Part]) -> CompletionRecord:
     return CompletionRecord(
         prompt_ids=np.asarray(prompt_ids, np.int32),
-        sampled_ids=np.asarray(whole.token_ids, np.int32),
-        logprobs=np.asarray(whole.logprobs, np.float32),
-        versions=np.asarray(whole.versions, np.int32),
-        sampled=np.ones(len(whole.token_ids), np.bool_),
-        finish_reason=whole.finish_reason or "abort",
+        sampled_ids=np.asarray([i for part in parts for i in part.token_ids], np.int32),
+        logprobs=np.asarray([logprob for part in parts for logprob in part.logprobs], np.float32),
+        versions=np.asarray([version for part in parts for version in part.versions], np.int32),
+        sampled=np.asarray([part.sampled for part in parts for _ in part.token_ids], np.bool_),
+        finish_reason=parts[-1].finish_reason or "abort",
     )

@@ -18,7 +18,7 @@ from synth.inference.api_errors import error_response
 from synth.inference.completion import Completion, EventStream, PolicyBinding
 from synth.inference.recorder import Call, Recorder
 from synth.inference.refused import refuse_unserved
-from synth.inference.requests import decode_request
+from synth.inference.requests import choices_of, decode_request
 from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
@@ -85,22 +85,22 @@ class _Api:
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…]."""
-        call: Call | None = None
+        calls: list[Call] = []
         async with AsyncExitStack() as lease:
             try:
                 body = decode_request(await _body(request))
                 text = cid_of(request.scope["query_string"])
                 if text is not None:
-                    call = self._recorder.begin(text)
-                    route = self._router.for_rollout(call.cid)
+                    calls = self._recorder.begin_all(text, choices_of(body))
+                    route = self._router.for_rollout(calls[0].cid)
                 else:
                     principal = await self._authenticate(request)
                     refuse_unserved(body)
                     route = self._router.for_model(body.model, principal)
                 binding = await lease.enter_async_context(route)
-                completion = Completion(body, binding, call, timeout=self._timeout)
+                completion = Completion(body, binding, calls, timeout=self._timeout)
                 if body.stream:
-                    call = None  # the stream settles it
+                    calls = []  # the stream settles them
                     return EventStream(completion, lease.pop_all())
                 return await completion.answer(request.receive)
             except ClientDisconnect:
@@ -108,7 +108,7 @@ class _Api:
             except SynthError as error:
                 return error_response(error)
             finally:
-                if call is not None:
+                for call in calls:
                     call.fail()
 
     async def models(self, request: Request) -> Response:

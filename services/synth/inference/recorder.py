@@ -111,7 +111,11 @@ class Recorder:
         return len(self._open)
 
     def begin(self, text: str) -> Call:
-        """Start a call under a credential.
+        """Start a call under a credential. Raises what `begin_all` raises."""
+        return self.begin_all(text, 1)[0]
+
+    def begin_all(self, text: str, choices: int) -> list[Call]:
+        """Start a call for each of a request's choices: all of them, or none.
 
         Raises `InvalidKey` if it is not ours, `CidVoid` after its close or expiry, `BudgetSpent` beyond its calls,
         `Transient` when the records held for the collectors fill their memory.
@@ -126,12 +130,16 @@ class Recorder:
             raise CidVoid("this rollout's credential has expired")
         if rollout.calls >= rollout.cid.calls:
             raise BudgetSpent(f"this rollout has made all of its {rollout.cid.calls} calls")
+        if rollout.calls + choices > rollout.cid.calls:
+            left = rollout.cid.calls - rollout.calls
+            raise BudgetSpent(f"n = {choices} are {choices} calls, and this rollout has {left} of them left")
         if self.nbytes >= self._max_bytes:
             raise Transient(f"{len(self._open)} open rollouts fill the recorder's {self._max_bytes} bytes", delay=5)
         self._open[text] = rollout
-        rollout.calls += 1
-        rollout.begun += 1
-        return Call(self, rollout, rollout.begun)
+        first = rollout.begun + 1
+        rollout.calls += choices
+        rollout.begun += choices
+        return [Call(self, rollout, number) for number in range(first, first + choices)]
 
     def keep(self, rollout: OpenCid, number: int, record: CompletionRecord) -> None:
         """See `Call.finish`."""

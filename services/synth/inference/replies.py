@@ -1,33 +1,16 @@
-"""From sampled ids to an OpenAI reply: text, tool calls, finish reason, logprobs; whole or as a stream of chunks."""
+"""The JSON of a reply, as OpenAI has it: whole, or as a stream of chunks."""
 
 from __future__ import annotations
 
-import json
-import re
-import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from synth.inference.chat import FunctionCall, Message, ToolCall
-from synth.inference.engines.protocol import Delta
+from synth.inference.chat import Message, ToolCall
+from synth.inference.generation import Part
+from synth.inference.reading import Fresh, Reply
 from synth.inference.tokenizers import Tokenizer
-
-# The hermes format, which Qwen3's template teaches: JSON between two tags.
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-_OPEN = "<tool_call>"
-#: Ends a tool call; as a stop string it ends a reply after the first one, and stays in the text.
-CALL_END = "</tool_call>"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the model said. finish_reason: OpenAI's word. text: all of it, the tool calls' source included."""
-
-    text: str
-    message: Message
-    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +19,6 @@ class Shape:
 
     id: str
     model: str
-    tools: bool
     logprobs: bool
     token_ids: bool
     include_usage: bool = False
@@ -44,144 +26,127 @@ class Shape:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def read_reply(delta: Delta, tokenizer: Tokenizer, *, tools: bool) -> Reply:
-    """The reply that a finished completion makes; tool calls are looked for only if the request had tools."""
-    text = tokenizer.decode(delta.token_ids)
-    if delta.stop_text is not None:
-        kept = len(CALL_END) if tools and delta.stop_text == CALL_END else 0
-        text = text[: text.find(delta.stop_text) + kept]
-    finish = delta.finish_reason or "stop"
-    if not tools:
-        return Reply(text, Message(role="assistant", content=text), finish)
-    content, calls = _split_calls(text)
-    message = Message(role="assistant", content=content or None if calls else content, tool_calls=calls or None)
-    return Reply(text, message, "tool_calls" if calls and finish == "stop" else finish)
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a call. sampled: of all its choices, thoughts included; forced: those that no policy drew."""
+
+    prompt: int
+    sampled: int = 0
+    thoughts: int = 0
+    forced: int = 0
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """Count the tokens of one choice."""
+        self.sampled += sum(len(part.token_ids) for part in parts if part.sampled)
+        self.forced += sum(len(part.token_ids) for part in parts if not part.sampled)
+
+    def json(self) -> dict[str, Any]:
+        """`completion_tokens` are the sampled ones, so that `max_tokens` bounds it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.sampled,
+            "total_tokens": self.prompt + self.sampled,
+            "completion_tokens_details": {"reasoning_tokens": self.thoughts, "forced_tokens": self.forced},
+        }
 
 
-def completion_body(
-    reply: Reply, delta: Delta, shape: Shape, tokenizer: Tokenizer, prompt_ids: list[int]
-) -> dict[str, Any]:
-    """The `chat.completion` object."""
+def choice_json(index: int, reply: Reply, parts: Sequence[Part], shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
+    """One of a completion's `choices`."""
     choice: dict[str, Any] = {
-        "index": 0,
+        "index": index,
         "message": _message_json(reply.message),
-        "logprobs": _logprobs(delta, tokenizer) if shape.logprobs else None,
+        "logprobs": _logprobs(parts, tokenizer) if shape.logprobs else None,
         "finish_reason": reply.finish_reason,
     }
     if shape.token_ids:
-        choice["token_ids"] = delta.token_ids
+        choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
+    return choice
+
+
+def completion_json(
+    choices: Sequence[dict[str, Any]], usage: Usage, shape: Shape, prompt_ids: list[int]
+) -> dict[str, Any]:
+    """The `chat.completion` object."""
     body: dict[str, Any] = {
         "id": shape.id,
         "object": "chat.completion",
         "created": shape.created,
         "model": shape.model,
-        "choices": [choice],
-        "usage": usage(len(prompt_ids), len(delta.token_ids)),
+        "choices": choices,
+        "usage": usage.json(),
     }
     if shape.token_ids:
         body["prompt_token_ids"] = prompt_ids
     return body | _warnings(shape)
 
 
-def usage(prompt: int, sampled: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
 class ChunkWriter:
-    """Makes the `chat.completion.chunk` objects of one stream; text appears once no later token can change it."""
+    """Makes the `chat.completion.chunk` objects of one choice of a stream."""
 
-    def __init__(self, shape: Shape, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, shape: Shape, tokenizer: Tokenizer, index: int = 0) -> None:
         self._shape = shape
         self._tokenizer = tokenizer
-        # What begins like one of these may have to be taken back, so it waits.
-        self._held = [*stop, *([_OPEN] if shape.tools else [])]
-        self._ids: list[int] = []
-        self._shown = 0
+        self._index = index
 
     def opening(self) -> dict[str, Any]:
-        """The first chunk: the role, and what the request asks for without effect."""
-        return self._chunk({"role": "assistant", "content": ""}) | _warnings(self._shape)
+        """The first chunk: the role, and of the first choice what the request asks for without effect."""
+        chunk = self._chunk({"role": "assistant", "content": ""})
+        return chunk if self._index else chunk | _warnings(self._shape)
 
-    def more(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """The chunk for newly sampled tokens, if any text became certain or logprobs were asked for."""
-        self._ids += delta.token_ids
-        text = self._tokenizer.decode(self._ids)
-        fresh = text[self._shown : max(self._shown, self._certain(text))]
-        self._shown += len(fresh)
-        if fresh or self._shape.logprobs or self._shape.token_ids:
-            yield self._chunk({"content": fresh}, delta=delta)
+    def more(self, part: Part, fresh: Fresh) -> Iterator[dict[str, Any]]:
+        """The chunks for new tokens, if any text became certain or logprobs were asked for."""
+        detailed = self._shape.logprobs or self._shape.token_ids
+        if fresh.thoughts:
+            # The tokens go with the last of the chunks that they make.
+            yield self._chunk(_thoughts_json(fresh.thoughts), part=part if detailed and not fresh.content else None)
+        if fresh.content or (detailed and not fresh.thoughts):
+            yield self._chunk({"content": fresh.content}, part=part if detailed else None)
 
-    def closing(self, reply: Reply, prompt: int) -> Iterator[dict[str, Any]]:
-        """What was held back, tool calls, the finish reason, and the usage if asked for."""
-        rest = (reply.text if not reply.message.tool_calls else reply.message.text("") or "")[self._shown :]
-        if rest:
-            yield self._chunk({"content": rest})
+    def closing(self, reply: Reply, rest: Fresh) -> Iterator[dict[str, Any]]:
+        """What was held back, tool calls, and the finish reason."""
+        if rest.thoughts:
+            yield self._chunk(_thoughts_json(rest.thoughts))
+        if rest.content:
+            yield self._chunk({"content": rest.content})
         if reply.message.tool_calls:
             calls = [{"index": i, **_call_json(c)} for i, c in enumerate(reply.message.tool_calls)]
             yield self._chunk({"tool_calls": calls})
         yield self._chunk({}, finish=reply.finish_reason)
-        if self._shape.include_usage:
-            yield {**self._base(), "choices": [], "usage": usage(prompt, len(self._ids))}
 
-    def _certain(self, text: str) -> int:
-        """How many characters of `text` can be shown already."""
-        end = len(text)
-        while end and text[end - 1] == "\ufffd":
-            end -= 1  # perhaps the first bytes of a character that is not whole yet
-        for held in self._held:
-            at = text.find(held)
-            if at >= 0:
-                end = min(end, at)
-            else:
-                tail = next((n for n in range(min(len(held) - 1, end), 0, -1) if text[:end].endswith(held[:n])), 0)
-                end -= tail
-        # White space before a tool call is not content.
-        return len(text[:end].rstrip()) if self._shape.tools else end
+    def _chunk(self, change: dict[str, Any], *, finish: str | None = None, part: Part | None = None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": self._index, "delta": change, "finish_reason": finish}
+        if part is not None and self._shape.logprobs:
+            choice["logprobs"] = _logprobs([part], self._tokenizer)
+        if part is not None and self._shape.token_ids:
+            choice["token_ids"] = part.token_ids
+        return {**_chunk_base(self._shape), "choices": [choice]}
 
-    def _base(self) -> dict[str, Any]:
-        return {
-            "id": self._shape.id,
-            "object": "chat.completion.chunk",
-            "created": self._shape.created,
-            "model": self._shape.model,
-        }
 
-    def _chunk(
-        self, change: dict[str, Any], *, finish: str | None = None, delta: Delta | None = None
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "delta": change, "finish_reason": finish}
-        if delta is not None and self._shape.logprobs:
-            choice["logprobs"] = _logprobs(delta, self._tokenizer)
-        if delta is not None and self._shape.token_ids:
-            choice["token_ids"] = delta.token_ids
-        return {**self._base(), "choices": [choice]}
+def usage_chunk(usage: Usage, shape: Shape) -> dict[str, Any]:
+    """The last chunk of a stream whose usage was asked for."""
+    return {**_chunk_base(shape), "choices": [], "usage": usage.json()}
+
+
+def _chunk_base(shape: Shape) -> dict[str, Any]:
+    return {"id": shape.id, "object": "chat.completion.chunk", "created": shape.created, "model": shape.model}
 
 
 def _warnings(shape: Shape) -> dict[str, Any]:
     return {"warnings": shape.warnings} if shape.warnings else {}
 
 
-def _split_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """The text before the first call, and the calls. A block that is not a call in JSON stays text."""
-    calls: list[ToolCall] = []
-    for found in _CALL.finditer(text):
-        try:
-            call = json.loads(found[1])
-            name, arguments = call["name"], call.get("arguments", {})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return text, []
-        if not isinstance(name, str):
-            return text, []
-        spelled = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        calls.append(ToolCall(id=f"call_{secrets.token_hex(12)}", function=FunctionCall(name=name, arguments=spelled)))
-    return (text[: text.find(_OPEN)].strip(), calls) if calls else (text, [])
-
-
 def _message_json(message: Message) -> dict[str, Any]:
     body: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.thoughts:
+        body |= _thoughts_json(message.thoughts)
     if message.tool_calls:
         body["tool_calls"] = [_call_json(c) for c in message.tool_calls]
     return body
+
+
+def _thoughts_json(thoughts: str) -> dict[str, str]:
+    """Under both of the names that clients look for."""
+    return {"reasoning_content": thoughts, "reasoning": thoughts}
 
 
 def _call_json(call: ToolCall) -> dict[str, Any]:
@@ -192,9 +157,17 @@ def _call_json(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _logprobs(delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs(parts: Sequence[Part], tokenizer: Tokenizer) -> dict[str, Any]:
+    """One entry a token, in step with `token_ids`; a forced token has logprob 0 and says that it was not sampled."""
     content: list[dict[str, Any]] = []
-    for token_id, logprob in zip(delta.token_ids, delta.logprobs, strict=True):
-        text = tokenizer.text_of(token_id)
-        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    for part in parts:
+        for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):
+            text = tokenizer.text_of(token_id)
+            entry: dict[str, Any] = {
+                "token": text,
+                "logprob": logprob,
+                "bytes": list(text.encode()),
+                "top_logprobs": [],
+            }
+            content.append(entry if part.sampled else entry | {"sampled": False})
     return {"content": content, "refusal": None}

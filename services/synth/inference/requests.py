@@ -1,4 +1,4 @@
-"""The body of a chat request: decoded, checked, and turned into a conversation and sampling parameters."""
+"""The body of a chat request: decoded, checked, and what it says of sampling, tools and thinking."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 import msgspec
 
 from synth.errors import Problem, UserError
-from synth.inference.chat import ROLES, Conversation, Message
+from synth.inference.chat import ROLES, Message
 from synth.inference.engines.protocol import SamplingParams
-from synth.inference.replies import CALL_END
+from synth.jobs.resolved import RolloutSettings
 
 # Without a limit of its own a request gets this many tokens: its whole length is reserved in the KV cache.
 _DEFAULT_MAX_TOKENS = 1024
+_MOST_CHOICES = 16
+_GREEDY_BELOW = 1e-5
+_LEAST_TOP_P = 1e-6
+_THINKING_MODES = ("think", "no_think")
 
 
 class TemplateSettings(msgspec.Struct, kw_only=True):
     enable_thinking: bool | None = None
-    thinking_budget: Any = None
+    thinking_budget: int | None = None
 
 
 class ExtraBody(msgspec.Struct, kw_only=True):
@@ -62,7 +66,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     stop_after_tool_calls: int | None = None
     response_format: ResponseFormat | None = None
     thinking_mode: str | None = None
-    thinking_budget: Any = None
+    thinking_budget: int | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
@@ -81,14 +85,35 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSampling:
-    """The sampling of a rollout, which is the job's and not the app's (decision 25): top-p and top-k are off.
+    """The sampling of a rollout, which is the job's and not the app's (decision 25); training has top-p and top-k off.
 
     banned: token ids that the policy must never sample; the trainer leaves them out of its softmax too.
+    thinking: whether the model thinks; None leaves it to the app. thinking_budget: tokens of thought, at most.
+    constrain_tools: whether a tool call that the app insists on is forced.
     """
 
     temperature: float = 1.0
     max_tokens: int
+    top_p: float = 1.0
+    top_k: int = 0
     banned: tuple[int, ...] = ()
+    thinking: bool | None = None
+    thinking_budget: int | None = None
+    constrain_tools: bool = False
+
+    @classmethod
+    def of(cls, rollout: RolloutSettings) -> JobSampling:
+        """What a job's file says."""
+        asked = rollout.sampling
+        return cls(
+            temperature=asked.temperature,
+            max_tokens=asked.max_tokens,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            thinking=asked.thinking,
+            thinking_budget=asked.thinking_budget,
+            constrain_tools=rollout.constrain_tools,
+        )
 
 
 _decoder = msgspec.json.Decoder(ChatRequest, strict=True)
@@ -103,7 +128,8 @@ def decode_request(body: bytes) -> ChatRequest:
         raise UserError(
             Problem(what=what, where=place.rstrip("`").lstrip(".") or "body", fix="see the OpenAI chat API")
         ) from error
-    except msgspec.DecodeError as error:
+    # What is nested too deeply ends the parser with a RecursionError.
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(
             Problem(what=f"the body is not JSON: {error}", expected="a JSON object", where="body")
         ) from error
@@ -124,7 +150,9 @@ def _problems(r: ChatRequest) -> list[Problem]:
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
         (not 0 <= (r.top_p or 0) <= 1, wrong("top_p", r.top_p, "0 to 1")),
         ((r.top_k or 0) < -1, wrong("top_k", r.top_k, "a positive number, or 0 or -1 for off")),
-        ((r.n or 1) != 1, wrong("n", r.n, "1", "send the request n times: a common prompt is computed once")),
+        (not 1 <= choices_of(r) <= _MOST_CHOICES, wrong("n", r.n, f"1 to {_MOST_CHOICES}", "send more requests")),
+        (not -(1 << 63) <= (r.seed or 0) < 1 << 63, wrong("seed", r.seed, "a 64-bit integer")),
+        (r.thinking_mode not in (None, *_THINKING_MODES), wrong("thinking_mode", r.thinking_mode, "think or no_think")),
         (len(stop_strings(r)) > 4, wrong("stop", r.stop, "at most 4 strings")),
         ("" in stop_strings(r), wrong("stop", r.stop, "strings that are not empty")),
         ((r.top_logprobs or 0) != 0, wrong("top_logprobs", r.top_logprobs, "0", "logprobs alone are served")),
@@ -132,6 +160,10 @@ def _problems(r: ChatRequest) -> list[Problem]:
             r.response_format is not None and r.response_format.type != "text",
             wrong("response_format", r.response_format and r.response_format.type, "text"),
         ),
+    ]
+    found += [
+        (budget is not None and budget < 0, wrong(where, budget, "0 or more tokens"))
+        for where, budget in _thinking_budgets(r)
     ]
     roles = [
         wrong(f"messages[{i}].role", message.role, f"one of {', '.join(ROLES)}")
@@ -152,14 +184,19 @@ def stop_strings(request: ChatRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
-def conversation_of(request: ChatRequest) -> Conversation:
-    """The messages, the tools unless they are switched off, and whether the model is asked to think."""
-    return Conversation(request.messages, tools_of(request), _thinking(request))
+def choices_of(request: ChatRequest) -> int:
+    """How many replies are asked for."""
+    return 1 if request.n is None else request.n
 
 
 def tools_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
     """The tools that the model may call. `function_call` is what `tool_choice` was called before."""
-    return () if _tool_choice(request) == "none" else request.tools or ()
+    return () if tool_choice(request) == "none" else request.tools or ()
+
+
+def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
+    """What the request says of the choice among its tools, under either of its names."""
+    return request.tool_choice if request.tool_choice is not None else request.function_call
 
 
 def one_call(request: ChatRequest) -> bool:
@@ -168,54 +205,54 @@ def one_call(request: ChatRequest) -> bool:
     return bool(tools_of(request)) and (asked == 1 or request.parallel_tool_calls is False)
 
 
-def without_effect(request: ChatRequest) -> tuple[str, ...]:
-    """What the request asks for and does not get, a sentence each, which the reply carries.
+def asked_thinking(request: ChatRequest) -> bool | None:
+    """Whether the model is asked to think; None where nothing is said."""
+    settings = _template_settings(request)
+    if settings is not None and settings.enable_thinking is not None:
+        return settings.enable_thinking
+    if request.thinking_mode is not None:
+        return request.thinking_mode == "think"
+    return None if request.reasoning_effort is None else request.reasoning_effort not in ("none", "minimal")
 
-    Task apps ask for it at every call, so that a refusal would end their rollouts.
-    """
-    choice, settings, told = _tool_choice(request), _template_settings(request), list[str]()
-    if choice not in (None, "auto", "none"):
-        named = choice if isinstance(choice, str) else "of one function"
-        told.append(f"tool_choice {named} is not enforced: the reply may hold no tool call, or one of another tool")
-    budget = request.thinking_budget if request.thinking_budget is not None else settings and settings.thinking_budget
-    if budget is not None and _thinking(request):
-        told.append("thinking_budget is not enforced: max_tokens bounds the thoughts and the answer together")
-    return tuple(told)
+
+def asked_budget(request: ChatRequest) -> int | None:
+    """Tokens of thought, at most, that the request asks for."""
+    return next((budget for _, budget in _thinking_budgets(request) if budget is not None), None)
 
 
 def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
     """The job's sampling for a rollout, where the app can only ask for fewer tokens; else the request's own."""
     asked = max_tokens(request)
-    stop = (*stop_strings(request), *([CALL_END] if one_call(request) else []))
     if job is not None:
         return SamplingParams(
             max_tokens=min(job.max_tokens, asked or job.max_tokens),
             temperature=job.temperature,
+            top_p=job.top_p,
+            top_k=job.top_k,
             banned=job.banned,
-            stop=stop,
+            stop=stop_strings(request),
         )
+    temperature = 1.0 if request.temperature is None else request.temperature
     return SamplingParams(
         max_tokens=asked or _DEFAULT_MAX_TOKENS,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
+        # Logits that are divided by almost nothing are not finite, and what is drawn from them is the best token.
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        top_p=1.0 if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
         top_k=max(0, request.top_k or 0),
-        stop=stop,
+        stop=stop_strings(request),
         seed=request.seed,
     )
-
-
-def _tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
-    return request.tool_choice if request.tool_choice is not None else request.function_call
 
 
 def _template_settings(request: ChatRequest) -> TemplateSettings | None:
     return request.chat_template_kwargs or (request.extra_body and request.extra_body.chat_template_kwargs)
 
 
-def _thinking(request: ChatRequest) -> bool:
-    settings = _template_settings(request)
-    if settings is not None and settings.enable_thinking is not None:
-        return settings.enable_thinking
-    if request.thinking_mode is not None:
-        return request.thinking_mode == "think"
-    return request.reasoning_effort not in (None, "none", "minimal")
+def _thinking_budgets(request: ChatRequest) -> list[tuple[str, int | None]]:
+    settings, beside = request.chat_template_kwargs, request.extra_body
+    found = [("thinking_budget", request.thinking_budget)]
+    if settings is not None:
+        found.append(("chat_template_kwargs.thinking_budget", settings.thinking_budget))
+    if beside is not None and beside.chat_template_kwargs is not None:
+        found.append(("extra_body.chat_template_kwargs.thinking_budget", beside.chat_template_kwargs.thinking_budget))
+    return found

@@ -8,6 +8,7 @@ import pytest
 
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
+from tests.unit.inference.taught import teach
 from tests.unit.inference.tiny import plain_model, save_tiny_model
 
 
@@ -21,6 +22,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(model_dir: Path) -> Any:
     return plain_model(model_dir)
+
+
+@pytest.fixture(scope="session")
+def taught_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("taught-qwen3")
+    save_tiny_model(path)
+    teach(path)
+    return path
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -18,8 +21,11 @@ from synth.inference.policies import Loaded
 from synth.inference.recorder import Recorder
 from synth.inference.requests import JobSampling
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
+from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 
 SECRET, TOKEN, KEY = "cluster", "internal", "synth_live_x"
+ASK: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
+OURS = {"Authorization": f"Bearer {KEY}"}
 
 
 class OneModel:
@@ -61,3 +67,33 @@ def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | N
     return mint_cid(
         Cid(rollout_id=rollout, attempt=1, replica="r", version=version, calls=calls, expires=expires), SECRET
     )
+
+
+class Served:
+    """The app over one engine, called without a network."""
+
+    def __init__(self, engine: Engine, chat: ChatFormat) -> None:
+        self.engine = engine
+        self.chat = chat
+        self.app, self.recorder, self.router = serve(engine, chat)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+
+    async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+        query = f"?cid={cid}" if cid else ""
+        return await self.http.post(f"{path}{query}", json={**ASK, **body}, headers={} if cid else OURS)
+
+    async def chunks(self, cid: str | None, **body: Any) -> list[dict[str, Any]]:
+        """The chunks of a streamed reply."""
+        got = await self.ask(cid, stream=True, **body)
+        events = [line.removeprefix("data: ") for line in got.text.split("\n\n") if line]
+        assert events[-1] == "[DONE]", got.text
+        return [json.loads(event) for event in events[:-1]]
+
+    async def close(self, cid: str, token: str = TOKEN) -> httpx.Response:
+        return await self.http.post(
+            "/internal/rollouts/close", json={"cids": [cid]}, headers={"Authorization": f"Bearer {token}"}
+        )
+
+    async def records(self, cid: str) -> list[CompletionRecord]:
+        [closed] = closed_from_bytes((await self.close(cid)).content)
+        return records_from_bytes(closed.records)

@@ -9,8 +9,9 @@ import pytest
 
 from synth.errors import UserError
 from synth.inference.chat import ChatFormat, Conversation, Message, Part, Thread
-from synth.inference.engines.protocol import Delta
-from synth.inference.replies import ChunkWriter, Shape, read_reply
+from synth.inference.generation import Part as Tokens
+from synth.inference.reading import Reply, ReplyReader
+from synth.inference.replies import ChunkWriter, Shape
 from synth.inference.tokenizers import load_tokenizer
 
 CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'
@@ -28,13 +29,19 @@ def said(chat: ChatFormat, text: str, *, ended: bool = True) -> list[int]:
     return [*ids, chat.tokenizer.eos_id] if ended else ids
 
 
-def delta(ids: list[int], **more: Any) -> Delta:
-    return Delta(ids, [-0.5] * len(ids), [0] * len(ids), **more)
+def part(ids: list[int], **more: Any) -> Tokens:
+    return Tokens(ids, [-0.5] * len(ids), [0] * len(ids), **more)
+
+
+def read(chat: ChatFormat, ids: list[int], *, tools: Any = (), stop: str | None = None) -> Reply:
+    reader = ReplyReader(chat.tokenizer, chat.family, in_thoughts=False, tools=tools, stop=(stop,) if stop else ())
+    reader.more(part(ids, finish_reason="stop", stop_text=stop))
+    return reader.close("stop")[0]
 
 
 def turn(chat: ChatFormat, thread: Thread, talk: Conversation, ids: list[int]) -> tuple[list[int], Message]:
     prompt = chat.prompt_ids(talk, thread)
-    reply = read_reply(delta(ids, finish_reason="stop"), chat.tokenizer, tools=bool(talk.tools)).message
+    reply = read(chat, ids, tools=talk.tools).message
     chat.remember(thread, talk, reply, prompt, ids)
     return prompt, reply
 
@@ -95,6 +102,45 @@ def test_stripped_thinking_an_edited_history_and_other_tools_open_a_new_branch(c
     assert thread.branch_breaks == 3
 
 
+# What Qwen3's own template shows of a turn: its thoughts until the next question, an empty block where there are none.
+QWEN3 = (
+    "{%- set ns = namespace(last=0) %}"
+    "{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role + '\n' }}"
+    "{%- set text = m.content or '' %}{% set thoughts = '' %}"
+    "{%- if '</think>' in text %}"
+    "{%- set thoughts = text.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{%- set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{%- if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or thoughts) %}"
+    "<think>\n{{ thoughts }}\n</think>\n\n{% endif %}{{ text }}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", [None, "reasoning_content", "reasoning"])
+def test_thoughts_go_on_to_the_next_call_as_the_template_has_it_whether_sent_back_or_not(
+    model_dir: Path, name: str | None
+) -> None:
+    chat = ChatFormat(load_tokenizer(model_dir))
+    chat.tokenizer.full.chat_template = QWEN3
+    thread, first = Thread(), Conversation([user("go")])
+    sampled = said(chat, "<think>\nhm\n</think>\n\nI look.")
+    prompt, reply = turn(chat, thread, first, sampled)
+    assert (reply.thoughts, reply.content) == ("hm", "I look.")
+    thoughts: dict[str, Any] = {name: "hm"} if name else {}
+    back = Message(role="assistant", content="I look.", **thoughts)
+    found = [*first.messages, back, Message(role="tool", content="a wall")]
+
+    second = chat.prompt_ids(Conversation(found), thread)
+    assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+    assert thread.branch_breaks == 0
+    asked = Conversation([*found, user("and now?")])
+    assert "hm" not in chat.tokenizer.decode(chat.prompt_ids(asked, thread))
+    other = [*first.messages, Message(role="assistant", content="I look.", reasoning="no"), found[-1]]
+    assert "no" in chat.tokenizer.decode(chat.prompt_ids(Conversation(other), thread))
+    assert thread.branch_breaks == 2
+
+
 def test_a_part_that_is_not_text_is_refused_at_its_place(chat: ChatFormat) -> None:
     message = Message(role="user", content=[Part(type="text", text="a"), Part(type="image_url")])
     with pytest.raises(UserError) as caught:
@@ -103,7 +149,7 @@ def test_a_part_that_is_not_text_is_refused_at_its_place(chat: ChatFormat) -> No
 
 
 def test_tool_calls_are_read_from_the_text(chat: ChatFormat) -> None:
-    reply = read_reply(delta(said(chat, f"I move.\n{CALL}\n{CALL}"), finish_reason="stop"), chat.tokenizer, tools=True)
+    reply = read(chat, said(chat, f"I move.\n{CALL}\n{CALL}"), tools=TOOLS)
     assert reply.finish_reason == "tool_calls"
     assert reply.message.content == "I move."
     assert reply.message.tool_calls is not None
@@ -112,13 +158,13 @@ def test_tool_calls_are_read_from_the_text(chat: ChatFormat) -> None:
 
 @pytest.mark.parametrize("text", ["<tool_call>{bad}</tool_call>", "<tool_call>\n{}\n</tool_call>", "plain", CALL[:-5]])
 def test_what_is_no_tool_call_stays_text(chat: ChatFormat, text: str) -> None:
-    reply = read_reply(delta(said(chat, text), finish_reason="stop"), chat.tokenizer, tools=True)
+    reply = read(chat, said(chat, text), tools=TOOLS)
     assert (reply.message.content, reply.message.tool_calls, reply.finish_reason) == (text, None, "stop")
 
 
 def test_a_stop_string_is_cut_from_the_text(chat: ChatFormat) -> None:
     ids = said(chat, "one two", ended=False)
-    reply = read_reply(delta(ids, finish_reason="stop", stop_text=" t"), chat.tokenizer, tools=False)
+    reply = read(chat, ids, stop=" t")
     assert reply.message.content == "one"
 
 
@@ -137,14 +183,14 @@ def test_a_stop_string_is_cut_from_the_text(chat: ChatFormat) -> None:
 def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: bool, stop: tuple[str, ...]) -> None:
     ids = said(chat, text, ended=not stop)
     hit = next((s for s in stop if s in text), None)
-    writer = ChunkWriter(Shape("id", "m", tools, logprobs=False, token_ids=False), chat.tokenizer, stop)
+    offered, shape = TOOLS if tools else [], Shape("id", "m", logprobs=False, token_ids=False)
+    writer = ChunkWriter(shape, chat.tokenizer)
+    reader = ReplyReader(chat.tokenizer, chat.family, in_thoughts=False, tools=offered, stop=stop)
     chunks: list[dict[str, Any]] = [writer.opening()]
-    for i in ids[:-1]:
-        chunks += writer.more(delta([i]))
-    last = delta([ids[-1]], finish_reason="stop", stop_text=hit)
-    chunks += writer.more(last)
-    whole = read_reply(delta(ids, finish_reason="stop", stop_text=hit), chat.tokenizer, tools=tools)
-    chunks += writer.closing(whole, 3)
+    for tokens in [*(part([i]) for i in ids[:-1]), part([ids[-1]], finish_reason="stop", stop_text=hit)]:
+        chunks += writer.more(tokens, reader.more(tokens))
+    chunks += writer.closing(*reader.close("stop"))
+    whole = read(chat, ids, tools=offered, stop=hit)
 
     changes = [c["choices"][0]["delta"] for c in chunks]
     assert "".join(c.get("content", "") for c in changes) == (whole.message.content or "")
@@ -160,7 +206,7 @@ def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(ch
     thread, tools = Thread(), [{"type": "function", "function": {"name": "move"}}]
     first = Conversation([user("go")], tools)
     prompt, sampled = chat.prompt_ids(first, thread), said(chat, f"I move.\n{CALL}", ended=False)
-    reply = read_reply(delta(sampled, finish_reason="stop", stop_text="</tool_call>"), chat.tokenizer, tools=True)
+    reply = read(chat, sampled, tools=tools, stop="</tool_call>")
     assert reply.finish_reason == "tool_calls"
     assert [c.function.name for c in reply.message.tool_calls or ()] == ["move"]
     chat.remember(thread, first, reply.message, prompt, sampled)

@@ -8,44 +8,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 
 from synth.inference.chat import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.recorder import Recorder
 from synth.inference.tokenizers import load_tokenizer
-from synth.trajectories import CompletionRecord, branches_of, closed_from_bytes, records_from_bytes
+from synth.trajectories import branches_of, closed_from_bytes, records_from_bytes
 from tests.unit.inference.drive import complete, endless, prompt
-from tests.unit.inference.serving import KEY, TOKEN, OneModel, credential, serve
+from tests.unit.inference.serving import ASK, OURS, Served, credential
 from tests.unit.inference.tiny import plain_logprobs
-
-ASK = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
-OURS = {"Authorization": f"Bearer {KEY}"}
-
-
-class Served:
-    def __init__(self, engine: TransformersEngine, chat: ChatFormat) -> None:
-        self.engine = engine
-        self.app, recorder, router = serve(engine, chat)
-        self.recorder: Recorder = recorder
-        self.router: OneModel = router
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
-
-    async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
-        query = f"?cid={cid}" if cid else ""
-        return await self.http.post(f"{path}{query}", json={**ASK, **body}, headers={} if cid else OURS)
-
-    async def close(self, cid: str, token: str = TOKEN) -> httpx.Response:
-        return await self.http.post(
-            "/internal/rollouts/close", json={"cids": [cid]}, headers={"Authorization": f"Bearer {token}"}
-        )
-
-    async def records(self, cid: str) -> list[CompletionRecord]:
-        [closed] = closed_from_bytes((await self.close(cid)).content)
-        return records_from_bytes(closed.records)
 
 
 @pytest.fixture
@@ -197,7 +170,16 @@ async def test_refusals_have_openais_shape_and_name_the_field(served: Served) ->
     assert await refused(None, messages=[{"role": 3}]) == (400, bad, "messages[0].role")
     assert await refused(None, model="tiny", temperature=9) == (400, bad, "temperature")
     assert await refused(None, model="tiny", max_tokens=0) == (400, bad, "max_tokens")
-    assert await refused(None, model="tiny", n=2) == (400, bad, "n")
+    assert await refused(None, model="tiny", n=17) == (400, bad, "n")
+    assert await refused(None, model="tiny", n=0) == (400, bad, "n")
+    assert await refused(None, model="tiny", tool_choice="required") == (400, bad, "tool_choice")
+    unknown = {"tools": [{"type": "function", "function": {"name": "f"}}], "function_call": {"name": "g"}}
+    assert await refused(None, model="tiny", **unknown) == (400, bad, "function_call")
+    assert await refused(None, model="tiny", thinking_budget=-1) == (400, bad, "thinking_budget")
+    beside = {"chat_template_kwargs": {"thinking_budget": -1}}
+    field = "extra_body.chat_template_kwargs.thinking_budget"
+    assert await refused(None, model="tiny", extra_body=beside) == (400, bad, field)
+    assert await refused(None, model="tiny", thinking_mode="hard") == (400, bad, "thinking_mode")
     long = [{"role": "user", "content": "x y " * 600}]
     assert await refused(None, model="tiny", messages=long) == (400, bad, "messages")
     assert await refused(credential(version=3)) == (503, "not_ready", None)
@@ -235,16 +217,16 @@ async def test_unknown_fields_and_vendor_extras_are_tolerated(served: Served) ->
     assert (await served.ask(credential(), **extras)).status_code == 200
 
 
-@pytest.mark.parametrize("rollout", [True, False])
-async def test_a_reply_says_what_it_was_asked_for_in_vain(served: Served, rollout: bool) -> None:
-    asked = {"model": "tiny", "tools": [{"type": "function", "function": {"name": "f"}}], "max_tokens": 2}
+async def test_a_rollouts_reply_says_that_a_tool_call_was_not_forced(served: Served) -> None:
+    asked = {"tools": [{"type": "function", "function": {"name": "f"}}], "max_tokens": 2}
     for choice, told in (("required", 1), ("auto", 0)):
-        cid = credential() if rollout else None
+        cid = credential()
         whole = await served.ask(cid, **asked, tool_choice=choice)
         assert len(whole.json().get("warnings", [])) == told
         streamed = await served.ask(cid, **asked, tool_choice=choice, stream=True)
         first = json.loads(streamed.text.split("\n")[0].removeprefix("data: "))
         assert len(first.get("warnings", [])) == told
+        assert all(record.sampled.all() for record in await served.records(cid))
 
 
 async def test_served_sampling_is_the_requests(served: Served) -> None:

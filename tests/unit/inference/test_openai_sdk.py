@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,37 @@ import pytest
 import uvicorn
 
 from synth.inference.chat import ChatFormat
+from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import records_from_bytes
 from tests.unit.inference.serving import KEY, credential, serve
+from tests.unit.inference.taught import BUDGET, THOUGHTS, TOOLS
 
 ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
+TOOL_RESULT: Any = {"role": "tool", "tool_call_id": "call_1", "content": "46"}
 
 
 @pytest.fixture
 async def server(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[tuple[str, Any]]:
+    async with listening(engine, model_dir) as served:
+        yield served
+
+
+@pytest.fixture
+async def taught(taught_dir: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a model that says what it has learned by heart."""
+    engine = await TransformersEngine.load(taught_dir, settings=EngineSettings(device="cpu", seed=0))
+    async with (
+        listening(engine, taught_dir) as (url, _),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, _strict_response_validation=True) as client,
+    ):
+        yield client
+    await engine.close()
+
+
+@asynccontextmanager
+async def listening(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[tuple[str, Any]]:
     app, recorder, _ = serve(engine, ChatFormat(load_tokenizer(model_dir)))
     ready = asyncio.Event()
 
@@ -51,6 +73,44 @@ async def test_the_sdk_chats_streams_and_lists(server: tuple[str, Any]) -> None:
             text += chunk.choices[0].delta.content or ""
         assert text == whole.choices[0].message.content
         assert [m.id async for m in client.models.list()] == ["tiny"]
+
+
+async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(taught: openai.AsyncOpenAI) -> None:
+    asked: Any = {"model": "tiny", "messages": ASK, "temperature": 0, "max_tokens": 60, "tools": TOOLS}
+    asked |= {"tool_choice": TOOLS[0], "extra_body": {"thinking_mode": "think", "thinking_budget": BUDGET}}
+    whole = await taught.chat.completions.create(**asked)
+    message: Any = whole.choices[0].message
+    [call] = message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 12}')
+    assert THOUGHTS.startswith(message.reasoning_content)
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.reasoning_tokens == BUDGET
+    # The SDK's own joining of chunks.
+    async with taught.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    joined: Any = final.choices[0].message
+    assert joined.tool_calls[0].function.arguments == call.function.arguments
+    thoughts = [e.chunk.choices[0].delta for e in events if e.type == "chunk" and e.chunk.choices]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in thoughts) == message.reasoning_content
+    assert final.usage == whole.usage
+    # A message of the SDK goes back as it is.
+    again = await taught.chat.completions.create(**asked | {"messages": [*ASK, message, TOOL_RESULT]})
+    assert again.choices
+
+
+async def test_the_sdk_reads_several_choices(server: tuple[str, Any]) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server[0]}/v1", api_key=KEY, _strict_response_validation=True) as client:
+        asked: Any = {"model": "tiny", "messages": ASK, "max_tokens": 9, "seed": 1, "n": 2}
+        whole = await client.chat.completions.create(**asked)
+        texts = ["", ""]
+        async for chunk in await client.chat.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert texts[0] != texts[1]
 
 
 async def test_the_sdk_reads_our_errors(server: tuple[str, Any]) -> None:
@@ -97,7 +157,7 @@ async def test_what_the_sdk_commonly_asks_for_is_served(server: tuple[str, Any])
 
 
 UNSERVED: dict[str, Any] = {
-    "n": 2,
+    "n": 17,
     "top_logprobs": 3,
     "frequency_penalty": 0.5,
     "presence_penalty": -1,

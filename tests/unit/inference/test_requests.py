@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from synth.inference.openai_api import cid_of
-from synth.inference.requests import JobSampling, conversation_of, decode_request, sampling_of, without_effect
+from synth.inference.plans import conversation_of
+from synth.inference.requests import JobSampling, decode_request, one_call, sampling_of
+from synth.jobs.resolved import RolloutSettings, Sampling
 
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
 
@@ -27,41 +29,14 @@ def read(**body: object):
         ({"stop_after_tool_calls": 1}, False),
     ],
 )
-@pytest.mark.parametrize("job", [None, JobSampling(max_tokens=9)])
-def test_a_reply_that_may_have_one_call_ends_after_it(asked, ends, job):
-    assert ("</tool_call>" in sampling_of(read(**asked), job).stop) is ends
+def test_a_reply_that_may_have_one_call_ends_after_it(asked, ends):
+    assert one_call(read(**asked)) is ends
 
 
 def test_tools_are_switched_off_under_either_name():
     assert conversation_of(read(tools=TOOLS, tool_choice="none")).tools == ()
     assert conversation_of(read(tools=TOOLS, function_call="none")).tools == ()
     assert conversation_of(read(tools=TOOLS, function_call={"name": "move"}, tool_choice="auto")).tools == TOOLS
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ({"tools": TOOLS, "tool_choice": "required"}, ["tool_choice required"]),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "move"}}}, ["tool_choice of one"]),
-        ({"tools": TOOLS, "function_call": {"name": "move"}}, ["tool_choice of one"]),
-        ({"thinking_mode": "think", "thinking_budget": 9}, ["thinking_budget"]),
-        (
-            {"tool_choice": "required", "chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9}},
-            ["tool_choice required", "thinking_budget"],
-        ),
-        (
-            {"extra_body": {"chat_template_kwargs": {"enable_thinking": True, "thinking_budget": 9}}},
-            ["thinking_budget"],
-        ),
-        ({"thinking_mode": "no_think", "thinking_budget": 9}, []),
-        ({"tools": TOOLS, "tool_choice": "auto", "thinking_mode": "think"}, []),
-        ({"tools": TOOLS, "tool_choice": "none"}, []),
-    ],
-)
-def test_what_has_no_effect_is_told(asked, told):
-    found = without_effect(read(**asked))
-    assert len(found) == len(told)
-    assert all(sentence.startswith(beginning) for sentence, beginning in zip(found, told, strict=True))
 
 
 def test_what_a_published_task_app_sends_is_read():
@@ -88,6 +63,29 @@ def test_a_null_is_as_good_as_nothing():
     given = read(**dict.fromkeys(f"{names} {more}".split()))
     assert sampling_of(given, None) == sampling_of(read(), None)
     assert conversation_of(read(extra_body={"chat_template_kwargs": None})).thinking is False
+
+
+def test_a_rollout_is_sampled_as_its_jobs_file_says():
+    sampling = Sampling(temperature=0.5, max_tokens=9, top_p=0.9, top_k=4, thinking=True, thinking_budget=3)
+    rollout = RolloutSettings(
+        task_url="http://127.0.0.1:9",
+        env_name=None,
+        policy_name="policy",
+        max_turns=1,
+        ops=[],
+        env_config={},
+        policy_config={},
+        sampling=sampling,
+        max_concurrent_rollouts=1,
+        failure_reward=0.0,
+        rollout_timeout_s=1.0,
+        max_retries=0,
+        constrain_tools=True,
+    )
+    job = JobSampling.of(rollout)
+    params = sampling_of(read(temperature=2, top_p=0.1, max_tokens=400), job)
+    assert (params.temperature, params.max_tokens, params.top_p, params.top_k) == (0.5, 9, 0.9, 4)
+    assert (job.thinking, job.thinking_budget, job.constrain_tools) == (True, 3, True)
 
 
 @pytest.mark.parametrize("name", ["cid", "trace", "trace_correlation_id"])

@@ -1,0 +1,171 @@
+"""How the families of models write thoughts and tool calls, and how both are read back. One table, at the end.
+
+A model writes what its chat template taught it, so the template decides which family a model belongs to: a finetune
+keeps it under any name. What is malformed is no call, and stays text: a policy may say anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from synth.inference.json_text import BadJson, read_json, write_json
+
+#: Thoughts stand between these two, at the beginning of a reply.
+THINK, THINK_END = "<think>", "</think>"
+#: What ends thoughts that reach their budget. A template shows thoughts just so.
+THINK_CLOSING = f"\n{THINK_END}\n\n"
+#: Ends a tool call in every family; as a stop string it ends a reply after the first one, and stays in the text.
+CALL_END = "</tool_call>"
+_CALL_START = "<tool_call>"
+
+Tools = Sequence[dict[str, Any]]
+
+
+class ReadCall(NamedTuple):
+    """One tool call. arguments: JSON text, as the OpenAI API has it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family writes a tool call.
+
+    marks: texts with which one may begin. before_name, after_name: what stands around its function's name, up to where
+    the arguments begin. name_end: what follows a name and cannot be in it.
+    read: the calls in a text that begins with a mark, or [] where one of them is malformed.
+    """
+
+    marks: tuple[str, ...]
+    before_name: str
+    after_name: str
+    name_end: str
+    read: Callable[[str, Tools], list[ReadCall]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the replies of one family of models look like. thinks: whether they may begin with thoughts."""
+
+    name: str
+    calls: CallFormat
+    thinks: bool
+
+
+_JSON_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+def read_json_calls(text: str, tools: Tools) -> list[ReadCall]:
+    """The hermes format: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls."""
+    found: list[ReadCall] = []
+    for block in _JSON_CALL.finditer(text):
+        try:
+            call: dict[str, Any] = read_json(block[1])
+            name, arguments = call.get("name"), call.get("arguments", {})
+            spelled = arguments if isinstance(arguments, str) else write_json(arguments)
+        except BadJson:
+            return []
+        if not isinstance(name, str) or not _is_text(name) or not _is_text(spelled):
+            return []
+        found.append(ReadCall(name, spelled))
+    return found
+
+
+_XML_CALL = re.compile(r"<function=([^<>]+)>(.*?)</function>", re.DOTALL)
+_XML_ARGUMENT = re.compile(r"\s*<parameter=([^<>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+def read_xml_calls(text: str, tools: Tools) -> list[ReadCall]:
+    """Qwen3-Coder's format: `<function=name>`, in it `<parameter=name>value</parameter>`; `<tool_call>` around it.
+
+    A value is text; the tool's schema says what it means. One that does not fit its type stays text.
+    """
+    types = {name: _types_of(function) for name, function in functions_of(tools).items()}
+    found: list[ReadCall] = []
+    for call in _XML_CALL.finditer(text):
+        name, end = call[1].strip(), 0
+        arguments: dict[str, Any] = {}
+        for argument in _XML_ARGUMENT.finditer(call[2]):
+            if argument.start() != end:
+                return []
+            end, key = argument.end(), argument[1].strip()
+            arguments[key] = _typed(argument[2], types.get(name, {}).get(key, ""))
+        if call[2][end:].strip():
+            return []
+        found.append(ReadCall(name, write_json(arguments)))
+    return found
+
+
+def functions_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """A request's functions by their names; the flat form without `function` around it is taken too."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        function: Any = tool.get("function", tool)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            found[function["name"]] = cast(dict[str, Any], function)
+    return found
+
+
+def _types_of(function: Mapping[str, Any]) -> dict[str, str]:
+    """The JSON-schema type of each parameter, where the schema says one."""
+    schema: Any = function.get("parameters")
+    properties: Any = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return {}
+    named = cast(dict[str, Any], properties)
+    return {key: p["type"] for key, p in named.items() if isinstance(p, dict) and isinstance(p.get("type"), str)}
+
+
+def _typed(value: str, type: str) -> Any:
+    if type in ("", "string"):
+        return value
+    try:
+        return read_json(value.strip().lower() if type == "boolean" else value.strip())
+    except BadJson:
+        return value
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be sent: JSON escapes can spell half of a surrogate pair."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_JSON_CALLS = CallFormat(
+    marks=(_CALL_START,),
+    before_name=_CALL_START + '\n{"name": "',
+    # Without the space that JSON has here: with it, the token that a model would sample next could not come.
+    after_name='", "arguments":',
+    name_end='"',
+    read=read_json_calls,
+)
+_XML_CALLS = CallFormat(
+    marks=(_CALL_START, "<function="),  # Qwen3-Coder leaves the outer mark out at times
+    before_name=_CALL_START + "\n<function=",
+    after_name=">\n",
+    name_end=">",
+    read=read_xml_calls,
+)
+
+# What a template must hold to be of a family; the first that fits.
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    ("<function=", Family("qwen3-coder", _XML_CALLS, thinks=False)),
+    # Qwen3 and Qwen3-VL alike; the instruct models of both have no thoughts in their templates.
+    (THINK_END, Family("qwen3", _JSON_CALLS, thinks=True)),
+    # Qwen2.5, Qwen3-Instruct-2507, Qwen3-VL-Instruct, and any other: hermes is what most models were taught.
+    ("", Family("qwen2.5", _JSON_CALLS, thinks=False)),
+)
+
+
+@functools.lru_cache(maxsize=64)
+def family_of(template: str) -> Family:
+    """The family of a model by its chat template."""
+    return next(family for sign, family in _FAMILIES if sign in template)
