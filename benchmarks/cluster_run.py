@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,9 +72,9 @@ class Cluster:
         assert state is not None
         return state
 
-    def submit(self, toml: Path) -> str:
+    def submit(self, toml: Path, *flags: str) -> str:
         """Submit a job; returns its id."""
-        return str(json.loads(synthctl(self.folder, "submit", str(toml), "--detach", "-o", "json"))["id"])
+        return str(json.loads(synthctl(self.folder, "submit", str(toml), *flags, "--detach", "-o", "json"))["id"])
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU seconds of every part since it started: user and system, the model's own apart."""
@@ -93,12 +93,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster with a task app, both ended afterwards."""
+def running_cluster(folder: Path, *app_command: str) -> Iterator[Cluster]:
+    """A cluster with a task app, both ended afterwards. app_command: a module that takes `--port`, and more for it."""
     (folder / ".synth").mkdir(parents=True, exist_ok=True)
     synthctl(folder, "up", "--detach", "--port", str(free_port()))
     try:
-        with _task_app(folder) as (app, url):
+        with _task_app(folder, app_command or ("benchmarks.tax_app",)) as (app, url):
             yield Cluster(folder, app, url)
     finally:
         synthctl(folder, "down")
@@ -119,7 +119,7 @@ async def measure(cluster: Cluster, workload: Workload) -> Measured:
     toml.write_text(workload.toml(cluster.task_url))
     job_id = await asyncio.to_thread(cluster.submit, toml)
     measured = Measured()
-    bus = await _reader(cluster.state())
+    bus = await reader(cluster.state())
     try:
         async with asyncio.timeout(_JOB_DEADLINE_S):
             await _follow(bus, cluster, workload, job_id, measured)
@@ -161,8 +161,8 @@ async def _follow(bus: Connection, cluster: Cluster, workload: Workload, job_id:
                 raise RunFailed(f"{job_id}: {recorded.type} {recorded.event}")
 
 
-async def _reader(state: ClusterState) -> Connection:
-    # As the gateway: a reader of the log must be one of the bus's users.
+async def reader(state: ClusterState) -> Connection:
+    """A connection that may read the log: as the gateway, since it must be one of the bus's users."""
     nats = next(p for p in state.processes if p.name == "nats")
     settings = ServiceSettings(
         nats_url=f"nats://127.0.0.1:{nats.port}", nats_user="gateway", nats_password=SecretStr(state.users["gateway"])
@@ -171,9 +171,9 @@ async def _reader(state: ClusterState) -> Connection:
 
 
 @contextlib.contextmanager
-def _task_app(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def _task_app(folder: Path, app_command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.tax_app", "--port", str(port)]
+    command = [sys.executable, "-m", *app_command, "--port", str(port)]
     with (folder / "task_app.log").open("wb") as log:
         app = subprocess.Popen(command, cwd=folder, env=clean_environment(), stdout=log, stderr=log)
     try:

@@ -32,8 +32,8 @@ def letters(key: str = KEY) -> TaskApp:
     return app
 
 
-def countdown() -> TaskApp:
-    """Three turns, each of which goes on from the reply before."""
+def countdown(pause_s: float = 0.0) -> TaskApp:
+    """Three turns, each of which goes on from the reply before. pause_s: how long the environment takes for each."""
     app = TaskApp("countdown", name="Countdown", description="Three turns.", max_turns=3, keys=[KEY])
 
     @app.episode
@@ -41,6 +41,7 @@ def countdown() -> TaskApp:
         messages: list[dict[str, Any]] = [{"role": "system", "content": "Count down."}]
         for left in (3, 2, 1):
             messages.append({"role": "user", "content": f"{left} left, seed {ep.seed % 10}"})
+            await asyncio.sleep(pause_s)
             reply = await ep.chat(messages)
             messages.append(reply.message)
             ep.step(obs=reply.content, reward=len(set(reply.content)) / 96, done=left == 1)
@@ -52,13 +53,18 @@ class Served:
     """A task app on a port of its own.
 
     fault: what its n-th rollout (from 0) suffers, None for nothing. door: what every other request suffers.
+    bears: rollouts at a time; it answers 429 to more.
     """
 
-    def __init__(self, app: TaskApp, fault: Callable[[int], Fault | None], door: Fault | None) -> None:
+    def __init__(
+        self, app: TaskApp, fault: Callable[[int], Fault | None], door: Fault | None, bears: int = 10_000
+    ) -> None:
         self.rollouts = 0
+        self._bears = bears
+        self._running = 0
         self._app = app.asgi()
         self._fault = fault
-        self._door = door
+        self._door: Fault | None = door
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -84,8 +90,18 @@ class Served:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = self._door
         if scope["path"] == "/rollout":
+            if self._running == self._bears:
+                await _reply(send, 429, b"too many")
+                return
             fault = self._fault(self.rollouts)
             self.rollouts += 1
+        self._running += 1
+        try:
+            await self._suffer(fault, scope, receive, send)
+        finally:
+            self._running -= 1
+
+    async def _suffer(self, fault: Fault | None, scope: Scope, receive: Receive, send: Send) -> None:
         match fault:
             case "hang":
                 await _disconnected(receive)
@@ -129,10 +145,14 @@ def _paying_nan(send: Send) -> Send:
 
 @contextmanager
 def served(
-    app: TaskApp, *, fault: Callable[[int], Fault | None] = lambda n: None, door: Fault | None = None
+    app: TaskApp,
+    *,
+    fault: Callable[[int], Fault | None] = lambda n: None,
+    door: Fault | None = None,
+    bears: int = 10_000,
 ) -> Iterator[Served]:
     """The app while the block runs."""
-    running = Served(app, fault, door)
+    running = Served(app, fault, door, bears)
     try:
         yield running
     finally:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from prometheus_client import REGISTRY
+
 from synth.bus.replicas import ReplicaTable
 from synth.bus.worker import TaskWorker
 from synth.rollouts.job import CollectorService
+from synth.rollouts.meters import ConcurrencyMetrics
 from synth.rollouts.settings import RolloutsSettings
 from synth.service import Service, run
 
@@ -18,6 +21,7 @@ def main() -> int:
     async def setup(service: Service) -> None:
         replicas = ReplicaTable(service.bus)
         collector = CollectorService(service.bus, service.blobs, settings, replicas)
+        REGISTRY.register(ConcurrencyMetrics(collector.collecting))
         worker = TaskWorker(
             service.bus,
             kind="collect",

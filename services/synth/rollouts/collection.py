@@ -9,9 +9,10 @@ from synth.bus.connection import Connection
 from synth.bus.job_log import JobHistory
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
-from synth.rollouts.collector import Collector, PolicyVersions
+from synth.rollouts.collector import Collector
 from synth.rollouts.record import RolloutLog
 from synth.rollouts.settings import RolloutsSettings
+from synth.rollouts.versions import PolicyVersions
 
 
 @dataclass(frozen=True)

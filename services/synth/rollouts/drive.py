@@ -14,15 +14,20 @@ from synth.bus.replicas import Replica, ReplicaTable
 from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
-from synth.rollouts.collector import PolicyVersions, Request, Spot, Tried
 from synth.rollouts.outcome import Reply, judge
+from synth.rollouts.pace import Harm
 from synth.rollouts.recorder_client import RecorderClient
+from synth.rollouts.request import Request, Spot, Tried
 from synth.rollouts.task_client import TaskClient
+from synth.rollouts.versions import PolicyVersions
 
 log = logs.get("drive")
 
 #: How long a rollout is played again because its recording was lost, before its task is handed back.
 _LOST_BUDGET_S = 180.0
+
+#: A replica may be known to serve the job before, or after, it is known to be at a version.
+_LOOK_AGAIN_S = 0.5
 
 #: How long a rollout that is dropped may take to close its credential.
 _VOID_S = 2.0
@@ -103,7 +108,12 @@ class Driver:
         if forgive_cut and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
         verdict = judge(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
-        return Tried(verdict, records)
+        return Tried(verdict, records, _harm(reply))
+
+    def queue(self) -> tuple[int, int]:
+        """Requests that run in the engines of the replicas that serve the job, and that wait there."""
+        serving = self._replicas.serving(self._job_id)
+        return sum(r.running for r in serving), sum(r.waiting for r in serving)
 
     async def _void(self, replica: Replica, cid: str) -> None:
         try:
@@ -113,12 +123,26 @@ class Driver:
             log.warning("a rollout's credential stays open until it expires", reason=str(error))
 
     async def _replica(self, request: Request, spot: Spot) -> Replica:
+        """A replica whose policy is fresh enough: what one that lags would sample could not be trained."""
+        trained = request.mode == "train"
         try:
-            able = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
+            async with asyncio.timeout(self._replica_wait_s):
+                while True:
+                    able = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
+                    if trained:
+                        able = [r for r in able if self._versions.is_at(r.id, request.oldest_version)]
+                    if able:
+                        break
+                    await self._versions.news(timeout=_LOOK_AGAIN_S)
         except TimeoutError as error:
-            raise Transient(f"no replica serves {self._job_id} after {self._replica_wait_s:.0f} s") from error
-        # One that lags would sample what is too old to be trained; where all do, the trainer's own bound decides.
-        if request.pinned_version is None:
-            able = [r for r in able if self._versions.is_at(r.id, request.oldest_version)] or able
+            what = f"version {request.oldest_version} of {self._job_id}" if trained else self._job_id
+            raise Transient(f"no replica serves {what} after {self._replica_wait_s:.0f} s") from error
         # By group, so that the samples of one prompt, which share its prefill, meet at one replica.
         return sorted(able, key=lambda replica: replica.id)[spot.group % len(able)]
+
+
+def _harm(reply: Reply) -> Harm | None:
+    """What an answer says against so many rollouts at once."""
+    if reply.timed_out:
+        return Harm.TIMEOUT
+    return Harm.OVERLOAD if reply.status in (429, 503) else None

@@ -23,8 +23,8 @@ from synth.events import (
 from synth.jobs.lifecycle import Standing, State
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection import Collection
-from synth.rollouts.collector import Broken, Request
 from synth.rollouts.groups import collection_values
+from synth.rollouts.request import Broken, Request
 from synth.work import Task
 
 
@@ -110,9 +110,8 @@ async def _collect(collection: Collection, job: EvalJob) -> EvalCompleted | Brok
     result = await collection.collector.collect(request, await collection.record.before(request))
     if isinstance(result, Broken):
         return result
-    rollouts, lost = result
-    values = collection_values(rollouts, failed=lost)
-    done = EvalCompleted(model=job.model, instances=len(rollouts), values=values)
+    values = collection_values(result.rollouts, failed=result.failed)
+    done = EvalCompleted(model=job.model, instances=len(result.rollouts), values=values)
     await collection.record.evaluated(done)
     return done
 

@@ -30,11 +30,16 @@ def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
 
     A group whose rewards differ by less than 1e-6 has no signal: `std != 0` would be true of rounding noise.
     """
-    r = np.asarray(rewards, dtype=np.float64)
-    if len(r) < 2 or float(r.max() - r.min()) < _SAME:
+    if not has_signal(rewards):
         return None
+    r = np.asarray(rewards, dtype=np.float64)
     centred = r - r.mean()
     return list(centred / (r.std() + _EPSILON) if by_std else centred)
+
+
+def has_signal(rewards: list[float]) -> bool:
+    """Whether there is something to learn from a group: two rewards at least that differ."""
+    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _SAME
 
 
 def build_batch(
@@ -47,8 +52,11 @@ def build_batch(
     group_size: int,
     by_std: bool,
     values: dict[str, float],
+    late: dict[int, int] | None = None,
 ) -> RolloutBatch:
     """The batch of an iteration. A group that lacks a rollout is dropped whole, as is one without a signal.
+
+    late: by group, how many rollouts were cut off at its deadline: the group goes without them.
 
     Every rollout is in the metadata, so that its reward is counted; only kept groups have sequences. Each branch of a
     rollout is a sequence with the rollout's advantage. The order is by group and index: the same rollouts, collected
@@ -62,7 +70,8 @@ def build_batch(
     kept = 0
     for group in range(groups):
         members = [r for r in ordered if r.group == group]
-        signal = advantages([m.reward for m in members], by_std=by_std) if len(members) == group_size else None
+        whole = len(members) + (late or {}).get(group, 0) == group_size
+        signal = advantages([m.reward for m in members], by_std=by_std) if whole else None
         if signal is None:
             continue
         kept += 1
@@ -99,8 +108,14 @@ def collection_values(rollouts: list[Collected], *, failed: int) -> dict[str, fl
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "completion_tokens_mean": float(sampled.mean()),
+        "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
         "branch_breaks": float(sum(len(r.branches) - 1 for r in rollouts)),
     }
+
+
+def _sampled(rollout: Collected) -> bytes:
+    """What the policy said in a rollout, as bytes that are equal for equal words."""
+    return b"".join(b.tokens[b.loss_mask].tobytes() for b in rollout.branches)
 
 
 def _index(rollout: Collected) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -22,7 +22,7 @@ from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.collection import Collection
-from synth.rollouts.collector import Collector, PolicyVersions
+from synth.rollouts.collector import Collector
 from synth.rollouts.drive import Driver
 from synth.rollouts.evaluation import evaluate, fail
 from synth.rollouts.iterations import collect_iterations
@@ -30,6 +30,7 @@ from synth.rollouts.record import RolloutLog
 from synth.rollouts.recorder_client import RecorderClient
 from synth.rollouts.settings import RolloutsSettings
 from synth.rollouts.task_client import TaskClient
+from synth.rollouts.versions import PolicyVersions
 from synth.work import Task
 
 #: How long a try waits for a replica of the job's policy: one that died is back, or taken over, well within it.
@@ -38,12 +39,13 @@ _REPLICA_WAIT_S = 120.0
 
 @dataclass(frozen=True)
 class CollectorService:
-    """What every collect task of this process shares."""
+    """What every collect task of this process shares. collecting: the jobs that it collects for now."""
 
     bus: Connection
     blobs: BlobStore
     settings: RolloutsSettings
     replicas: ReplicaTable
+    collecting: dict[str, Collector] = field(default_factory=dict[str, Collector])
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one collect task until its job has ended or is paused."""
@@ -99,12 +101,14 @@ class CollectorService:
         record = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
         collector = Collector(
             history.job_id,
-            limit=rollout.max_concurrent_rollouts,
+            bound=rollout.max_concurrent_rollouts,
             max_tries=1 + rollout.max_retries,
             attempt=driver.attempt,
             keep=record.keep,
             give_up=record.give_up,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
+            group_timeout_s=rollout.group_timeout_s,
+            queue=driver.queue,
         )
 
         async def mark_idle() -> None:
@@ -115,10 +119,14 @@ class CollectorService:
                     progress("idle")
 
         idle = asyncio.create_task(mark_idle())
+        self.collecting[history.job_id] = collector
         try:
             yield Collection(self.bus, self.settings, history, term, collector, versions, record)
         finally:
             idle.cancel()
+            # A later task of the job may have begun already.
+            if self.collecting.get(history.job_id) is collector:
+                del self.collecting[history.job_id]
             await app.close()
             await recorder.close()
 

@@ -22,11 +22,12 @@ _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "pol
 class Reply:
     """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
 
-    status 0: there was no answer, and body says why.
+    status 0: there was no answer, and body says why. timed_out: because it did not come in time.
     """
 
     status: int
     body: Any
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)

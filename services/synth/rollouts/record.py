@@ -19,8 +19,8 @@ from synth.events import (
     RolloutFailed,
     RolloutRequested,
 )
-from synth.rollouts.collector import Before, Kept, Request, Spot
 from synth.rollouts.groups import Collected
+from synth.rollouts.request import Before, GivenUp, Kept, Request, Spot
 from synth.trajectories import RolloutBatch, Trajectory
 
 
@@ -36,7 +36,7 @@ class RolloutLog:
         self._job_id = job_id
         self._term = term
         self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
-        self._failed: dict[tuple[str, int], dict[int, Problem]] = {}
+        self._given_up: dict[tuple[str, int], dict[int, GivenUp]] = {}
         self._finished: set[tuple[str, int]] = set()
         self._evaluations: dict[int, EvalCompleted] = {}
         self._last_batch = 0
@@ -52,7 +52,8 @@ class RolloutLog:
             case RolloutCompleted() as event:
                 self._completed.setdefault((event.mode, event.iteration), {})[event.index] = event
             case RolloutFailed() as event:
-                self._failed.setdefault((event.mode, event.iteration), {})[event.index] = event.problem
+                given_up = GivenUp(event.problem, event.tries, late=event.late)
+                self._given_up.setdefault((event.mode, event.iteration), {})[event.index] = given_up
             case RolloutBatched(iteration=iteration):
                 self._finished.add(("train", iteration))
                 self._last_batch = recorded.seq
@@ -63,6 +64,11 @@ class RolloutLog:
     def finished(self, request: Request) -> bool:
         """Whether this request's batch or evaluation is in the log."""
         return (request.mode, request.iteration) in self._finished
+
+    @property
+    def batches(self) -> int:
+        """The last iteration whose batch is in the log: they are announced in order."""
+        return max((iteration for mode, iteration in self._finished if mode == "train"), default=0)
 
     def evaluation(self, iteration: int) -> EvalCompleted | None:
         """An evaluation that is in the log."""
@@ -83,7 +89,7 @@ class RolloutLog:
                 seconds=event.seconds,
                 tries=event.tries,
             )
-        return Before(done, self._failed.get(key, {}))
+        return Before(done, self._given_up.get(key, {}))
 
     async def keep(self, request: Request, kept: Kept) -> None:
         """Make one rollout durable: its trajectory, then the event that names it."""
@@ -110,8 +116,8 @@ class RolloutLog:
         )
         await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
 
-    async def give_up(self, request: Request, spot: Spot, problem: Problem, tries: int) -> None:
-        """Say that a rollout failed through its whole budget."""
+    async def give_up(self, request: Request, spot: Spot, given_up: GivenUp) -> None:
+        """Say that a rollout failed through its whole budget, or was cut off at its group's deadline."""
         event = RolloutFailed(
             rollout_id=spot.rollout_id,
             iteration=request.iteration,
@@ -119,8 +125,9 @@ class RolloutLog:
             index=spot.index,
             group=spot.group,
             seed=spot.seed,
-            problem=problem,
-            tries=tries,
+            problem=given_up.problem,
+            tries=given_up.tries,
+            late=given_up.late,
         )
         await self._publisher.once(event, org=self._org, key=self._job_id, id=spot.rollout_id)
 
@@ -171,4 +178,5 @@ def as_request(event: RolloutRequested) -> Request:
         group_size=event.group_size,
         oldest_version=event.oldest_version,
         pinned_version=event.pinned_version,
+        refill_seeds=event.refill_seeds,
     )

@@ -11,8 +11,8 @@ import httpx
 
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.jobs.resolved import RolloutSettings
-from synth.rollouts.collector import Request, Spot
 from synth.rollouts.outcome import Reply
+from synth.rollouts.request import Request, Spot
 
 #: One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _IN_FLIGHT = 8
@@ -56,7 +56,7 @@ class TaskClient:
                     if len(content) > _MAX_BODY:
                         return Reply(0, f"the answer is larger than {_MAX_BODY >> 20} MiB")
         except (TimeoutError, httpx.TimeoutException):
-            return Reply(0, f"no answer within {limit:.0f} s")
+            return Reply(0, f"no answer within {limit:.0f} s", timed_out=True)
         except httpx.HTTPError as error:
             return Reply(0, f"{type(error).__name__}: {error}")
         return Reply(reply.status_code, self._read(bytes(content), cid))

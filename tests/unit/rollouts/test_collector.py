@@ -6,21 +6,15 @@ import asyncio
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from synth.errors import Problem, Transient
-from synth.rollouts.collector import (
-    NOTHING_BEFORE,
-    Before,
-    Broken,
-    Collector,
-    Kept,
-    PolicyVersions,
-    Request,
-    Spot,
-    Tried,
-)
+from synth.rollouts.collector import Collector
 from synth.rollouts.groups import Collected
+from synth.rollouts.meters import ConcurrencyMetrics
 from synth.rollouts.outcome import EnvironmentFailed, Rewarded
+from synth.rollouts.request import NOTHING_BEFORE, Before, Broken, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.versions import PolicyVersions
 from synth.trajectories import CompletionRecord
 
 RECORD = CompletionRecord(
@@ -58,13 +52,13 @@ class App:
     async def keep(self, request: Request, kept: Kept) -> None:
         self.kept.append(kept)
 
-    async def give_up(self, request: Request, spot: Spot, problem: Problem, tries: int) -> None:
+    async def give_up(self, request: Request, spot: Spot, given_up: GivenUp) -> None:
         self.given_up.append(spot.index)
 
     def collector(self, *, limit: int = 4, max_tries: int = 2) -> Collector:
         return Collector(
             "job_x",
-            limit=limit,
+            bound=limit,
             max_tries=max_tries,
             attempt=self.attempt,
             keep=self.keep,
@@ -77,9 +71,8 @@ async def test_every_rollout_of_a_request_is_played_on_its_groups_seed():
     app = App()
     result = await app.collector().collect(REQUEST, NOTHING_BEFORE)
     assert not isinstance(result, Broken)
-    found, failed = result
-    assert failed == 0
-    assert sorted((c.rollout_id, c.seed) for c in found) == [(f"job_x_t3_{i}", 10 + i // 2) for i in range(6)]
+    assert result.failed == 0
+    assert sorted((c.rollout_id, c.seed) for c in result.rollouts) == [(f"job_x_t3_{i}", 10 + i // 2) for i in range(6)]
     assert len(app.kept) == 6
 
 
@@ -94,19 +87,18 @@ async def test_iterations_that_overlap_share_one_bound():
 async def test_what_is_in_the_log_is_not_played_again():
     app = App()
     done = {i: Collected(f"job_x_t3_{i}", i // 2, 10, 1.0, [], 0.0, 1) for i in (0, 1, 5)}
-    result = await app.collector().collect(REQUEST, Before(done, {2: Problem(what="given up")}))
+    result = await app.collector().collect(REQUEST, Before(done, {2: GivenUp(Problem(what="given up"), 2)}))
     assert not isinstance(result, Broken)
     assert sorted(app.tries) == [3, 4]
-    assert (len(result[0]), result[1]) == (5, 1)
+    assert (len(result.rollouts), result.failed) == (5, 1)
 
 
 async def test_an_environments_error_is_tried_again_within_its_budget():
     app = App(fails={1: 1, 4: 2})
     result = await app.collector(max_tries=2).collect(REQUEST, NOTHING_BEFORE)
     assert not isinstance(result, Broken)
-    found, failed = result
-    assert (len(found), failed, app.given_up) == (5, 1, [4])
-    assert next(c.tries for c in found if c.rollout_id.endswith("_1")) == 2
+    assert (len(result.rollouts), result.failed, app.given_up) == (5, 1, [4])
+    assert next(c.tries for c in result.rollouts if c.rollout_id.endswith("_1")) == 2
 
 
 async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_cause():
@@ -143,3 +135,22 @@ async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before
     assert [versions.is_at(replica, 2) for replica in ("a", "b", "c")] == [False, True, False]
     with pytest.raises(Transient, match="version 9"):
         await versions.at_least(9, timeout=0.01)
+
+
+async def test_a_harm_halves_the_limit_and_is_logged_and_measured():
+    app = App()
+    collector = app.collector(limit=16)
+    # What version 0 samples is too old for an iteration that takes 1 and later.
+    late = Request(iteration=4, mode="train", seeds=list(range(32)), group_size=2, oldest_version=1)
+    with capture_logs() as lines:
+        await collector.collect(late, NOTHING_BEFORE)
+    turns = [(line["rising"], line["cause"]) for line in lines if line["event"] == "concurrency turns"]
+    assert turns[0] == (False, "stale")
+    shown = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in ConcurrencyMetrics({"job_x": collector}).collect()
+        for sample in metric.samples
+    }
+    assert shown["synth_rollouts_limit", "job_x"] == collector.pace.limit < 16
+    assert shown["synth_rollouts_running", "job_x"] == 0
+    assert shown["synth_rollouts_halved_total", "job_x", "stale"] >= 1

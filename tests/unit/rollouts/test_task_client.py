@@ -12,7 +12,7 @@ import pytest
 from synth.http_guard import GuardPolicy
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
-from synth.rollouts.collector import Request, Spot
+from synth.rollouts.request import Request, Spot
 from synth.rollouts.task_client import TaskClient
 
 SETTINGS = RolloutSettings(

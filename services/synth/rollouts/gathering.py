@@ -1,0 +1,167 @@
+"""One request's groups: played, cut off at their deadline, and refilled where they came without a signal.
+
+Invariants. Refill n is played when, and only when, more than n of the groups before it came without a signal; which
+groups are played is therefore the same in whatever order rollouts end, and for a collector that takes over. A group
+that lacks a rollout for a failure is dropped; one that lacks some for their lateness goes with those that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from synth.errors import Problem
+from synth.rollouts.groups import has_signal
+from synth.rollouts.request import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot
+
+#: A request of which more than this share of the rollouts is given up stops the job: its environment is broken.
+MAX_FAILED_SHARE = 0.5
+
+Started = Callable[[int], None]
+"""Called with the number of the try whenever a rollout is at the task app."""
+Play = Callable[[Spot, Started], Awaitable[Kept | GivenUp]]
+
+
+class Gathering:
+    """The collection of one request."""
+
+    def __init__(
+        self,
+        job_id: str,
+        request: Request,
+        before: Before,
+        *,
+        play: Play,
+        keep: Keep,
+        give_up: GiveUp,
+        progress: Callable[[int, int], None],
+        group_timeout_s: float | None,
+    ) -> None:
+        self._job_id = job_id
+        self._request = request
+        self._play = play
+        self._keep = keep
+        self._give_up = give_up
+        self._progress = progress
+        self._group_timeout_s = group_timeout_s
+        self._done = dict(before.done)
+        self._given_up = dict(before.given_up)
+        self._groups = 0
+        self._tasks = asyncio.TaskGroup()
+
+    async def run(self) -> Gathered | Broken:
+        """Play what is missing, to the end of the request or of its environment."""
+        try:
+            async with self._tasks:
+                for _ in self._request.seeds:
+                    self._begin_group()
+        except ExceptionGroup as group:
+            first = _first(group)
+            if not isinstance(first, _TooMany):
+                raise first from group
+            return Broken(first.problem)
+        failed = [g for g in self._given_up.values() if not g.late]
+        if self._given_up and not self._done:
+            return Broken(next(reversed(self._given_up.values())).problem)
+        late = Counter(index // self._request.group_size for index, g in self._given_up.items() if g.late)
+        return Gathered(
+            rollouts=list(self._done.values()),
+            groups=self._groups,
+            spent=self._spent,
+            failed=len(failed),
+            late=dict(late),
+        )
+
+    @property
+    def _spent(self) -> int:
+        return self._groups * self._request.group_size
+
+    def _begin_group(self) -> None:
+        self._tasks.create_task(self._group(self._groups))
+        self._groups += 1
+
+    async def _group(self, group: int) -> None:
+        spots = self._request.spots(self._job_id, group)
+        missing = [s for s in spots if s.index not in self._done and s.index not in self._given_up]
+        if missing:
+            async with asyncio.TaskGroup() as tasks:
+                runs = _Runs(missing)
+                for spot in missing:
+                    runs.tasks[spot.index] = tasks.create_task(self._one(spot, runs))
+                if self._group_timeout_s is not None:
+                    await self._cut_off(runs, self._group_timeout_s)
+        if not self._has_signal(spots) and self._groups < self._request.most_groups:
+            self._begin_group()
+
+    async def _one(self, spot: Spot, runs: _Runs) -> None:
+        came = await self._play(spot, lambda tries: runs.start(spot, tries))
+        # From here on it is not late any more: what is being made durable is part of its group.
+        runs.played.add(spot.index)
+        if isinstance(came, Kept):
+            await self._keep(self._request, came)
+            self._done[spot.index] = came.collected
+            self._progress(len(self._done) + len(self._given_up), self._spent)
+        else:
+            await self._without(spot, came)
+
+    async def _without(self, spot: Spot, given_up: GivenUp) -> None:
+        await self._give_up(self._request, spot, given_up)
+        self._given_up[spot.index] = given_up
+        self._progress(len(self._done) + len(self._given_up), self._spent)
+        if len(self._given_up) > max(1, int(self._spent * MAX_FAILED_SHARE)):
+            raise _TooMany(given_up.problem)
+
+    async def _cut_off(self, runs: _Runs, timeout: float) -> None:
+        """End what still runs when the group's time is over."""
+        await runs.all_under_way.wait()
+        await asyncio.wait(runs.tasks.values(), timeout=timeout)
+        late = [spot for spot in runs.spots if spot.index not in runs.played]
+        for spot in late:
+            runs.tasks[spot.index].cancel()
+        if late:
+            await asyncio.wait([runs.tasks[spot.index] for spot in late])
+        for spot in late:
+            await self._without(spot, _late(timeout, runs.tries[spot.index]))
+
+    def _has_signal(self, spots: list[Spot]) -> bool:
+        if any(s.index in self._given_up and not self._given_up[s.index].late for s in spots):
+            return False
+        return has_signal([self._done[s.index].reward for s in spots if s.index in self._done])
+
+
+class _Runs:
+    """The rollouts of a group that are being played. played: those whose playing is over. tries: of each, so far."""
+
+    def __init__(self, spots: list[Spot]) -> None:
+        self.spots = spots
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.tries: dict[int, int] = {}
+        self.played: set[int] = set()
+        self.all_under_way = asyncio.Event()
+
+    def start(self, spot: Spot, tries: int) -> None:
+        self.tries[spot.index] = tries
+        if len(self.tries) == len(self.spots):
+            self.all_under_way.set()
+
+
+class _TooMany(Exception):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.text())
+        self.problem = problem
+
+
+def _late(timeout: float, tries: int) -> GivenUp:
+    problem = Problem(
+        what=f"the rollout was not over {timeout:g} s after the last of its group had begun",
+        expected="a reply within [rollout].group_timeout_s",
+        fix="look at the task app's own log for this run_id, or give groups more time",
+    )
+    return GivenUp(problem, tries, late=True)
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """The first of the errors that ended nested task groups."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, ExceptionGroup) else first

@@ -1,0 +1,29 @@
+"""What a rollouts process tells Prometheus of the jobs that it collects for, read when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector as MetricsCollector
+
+from synth.rollouts.collector import Collector
+
+
+class ConcurrencyMetrics(MetricsCollector):
+    """`synth_rollouts_…{job}` of every job that is collected for now; one that is over takes its series with it."""
+
+    def __init__(self, collecting: Mapping[str, Collector]) -> None:
+        """collecting: by job id; changes under way."""
+        self._collecting = collecting
+
+    def collect(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily("synth_rollouts_running", "Rollouts at the task app", labels=["job"])
+        limit = GaugeMetricFamily("synth_rollouts_limit", "Rollouts that may be at the task app", labels=["job"])
+        halved = CounterMetricFamily("synth_rollouts_halved", "Times the limit was halved", labels=["job", "cause"])
+        for job, collector in list(self._collecting.items()):
+            running.add_metric([job], collector.places.taken)
+            limit.add_metric([job], collector.pace.limit)
+            for harm, times in collector.pace.halved.items():
+                halved.add_metric([job, harm.value], times)
+        yield from (running, limit, halved)

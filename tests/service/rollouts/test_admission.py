@@ -1,0 +1,129 @@
+"""Which replica a rollout begins at: never one whose policy is too old for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import msgspec
+import pytest
+
+from synth.bus.replicas import Replica, ReplicaTable
+from synth.bus.topology import REPLICAS
+from synth.errors import Transient
+from synth.http_guard import GuardPolicy
+from synth.rollouts.drive import Driver
+from synth.rollouts.pace import Harm
+from synth.rollouts.recorder_client import RecorderClient
+from synth.rollouts.request import Request
+from synth.rollouts.task_client import TaskClient
+from synth.rollouts.versions import PolicyVersions
+from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
+from tests.unit.rollouts.test_collector import RECORD
+from tests.unit.rollouts.test_task_client import SETTINGS
+
+JOB = "job_admission"
+REQUEST = Request(iteration=4, mode="train", seeds=[1, 2, 3, 4], group_size=1, oldest_version=2)
+
+
+def recorder() -> RecorderClient:
+    """Every credential recorded one call."""
+
+    async def closed(request: httpx.Request) -> httpx.Response:
+        cids = json.loads(request.content)["cids"]
+        return httpx.Response(200, content=closed_to_bytes([ClosedRollout(records_to_bytes([RECORD])) for _ in cids]))
+
+    return RecorderClient("secret", transport=httpx.MockTransport(closed))
+
+
+@asynccontextmanager
+async def task_app(status: Callable[[], int]) -> AsyncIterator[tuple[str, list[str]]]:
+    """A task app on loopback, and the inference hosts that it was sent to."""
+    sent_to: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
+        body = json.loads(await reader.readexactly(length))
+        sent_to.append(httpx.URL(body["policy"]["config"]["inference_url"]).host)
+        text = json.dumps({"metrics": {"mean_return": 1.0}})
+        writer.write(
+            f"HTTP/1.1 {status()} Said\r\ncontent-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode()
+        )
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", sent_to
+
+
+@asynccontextmanager
+async def driving(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[Driver]:
+    """A driver that knows the replicas "a" and "b" of the job from the bus."""
+    inference = await bus_as("inference")
+    for name in ("a", "b"):
+        replica = Replica(
+            id=name, boot="1", url=f"http://{name}", pool="default", models=[JOB], running=3, waiting=len(name)
+        )
+        await inference.js.publish(f"$KV.{REPLICAS}.{name}", msgspec.json.encode(replica))
+    table = ReplicaTable(await bus_as("rollouts"))
+    following = asyncio.create_task(table.follow())
+    settings = msgspec.structs.replace(SETTINGS, task_url=url)
+    app = TaskClient(settings, job_id=JOB, key=None, limit=4, guard=GuardPolicy(allow_loopback=True))
+    recording = recorder()
+    try:
+        async with asyncio.timeout(10):
+            while len(table.serving(JOB)) < 2:
+                await table.wait_serving(JOB, timeout=10)
+                await asyncio.sleep(0)
+        yield Driver(
+            JOB,
+            settings,
+            app=app,
+            recorder=recording,
+            replicas=table,
+            versions=versions,
+            secret="secret",
+            public_url=None,
+            replica_wait_s=0.2,
+        )
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await app.close()
+        await recording.close()
+
+
+async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_as):
+    versions = PolicyVersions()
+    async with task_app(lambda: 200) as (url, sent_to), driving(bus_as, url, versions) as driver:
+
+        async def play() -> list[str]:
+            sent_to.clear()
+            for group in range(4):
+                [spot] = REQUEST.spots(JOB, group)
+                async with asyncio.timeout(10):
+                    await driver._play(REQUEST, spot, forgive_cut=False)
+            return sorted(sent_to)
+
+        await versions.loaded(1, "a")
+        with pytest.raises(Transient, match=f"no replica serves version 2 of {JOB}"):
+            await play()
+        assert sent_to == []
+        await versions.loaded(2, "b")
+        assert await play() == ["b"] * 4
+        await versions.loaded(3, "a")
+        assert await play() == ["a", "a", "b", "b"]
+        assert driver.queue() == (6, 2)
+
+
+@pytest.mark.parametrize(("status", "harm"), [(200, None), (429, Harm.OVERLOAD), (503, Harm.OVERLOAD), (500, None)])
+async def test_an_app_that_says_too_many_is_told_from_one_that_is_broken(bus_as, status: int, harm: Harm | None):
+    versions = PolicyVersions()
+    await versions.loaded(2, "a")
+    async with task_app(lambda: status) as (url, _), driving(bus_as, url, versions) as driver, asyncio.timeout(10):
+        tried = await driver.attempt(REQUEST, REQUEST.spots(JOB, 0)[0], 1)
+    assert tried.harm is harm

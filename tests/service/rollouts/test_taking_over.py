@@ -1,0 +1,95 @@
+"""A collector that dies under way, and the one that goes on with what is in the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from synth.blobs import BlobStore
+from synth.bus.replay import replay
+from synth.events import RolloutCompleted, RolloutFailed
+from synth.ids import new_org_id
+from synth.rollouts.collector import Collector
+from synth.rollouts.record import RolloutLog
+from synth.rollouts.request import Gathered, Kept, Request, Spot, Tried
+from tests.unit.rollouts.test_gathering import App, kept_groups
+
+ORG = new_org_id()
+#: Seeds 1, 2 and 4 are flat: refills 3, 4 and 5 stand in for 1, 2 and 4. Seed 0 has one rollout too many that hangs.
+REQUEST = Request(
+    iteration=2, mode="train", seeds=[0, 1, 2], group_size=3, oldest_version=0, refill_seeds=[3, 4, 5, 6, 7, 8]
+)
+FLAT = {1, 2, 4}
+LATE = 1
+LAST = 17
+
+
+class DiesAt(App):
+    """An app whose collector is killed when a rollout begins."""
+
+    def __init__(self, index: int | None = None) -> None:
+        super().__init__(flat=FLAT, hang={LATE} | ({index} if index is not None else set()))
+        self.reached, self.durable = asyncio.Event(), asyncio.Event()
+        self._index = index
+
+    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+        if spot.index == self._index:
+            self.reached.set()
+        return await super().attempt(request, spot, tries)
+
+
+@pytest.mark.parametrize("dies_at", [8, 10, LAST])
+async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(bus_as, blobs: BlobStore, dies_at: int):
+    job = f"job_taking_over_{dies_at}"
+    bus = await bus_as("rollouts")
+
+    def collector(app: DiesAt, log: RolloutLog) -> Collector:
+        async def keep(request: Request, kept: Kept) -> None:
+            await log.keep(request, kept)
+            app.durable.set()
+
+        return Collector(
+            job,
+            bound=4,
+            max_tries=1,
+            attempt=app.attempt,
+            keep=keep,
+            give_up=log.give_up,
+            progress=lambda done, of: None,
+            group_timeout_s=0.1 if app.hang == {LATE} else 60.0,
+        )
+
+    async def logged() -> set[int]:
+        events = await replay(bus.nc, [f"rollout.*.{ORG}.{job}"])
+        indices = [r.event.index for r in events if isinstance(r.event, RolloutCompleted | RolloutFailed)]
+        assert len(set(indices)) == len(indices)
+        return set(indices)
+
+    first, log = DiesAt(dies_at), RolloutLog(bus, blobs, ORG, job, term=0)
+    dying = asyncio.create_task(collector(first, log).collect(REQUEST, await log.before(REQUEST)))
+    async with asyncio.timeout(20):
+        await first.reached.wait()
+        await first.durable.wait()
+    dying.cancel()
+    await asyncio.wait([dying])
+    second, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0)
+    await log.read()
+    before = await log.before(REQUEST)
+    known = {*before.done, *before.given_up}
+    assert known
+    assert not known & {LATE, dies_at}
+    async with asyncio.timeout(20):
+        gathered = await collector(second, log).collect(REQUEST, before)
+    assert isinstance(gathered, Gathered)
+    assert await logged() == set(range(18))
+    assert sorted(second.played) == sorted(set(range(18)) - known)
+    assert (gathered.groups, gathered.late, kept_groups(REQUEST, gathered)) == (6, {0: 1}, (3, 3, 8))
+
+    # And a third one, which finds all of it.
+    third, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0)
+    await log.read()
+    again = await collector(third, log).collect(REQUEST, await log.before(REQUEST))
+    assert isinstance(again, Gathered)
+    assert (third.played, again.groups, again.late) == ([], 6, {0: 1})
+    assert kept_groups(REQUEST, again) == kept_groups(REQUEST, gathered)
