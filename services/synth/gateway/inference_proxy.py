@@ -1,21 +1,24 @@
-"""Chat completions on their way to an inference replica: which one, and the bytes there and back.
+"""Chat completions on their way to an inference replica, and the bytes there and back.
 
 The answer is passed on as it comes, so that a stream stays a stream; a client that hangs up ends the call at the
-replica, which frees its place in the batch.
+replica, which frees its place in the batch. A call that nothing was answered to is tried at the next replica.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from synth import logs
 from synth.bus.replicas import Replica, ReplicaTable
+from synth.gateway.affinity import in_order, session_of
 from synth.gateway.failures import ApiError, unavailable
 from synth.keys import Cid, InvalidKey, internal_token, read_cid
 
@@ -33,6 +36,15 @@ class _Client:
     in_flight: int = 0
 
 
+class _Unanswered(Exception):
+    """A replica is gone, or has no room: another one may answer. sent: it had the call before it went."""
+
+    def __init__(self, reason: str, *, gone: bool, sent: bool = False) -> None:
+        super().__init__(reason)
+        self.gone = gone
+        self.sent = sent
+
+
 class InferenceProxy:
     """Forwards to replicas."""
 
@@ -42,6 +54,7 @@ class InferenceProxy:
         self._bearer = f"Bearer {internal_token(cluster_secret)}"
         self._timeout = httpx.Timeout(timeout_s, connect=3.0, pool=3.0)
         self._clients: list[_Client] = []
+        self._in_flight: Counter[str] = Counter()
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -49,21 +62,31 @@ class InferenceProxy:
             await client.http.aclose()
 
     async def forward(self, request: Request, body: bytes, *, org: str, model: str) -> Response:
-        """Answer with what the best replica for this model says. Raises a 503 when there is none."""
+        """Answer with what the conversation's replica for this model says. Raises a 503 when there is none."""
         headers = {"authorization": self._bearer, "x-synth-org": org}
-        alive = sorted(self._replicas.alive(), key=lambda r: r.running + r.waiting)
-        serving = self._replicas.serving(model)
-        candidates = [*serving, *(r for r in alive if r not in serving)]
-        for replica in candidates:
+        session = org.encode() + b"\0" + session_of(request.headers, body)
+        candidates = in_order(self._replicas.alive(), model=model, session=session, load=self._load)
+        sent = 0
+        for nth, replica in enumerate(candidates, start=1):
             try:
-                return await self._send(request, replica, body, headers, query="")
-            except httpx.ConnectError as error:
-                # Nothing was sent, so the next one may have it.
-                log.warning("replica cannot be reached", replica=replica.id, error=str(error))
+                last = nth == len(candidates)
+                return await self._send(request, replica, body, headers, query="", passes_over=not last)
+            except _Unanswered as error:
+                log.warning("replica passed over", replica=replica.id, reason=str(error))
+                if error.gone and len(candidates) > 1:
+                    self._replicas.forget(replica)
+                sent += error.sent
+                if sent > 1:
+                    # A call that has brought two replicas down is not given a third.
+                    raise unavailable(f"the replica {replica.id!r} broke off the call ({error}); try again") from error
         raise unavailable(
             f"no inference replica can serve {model!r} now: {len(candidates)} announced, none reachable; "
             "start one with `synthd inference`, or try again"
         )
+
+    def _load(self, replica: Replica) -> int:
+        # What it announced is up to three seconds old; other gateways' calls are in that alone.
+        return max(replica.running + replica.waiting, self._in_flight[replica.id])
 
     def mints(self, text: str) -> bool:
         """Whether this is a rollout credential of this cluster, expired or not."""
@@ -85,19 +108,34 @@ class InferenceProxy:
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
         try:
-            return await self._send(request, replica, body, {}, query=f"?cid={text}")
-        except httpx.ConnectError as error:
-            raise unavailable(f"the replica {replica.id!r} that records this rollout cannot be reached") from error
+            return await self._send(request, replica, body, {}, query=f"?cid={text}", passes_over=False)
+        except _Unanswered as error:
+            how = "broke off the call" if error.sent else "cannot be reached"
+            raise unavailable(f"the replica {replica.id!r} that records this rollout {how} ({error})") from error
 
     async def _send(
-        self, request: Request, replica: Replica, body: bytes, headers: dict[str, str], *, query: str
+        self,
+        request: Request,
+        replica: Replica,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        query: str,
+        passes_over: bool,
     ) -> Response:
+        """A replica's answer. passes_over: one that has no room (503) is no answer. Raises `_Unanswered`."""
         client = self._client()
-        client.in_flight += 1
         passed = {name: value for name in _PASSED_ON if (value := request.headers.get(name))}
         outgoing = client.http.build_request(
             "POST", f"{replica.url}/v1/chat/completions{query}", content=body, headers=passed | headers
         )
+
+        def done() -> None:
+            client.in_flight -= 1
+            self._in_flight[replica.id] -= 1
+
+        client.in_flight += 1
+        self._in_flight[replica.id] += 1
         sending = asyncio.create_task(client.http.send(outgoing, stream=True))
         leaving = asyncio.create_task(_hung_up(request))
         answering = False
@@ -106,21 +144,24 @@ class InferenceProxy:
             if not sending.done():
                 return Response(status_code=499)
             upstream = sending.result()
+            if passes_over and upstream.status_code == 503:
+                await upstream.aclose()
+                raise _Unanswered("it has no room", gone=False)
             answering = True
-        except httpx.ConnectError:
-            raise
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _Unanswered(repr(error), gone=True) from error
         except httpx.TimeoutException as error:
             message = f"the replica {replica.id!r} did not answer in time"
             raise ApiError(504, message, type="timeout") from error
         except httpx.HTTPError as error:
-            raise unavailable(f"the replica {replica.id!r} broke off the call ({error!r}); try again") from error
+            raise _Unanswered(repr(error), gone=True, sent=True) from error
         finally:
             leaving.cancel()
             if not answering:
                 sending.cancel()
-                client.in_flight -= 1
+                done()
         kept = {name: value for name in _PASSED_BACK if (value := upstream.headers.get(name))}
-        return StreamingResponse(_relayed(upstream, client), upstream.status_code, headers=kept)
+        return _Relay(upstream, headers=kept, done=done)
 
     def _client(self) -> _Client:
         free = next((c for c in self._clients if c.in_flight < _PER_CLIENT), None)
@@ -136,7 +177,23 @@ async def _hung_up(request: Request) -> None:
         continue
 
 
-async def _relayed(upstream: httpx.Response, client: _Client) -> AsyncIterator[bytes]:
+class _Relay(StreamingResponse):
+    """An answer on its way back. done: called when it has ended, however, and even if it never began."""
+
+    def __init__(self, upstream: httpx.Response, *, headers: dict[str, str], done: Callable[[], None]) -> None:
+        super().__init__(_relayed(upstream), upstream.status_code, headers=headers)
+        self._upstream = upstream
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._done()
+            await self._upstream.aclose()
+
+
+async def _relayed(upstream: httpx.Response) -> AsyncIterator[bytes]:
     try:
         async for chunk in upstream.aiter_raw():
             yield chunk
@@ -144,6 +201,3 @@ async def _relayed(upstream: httpx.Response, client: _Client) -> AsyncIterator[b
         # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
         log.warning("replica broke off an answer", url=str(upstream.url), error=repr(error))
         raise
-    finally:
-        client.in_flight -= 1
-        await upstream.aclose()

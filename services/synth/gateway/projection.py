@@ -37,6 +37,7 @@ from synth.events import (
     RolloutCompleted,
     RolloutFailed,
     TrainStep,
+    TrainWarned,
 )
 from synth.gateway.vocabulary import shown
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
@@ -55,7 +56,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
     model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
     really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
-    what it lacks. code: a stable word for why it failed. last_seq: the last event of the job.
+    what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
+    last_seq: the last event of the job.
     """
 
     id: str
@@ -78,6 +80,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     problems: list[Problem] = []
     warnings: list[str] = []
+    warned: dict[str, TrainWarned] = {}
     waiting: QueueWaiting | None = None
     values: dict[str, float] = {}
     rollouts: Rollouts = Rollouts()
@@ -270,6 +273,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case TrainStep() as e:
             tokens = job.trained_tokens + int(e.values.get("trained_tokens", 0))
             return {"step": e.step, "steps": e.of, "values": e.values, "trained_tokens": tokens}
+        case TrainWarned() as e:
+            return {"warned": job.warned | {e.rule: e}}
         case EvalCompleted() as e:
             return {"eval": e.values}
         case ModelPublished() as e:

@@ -33,6 +33,7 @@ from synth.events import (
     TrainHandedBack,
     TrainResumed,
     TrainStep,
+    TrainWarned,
 )
 
 Data = dict[str, Any]
@@ -128,6 +129,14 @@ def step(e: TrainStep) -> str:
     return f"step {e.step} of {e.of}: {headlines(e.values)}"
 
 
+def warned(e: TrainWarned) -> str:
+    return e.problem.text()
+
+
+def warned_data(e: TrainWarned) -> Data:
+    return facts("step", "rule", "value", "threshold", "over", "action")(e) | {"detail": e.problem.text()}
+
+
 def resumed(e: TrainResumed) -> str:
     loss = "" if e.loss_then is None or e.loss_now is None else f": loss {e.loss_then:.6g} then, {e.loss_now:.6g} now"
     return f"attempt {e.attempt} resumes after step {e.step}{loss}"
@@ -153,7 +162,7 @@ def failed(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
 
 
 def paused(e: JobPaused) -> str:
-    return f"paused after step {e.step}"
+    return f"paused after step {e.step}" + (f": {e.reason}" if e.reason else "")
 
 
 def stopped(e: JobCancelled) -> str:

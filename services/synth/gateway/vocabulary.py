@@ -133,6 +133,7 @@ EVENTS: dict[str, Row | None] = {
         sentences.facts("step", "version", "size"),
     ),
     "train.step": Row("sft.progress", "rl.train.step", sentences.step, _FACTS),
+    "train.warned": Row("sft.training.warned", "rl.train.warned", sentences.warned, sentences.warned_data, "warning"),
     "train.resumed": Row("sft.training.resumed", "rl.train.resumed", sentences.resumed, _FACTS, "warning"),
     "train.handed_back": Row(
         "sft.training.handed_back", "rl.train.handed_back", sentences.handed_back, _FACTS, "warning"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -29,14 +30,29 @@ SECRET = "test-cluster-secret"
 
 
 class Echo:
-    """An HTTP server in a replica's place, that says what reached it."""
+    """An HTTP server in a replica's place, that says what reached it.
+
+    full: it has no room for calls. breaks: it ends while it is answering one.
+    """
+
+    server: uvicorn.Server
+    host: str
 
     def __init__(self) -> None:
+        self.calls = 0
+        self.full = self.breaks = False
         self.hung_up = asyncio.Event()
         self.app = Starlette(routes=[Route("/v1/chat/completions", self.chat, methods=["POST"])])
 
     async def chat(self, request: Request):
         body = json.loads(await request.body())
+        self.calls += 1
+        if self.full:
+            return JSONResponse({"error": "full"}, 503, headers={"retry-after": "1"})
+        if self.breaks:
+            # As of a process that dies at work: its connections end without an answer.
+            for connection in list(self.server.server_state.connections):
+                connection.transport.abort()
         if body.get("stream"):
             return StreamingResponse(self.endless(), media_type="text/event-stream")
         if body.get("wait"):
@@ -64,7 +80,8 @@ async def replica(bus_as) -> AsyncIterator:
     async def start(id: str, *models: str, running_now: int = 0, url: str | None = None) -> Echo:
         echo, listening = Echo(), listen()
         server = Server(uvicorn.Config(echo.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
-        url = url or f"http://127.0.0.1:{listening.getsockname()[1]}"
+        echo.server, echo.host = server, f"127.0.0.1:{listening.getsockname()[1]}"
+        url = url or f"http://{echo.host}"
         said = Replica(id=id, boot="1", url=url, pool="default", models=list(models), running=running_now)
         bus = await bus_as("inference")
         parts = [
@@ -143,6 +160,52 @@ async def test_a_replica_that_is_gone_is_passed_over(user, replica):
     await replica("gone", "tiny-c", url="http://127.0.0.1:1")
     await replica("there")
     assert (await chat_until_ok(user, model="tiny-c")).status_code == 200
+
+
+async def chat(user, model: str, first: str, *more: str, **body: object) -> str:
+    """One call of a conversation that begins like this; which replica has answered it."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": first}]
+    messages += [{"role": "assistant" if i % 2 == 0 else "user", "content": text} for i, text in enumerate(more)]
+    reply = await user.http.post("/v1/chat/completions", json={"model": model, "messages": messages} | body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["headers"]["host"]
+
+
+async def replicas_of(user, replica, model: str) -> dict[str, Echo]:
+    """Two replicas of a model, by their address, that the gateway knows."""
+    both = [await replica(f"{model}-{name}", model) for name in ("one", "two")]
+    async with asyncio.timeout(10):
+        for i in itertools.count():
+            if all(echo.calls for echo in both):
+                break
+            await chat_until_ok(user, model=model, prompt_cache_key=f"{i}")
+    return {echo.host: echo for echo in both}
+
+
+async def test_a_conversation_stays_at_its_replica_and_others_go_elsewhere(user, replica):
+    both = await replicas_of(user, replica, "tiny-g")
+    homes = {f"Question {i}": await chat(user, "tiny-g", f"Question {i}") for i in range(16)}
+    assert set(homes.values()) == set(both)
+    for first, home in homes.items():
+        assert await chat(user, "tiny-g", first, "An answer.", "And then?") == home
+    named = {await chat(user, "tiny-g", f"Question {i}", prompt_cache_key="mine") for i in range(8)}
+    assert len(named) == 1
+
+
+@pytest.mark.parametrize("fault", ["breaks", "full"])
+async def test_a_call_that_nothing_was_answered_to_goes_to_the_next_replica(user, replica, fault: str):
+    model = f"tiny-h-{fault}"
+    both = await replicas_of(user, replica, model)
+    home = await chat(user, model, "Where?")
+    setattr(both[home], fault, True)
+    [other] = set(both) - {home}
+    asked = both[home].calls
+    assert await chat(user, model, "Where?") == other
+    assert both[home].calls == asked + 1
+    setattr(both[other], fault, True)
+    refused = await user.http.post("/v1/chat/completions", json={"model": model, "messages": []})
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
 
 
 async def test_a_stream_passes_through_and_a_hang_up_reaches_the_replica(user, replica):

@@ -176,7 +176,8 @@ def test_steps_go_by_several_names(name):
     [
         ({"train_kind": "peft"}, {}, "lora"),
         ({"train_kind": "fft"}, {"mode": "full_finetune"}, "full"),
-        ({}, {"use_qlora": True}, "lora"),
+        ({}, {"use_qlora": True}, "qlora"),
+        ({"train_kind": "peft"}, {"mode": "lora", "use_qlora": False}, "lora"),
         ({}, {"mode": "sft_offline"}, "full"),
     ],
 )

@@ -14,6 +14,7 @@ from synth.events import (
     EvalCompleted,
     JobCreated,
     JobFailed,
+    JobPaused,
     JobRejected,
     JobStarted,
     JobSucceeded,
@@ -21,6 +22,7 @@ from synth.events import (
     ModelRef,
     RolloutRequested,
     TrainStep,
+    TrainWarned,
 )
 from synth.gateway.vocabulary import EVENTS, STATUS, metric_name, our_metric, said
 from synth.jobs.lifecycle import State
@@ -91,6 +93,21 @@ def test_a_step_s_figures_are_in_its_sentence():
     assert words
     assert words.message == "step 2 of 9: loss 0.1235, reward 0.75"
     assert words.data["values"] == values
+
+
+def test_a_collapse_is_a_warning_with_its_numbers_and_a_pause_for_it_says_why():
+    problem = Problem(what="the entropy is 0.01", expected="at least 0.08", fix="lower the learning rate")
+    event = TrainWarned(step=9, rule="entropy_low", value=0.01, threshold=0.08, over=5, action="pause", problem=problem)
+    words = said(recorded("train.warned", event), "rl")
+    assert words
+    assert (words.type, words.level) == ("rl.train.warned", "warning")
+    assert (
+        words.message == words.data["detail"] == "the entropy is 0.01; expected at least 0.08; lower the learning rate"
+    )
+    assert (words.data["value"], words.data["threshold"], words.data["over"]) == (0.01, 0.08, 5)
+    paused = said(recorded("job.paused", JobPaused(step=9, reason="the entropy is 0.01")), "rl")
+    assert paused
+    assert paused.message == "paused after step 9: the entropy is 0.01"
 
 
 def test_a_step_with_a_validation_is_told_apart():

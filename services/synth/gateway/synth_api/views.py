@@ -78,7 +78,7 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
         started_at=job.started_at,
         finished_at=job.ended_at,
         error="\n".join(p.text() for p in job.problems) or None,
-        warnings=job.warnings,
+        warnings=[*job.warnings, *(warned.problem.text() for warned in job.warned.values())],
         hyperparameters=_table(sent, _HYPERPARAMETERS.get(kind, "")),
         config=sent,
         tags=job.tags,

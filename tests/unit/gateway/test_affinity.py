@@ -1,0 +1,89 @@
+"""Which replica a conversation goes to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synth.bus.replicas import Replica
+from synth.gateway.affinity import in_order, session_of
+
+SESSIONS = [f"session {i}".encode() for i in range(300)]
+
+
+def replica(id: str, *, models: list[str] | None = None, running: int = 0, waiting: int = 0) -> Replica:
+    models = ["m"] if models is None else models
+    return Replica(id=id, boot="1", url="", pool="default", models=models, running=running, waiting=waiting)
+
+
+def first(replicas: list[Replica], session: bytes) -> str:
+    return in_order(replicas, model="m", session=session, load=lambda r: r.running + r.waiting)[0].id
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}]} | fields).encode()
+
+
+def test_conversations_are_shared_out_and_when_a_replica_goes_its_own_alone_move():
+    replicas = [replica(id) for id in "abcd"]
+    homes = {s: first(replicas, s) for s in SESSIONS}
+    assert all(40 < n < 110 for n in Counter(homes.values()).values())
+    left = [r for r in replicas if r.id != "b"]
+    for session, home in homes.items():
+        assert (first(left, session) == home) == (home != "b")
+
+
+@given(st.permutations("abcde"), st.binary())
+def test_every_gateway_chooses_alike_whatever_the_order_in_which_it_heard_of_the_replicas(ids: list[str], key: bytes):
+    assert first([replica(id) for id in ids], key) == first([replica(id) for id in "abcde"], key)
+
+
+def test_a_conversation_leaves_a_replica_that_is_much_busier_for_the_least_busy_one():
+    for session in SESSIONS[:20]:
+        home = first([replica(id) for id in "abc"], session)
+        others = [replica(id, running=4) for id in "abc" if id != home]
+        assert first([replica(home, running=16), *others], session) == home
+        quiet = msgspec.structs.replace(others[0], running=3)
+        assert first([replica(home, running=16), quiet, others[1]], session) == quiet.id
+
+
+def test_one_that_has_the_model_is_asked_before_one_that_must_load_it():
+    replicas = [replica("cold", models=[]), replica("able", running=500)]
+    assert [first(replicas, s) for s in SESSIONS[:20]] == ["able"] * 20
+    queue = [replica("cold", models=[]), replica("able", running=64, waiting=20)]
+    assert [first(queue, s) for s in SESSIONS[:20]] == ["cold"] * 20
+
+
+def test_a_model_that_nobody_has_is_loaded_in_one_place():
+    assert len({first([replica(id, models=[]) for id in "abcd"], s) for s in SESSIONS}) == 1
+
+
+def test_a_conversation_is_known_by_how_it_begins():
+    system, hello = {"role": "system", "content": "s"}, {"role": "user", "content": "Hello"}
+    more = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Who are you?"}]
+    begun = session_of({}, body(messages=[system, hello], temperature=0))
+    assert session_of({}, body(messages=[system, hello, *more], temperature=1)) == begun
+    assert session_of({}, body(messages=[system, more[1]])) != begun
+    assert session_of({}, body(messages=[hello])) != begun
+
+
+@pytest.mark.parametrize("given", [{"prompt_cache_key": "k"}, {"user": "k"}])
+def test_a_conversation_that_is_named_is_known_by_its_name(given: dict[str, str]):
+    assert session_of({}, body(**given)) == session_of({}, body(messages=[], **given)) != session_of({}, body())
+    assert session_of({"x-session-id": "s"}, body(**given)) == session_of({"x-session-id": "s"}, body())
+
+
+@given(st.binary())
+def test_a_body_that_is_no_chat_is_passed_on_as_it_is(content: bytes):
+    session_of({}, content)
+
+
+@pytest.mark.parametrize("messages", [None, 3, "x", [1], [[]], [{"role": 3}], [{}]])
+def test_messages_that_are_none_are_no_reason_to_fail(messages: Any):
+    assert isinstance(session_of({}, body(messages=messages)), bytes)
