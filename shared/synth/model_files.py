@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from synth.blobs import BlobMissing, BlobStore
 from synth.errors import Permanent
 from synth.events import RESUME_FOLDER, BlobRef, LoraShape, ModelRef
+from synth.jobs.resolved import continues
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,6 @@ class LocalModel:
 
     model: Path
     adapter: Path | None
-
-
-def continues(source: ModelRef, lora: LoraShape | None) -> bool:
-    """Whether training with this adapter goes on from the source's own one (decision 31). None: a full fine-tune."""
-    return source.kind == "lora" and lora is not None and source.lora == lora
 
 
 async def training_source(source: ModelRef, lora: LoraShape | None, blobs: BlobStore, cache: Path) -> LocalModel:
@@ -33,10 +32,15 @@ async def training_source(source: ModelRef, lora: LoraShape | None, blobs: BlobS
 
 
 async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalModel:
-    """Have a model's files on this machine. cache: for trees of a remote store, hub downloads and merged models.
+    """Have a model's files on this machine. cache: for trees of a remote store, hub downloads and models made of them.
 
     Raises `Permanent` when they cannot be had.
     """
+    if ref.rounded is not None:
+        plain = msgspec.structs.replace(ref, rounded=None)
+        found = await local_model(plain, blobs, cache)
+        whole = found.model if found.adapter is None else await _merged(plain, found, cache)
+        return LocalModel(await _rounded(ref.id, whole, cache), None)
     if ref.kind == "lora":
         if ref.base is None or ref.tree is None:
             raise Permanent(f"{ref.id}: an adapter needs a tree and a base")
@@ -74,6 +78,24 @@ async def _merged(ref: ModelRef, found: LocalModel, cache: Path) -> Path:
     except WeightsError as error:
         raise Permanent(f"{ref.id} cannot be merged into its base: {error}") from error
     return target
+
+
+async def _rounded(id: str, whole: Path, cache: Path) -> Path:
+    # Like the merge: whoever rounds, wherever, gets the same bytes.
+    from synth.nf4 import WeightsError, write_rounded_model
+
+    target = cache / f"nf4-{_stamp(whole)}"
+    try:
+        await asyncio.to_thread(write_rounded_model, whole, target)
+    except WeightsError as error:
+        raise Permanent(f"{id} cannot be rounded to 4 bits: {error}") from error
+    return target
+
+
+def _stamp(folder: Path) -> str:
+    """Names a folder's contents without reading them: whoever replaces a registry model's files gets another name."""
+    files = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.iterdir() if f.is_file())
+    return hashlib.sha256(repr((str(folder.resolve()), files)).encode()).hexdigest()[:16]
 
 
 def _from_hub(hub_id: str, cache: Path) -> Path:

@@ -67,9 +67,10 @@ class Platform:
         return json.loads(self.shell.ok(*flags))["choices"][0]["message"]["content"]
 
 
-def sft(*, lora: int | None = None, steps: int = 30, model: str = "tiny-qwen3") -> str:
-    """An SFT job file. lora: the adapter's rank."""
-    variety, table = ("lora", f"[lora]\nr = {lora}\nalpha = {2 * lora}") if lora else ("fft", "")
+def sft(*, lora: int | None = None, four_bits: bool = False, steps: int = 30, model: str = "tiny-qwen3") -> str:
+    """An SFT job file. lora: the adapter's rank. four_bits: of the base below it."""
+    adapter = "qlora" if four_bits else "lora"
+    variety, table = (adapter, f"[lora]\nr = {lora}\nalpha = {2 * lora}") if lora else ("fft", "")
     return f"""
 [algorithm]
 type = "offline"
@@ -92,6 +93,7 @@ def rl(
     task_url: str,
     *,
     lora: int | None = None,
+    four_bits: bool = False,
     iterations: int = 3,
     turns: int = 1,
     env: str = "letters",
@@ -99,8 +101,9 @@ def rl(
     rollout: str = "rollout_timeout_s = 20.0",
     tail: str = "",
 ) -> str:
-    """An RL job file: 4 groups of 4. training, rollout: lines of these tables; tail: more tables."""
+    """An RL job file: 4 groups of 4. training, rollout: lines of these tables; tail: more tables; else as in `sft`."""
     key = "source" if ":" in source else "base"
+    adapter = "qlora" if four_bits else "lora"
     table = f"[lora]\nr = {lora}\nalpha = {2 * lora}" if lora else ""
     return f"""
 [algorithm]
@@ -111,7 +114,7 @@ variety = "gspo"
 task_url = "{task_url}"
 [model]
 {key} = "{source}"
-trainer_mode = "{"lora" if lora else "full"}"
+trainer_mode = "{adapter if lora else "full"}"
 [rollout]
 env_name = "{env}"
 max_turns = {turns}

@@ -29,6 +29,7 @@ ROUTES: dict[str, tuple[str, int | None, Mapping[str, Any]]] = {
     "lora on the same lora": ("lora", RANK, {}),
     "lora on another rank": ("lora", RANK // 2, {}),
     "full from lora": ("lora", None, {}),
+    "qlora on the same qlora": ("qlora", RANK, {"four_bits": True}),
     "three turns": ("full", None, {"env": "countdown", "turns": 3, "iterations": 2}),
 }
 
@@ -50,9 +51,10 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(platform: Platform, rows: Path, letters_app: Served, countdown_app: Served) -> Made:
-    """Two SFT jobs, then every RL job at once: they share one trainer."""
+    """Three SFT jobs, then every RL job at once: they share one trainer."""
     data = ("--dataset", rows.name)
-    jobs = {"full": platform.submit(sft(), *data), "lora": platform.submit(sft(lora=RANK), *data)}
+    files = {"full": sft(), "lora": sft(lora=RANK), "qlora": sft(lora=RANK, four_bits=True)}
+    jobs = {name: platform.submit(file, *data) for name, file in files.items()}
     made = Made(platform, {"base": "tiny-qwen3"}, jobs)
     for name, (source, lora, options) in ROUTES.items():
         url = (countdown_app if options.get("env") else letters_app).url
@@ -94,7 +96,7 @@ def test_an_adapter_is_published_as_one_and_a_full_model_as_one(made: Made):
     kinds = {m["id"]: m["kind"] for m in made.platform.shell.json("models", "ls")}
     assert kinds["tiny-qwen3"] == "base"
     for name in made.jobs:
-        is_lora = name == "lora" or (name in ROUTES and ROUTES[name][1] is not None)
+        is_lora = name in ("lora", "qlora") or (name in ROUTES and ROUTES[name][1] is not None)
         assert kinds[made.model(name)] == ("lora" if is_lora else "full"), name
 
 
@@ -105,6 +107,21 @@ def test_an_adapter_that_goes_on_stays_on_its_base_and_another_one_stands_on_the
 
     assert base("lora on the same lora") == "tiny-qwen3"
     assert base("lora on another rank") == made.model("lora")
+
+
+def test_a_base_in_four_bits_is_trained_on_served_and_named_as_one(made: Made):
+    """Every step of the RL job agrees with its engine to 1e-4, as above: both have the rounded base."""
+    assert made.model("qlora").startswith("qft:tiny-qwen3:job_")
+    losses = [step["loss"] for step in made.platform.steps(made.jobs["qlora"])]
+    assert losses[-1] < 0.9 * losses[0]
+    for name in ("qlora", "qlora on the same qlora"):
+        made.model(name)
+        [published] = made.platform.events(made.jobs[name], "model.published")
+        base = published["model"]["base"]
+        assert (published["model"]["kind"], base["id"], base["rounded"]) == ("lora", "tiny-qwen3", "nf4")
+    [validated] = made.platform.events(made.jobs["qlora"], "job.validated")
+    [warned] = [w for w in validated["warnings"] if "4 bits" in w]
+    assert "also what is served" in warned
 
 
 def test_an_evaluation_inside_a_job_is_stamped_with_the_step_that_it_judged(made: Made):

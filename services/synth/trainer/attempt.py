@@ -32,6 +32,7 @@ from synth.events import (
     TrainStep,
 )
 from synth.trainer.protocol import Paused, Ready, Stepped
+from synth.trainer.watching import Watching
 
 log = logs.get("attempt")
 
@@ -113,14 +114,16 @@ class Announcer:
         *,
         total: int,
         model_at: Callable[[int, BlobRef], ModelRef],
+        watching: Watching | None,
     ) -> None:
-        """model_at: how the model of a step is served, from the tree of its checkpoint."""
+        """model_at: how the model of a step is served, from the tree of its checkpoint. watching: None is nobody."""
         self._model_at = model_at
         self._publisher = Publisher(bus)
         self._blobs = blobs
         self._fence = fence
         self._past = past
         self._total = total
+        self._watching = watching
         self._waiting: list[TrainStep] = []
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
@@ -154,7 +157,9 @@ class Announcer:
         k = stepped.step
         if stepped.weights is not None:
             ref = await self._blobs.put_file(f"{self._prefix}/policy-{k}.safetensors", Path(stepped.weights), move=True)
-            event = PolicyPublished(version=k, attempt=self._fence.attempt, kind=kind, weights=ref)
+            event = PolicyPublished(
+                version=k, attempt=self._fence.attempt, kind=kind, weights=ref, canary=stepped.canary
+            )
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
             self._past.weights[self._fence.attempt, k] = ref
         await self._step(k, values)
@@ -225,9 +230,13 @@ class Announcer:
             finite = {name: value for name, value in values.items() if math.isfinite(value)}
             event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
             self._waiting.append(event)
+            if self._watching is not None:
+                self._watching.look(event)
 
     async def _flush(self) -> None:
         for event in self._waiting:
             await self._publisher.fenced(event, fence=self._fence, id=str(event.step))
             self._past.last_step = event.step
+            if self._watching is not None:
+                await self._watching.announce(event.step)
         self._waiting.clear()

@@ -42,6 +42,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int
     world_size: int
+    sharding: str
     dtype: str
     deterministic: bool
 
@@ -52,7 +53,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     step: steps done, which is also the policy version and, for RL, the last batch's iteration; the data cursor of
     SFT follows from it. reports: what each step since the checkpoint before reported, which nobody may have heard.
     loss: of the probe under these weights; None before anything was trained. best: the best validation figure so far,
-    and the step that reached it.
+    and the step that reached it. canary: the tokens of the job's canary, once there are any.
     """
 
     kind: Literal["sft", "rl"]
@@ -63,6 +64,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     temperature: float = 1.0
     best: tuple[float, int] | None = None
+    canary: list[int] | None = None
 
 
 class _FileEntry(msgspec.Struct, frozen=True):
@@ -95,7 +97,8 @@ def fingerprint(recipe: Recipe) -> Fingerprint:
         instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
         device=torch.cuda.get_device_name() if on_gpu else "cpu",
         threads=torch.get_num_threads(),
-        world_size=1,
+        world_size=recipe.world_size,
+        sharding=recipe.sharding if recipe.world_size > 1 else "none",
         dtype=recipe.dtype,
         deterministic=recipe.deterministic,
     )

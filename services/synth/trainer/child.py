@@ -1,10 +1,14 @@
 """The training process itself: `python -m synth.trainer.child`, one JSON line in, JSON lines out.
 
 The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The messages are in `protocol.py`.
+
+Where a recipe asks for several ranks, this process is rank 0 and starts the others, which run the very same code on the
+same messages: what differs between ranks is in `Ranks`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sys
@@ -17,12 +21,17 @@ from typing import IO, NoReturn
 import msgspec
 import torch
 
+from synth.events import Canary
 from synth.trainer import randomness
+from synth.trainer.canary import score_canary
 from synth.trainer.checkpoint import fingerprint
 from synth.trainer.failure import TrainingFailed
+from synth.trainer.followers import Followers
 from synth.trainer.policy import Policy, load_policy
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Step, Stepped
+from synth.trainer.ranks import ALONE, Ranks, join, listen
 from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe, parse_recipe
+from synth.trainer.reference import load_reference
 from synth.trainer.rl import RlTrainer
 from synth.trainer.run import Resumed, Run
 from synth.trainer.sft import SftTrainer
@@ -33,15 +42,48 @@ _PROGRESS_SECONDS = 0.5
 
 
 class Parent:
-    """The two pipes to the service."""
+    """The two pipes to the service, or to rank 0, to which a follower says nothing but why it fails."""
 
     def __init__(self, lines_in: IO[bytes], lines_out: IO[bytes]) -> None:
         self._out = lines_out
+        self._speaking = threading.Lock()
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._followers: Followers | None = None
+        self._heard = b""
         self._in: queue.Queue[bytes] = queue.Queue()
         self._last_progress = 0.0
         threading.Thread(target=self._read, args=(lines_in,), daemon=True).start()
 
     def say(self, event: msgspec.Struct) -> None:
+        if self._rank == 0:
+            with self._speaking:
+                self._write(event)
+
+    def fail(self, failed: Failed) -> NoReturn:
+        """Say why, as the last word of this process."""
+        if failed.code == "internal" and self._followers is not None:
+            self._followers.settle()
+        self._end(failed)
+
+    def join(self, recipe: Recipe) -> Ranks:
+        """The group that trains this recipe, after `start` was heard; rank 0 starts the others."""
+        if recipe.world_size == 1:
+            return ALONE
+        if self._rank:
+            return join(self._rank, recipe.world_size, device=recipe.device, port=int(os.environ["MASTER_PORT"]))
+        listening = listen()
+        port: int = listening.getsockname()[1]
+        self._followers = Followers(recipe.world_size, port=port, fail=self._end)
+        self._followers.tell(self._heard)
+        self.progress("join", 0, 1)
+        return join(0, recipe.world_size, device=recipe.device, port=port, listening=listening)
+
+    def _end(self, failed: Failed) -> NoReturn:
+        with self._speaking:
+            self._write(failed)
+            os._exit(1)
+
+    def _write(self, event: msgspec.Struct) -> None:
         self._out.write(msgspec.json.encode(event) + b"\n")
         self._out.flush()
 
@@ -52,7 +94,9 @@ class Parent:
             self.say(Progressed(stage=stage, done=done, of=of))
 
     def hear(self) -> Start | Step | Pause | Finish:
-        line = self._in.get()
+        line = self._heard = self._in.get()
+        if self._followers is not None:
+            self._followers.tell(line)
         try:
             return msgspec.json.decode(line, type=Start | Step | Pause | Finish)
         except msgspec.DecodeError as error:
@@ -74,6 +118,7 @@ def main() -> NoReturn:
     lines_out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     parent = Parent(sys.stdin.buffer, lines_out)
+    _log_to_stderr()
     try:
         _warm_up()
         start = parent.hear()
@@ -84,18 +129,23 @@ def main() -> NoReturn:
         else:
             train_sft(start, parse_recipe(start.recipe, SftRecipe), parent)
     except TrainingFailed as error:
-        _fail(parent, Failed(code=error.code, detail=error.detail))
+        parent.fail(Failed(code=error.code, detail=error.detail))
     except (torch.OutOfMemoryError, MemoryError) as error:
-        _fail(
-            parent,
+        parent.fail(
             Failed(code="out_of_memory", detail=f"{error}; lower micro_batch_tokens or checkpoint activations"),
         )
     except Exception as error:  # noqa: BLE001  (the edge of the process: reported, and the exit code says so)
         traceback.print_exc()
-        _fail(parent, Failed(code="internal", detail=f"{type(error).__name__}: {error}"))
+        parent.fail(Failed(code="internal", detail=f"{type(error).__name__}: {error}"))
     lines_out.flush()
     # No interpreter teardown: the reader thread is still in a read of stdin.
     os._exit(0)
+
+
+def _log_to_stderr() -> None:
+    """What the algorithms choose, and why, for the service's log; of libraries only what is wrong."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    logging.getLogger("synth").setLevel(logging.INFO)
 
 
 def _warm_up() -> None:
@@ -107,8 +157,11 @@ def _warm_up() -> None:
 def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
     """RL: load, say ready, then a step for each batch that the parent sends, until it says finish, or pause."""
     work = Path(start.work_dir)
+    ranks = parent.join(recipe)
     policy = _load(start, recipe, parent, dropout=False)
-    trainer = RlTrainer(policy, recipe, progress=parent.progress)
+    reference = load_reference(policy, recipe, adapter_dir=_adapter_dir(start), ranks=ranks)
+    policy.spread(ranks)
+    trainer = RlTrainer(policy, recipe, reference=reference, progress=parent.progress)
     _ready(trainer.run, _resume(trainer.run, start, parent), recipe.steps, parent)
     while isinstance(message := parent.hear(), Step):
         if message.iteration != trainer.run.step + 1:
@@ -122,12 +175,23 @@ def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
         result = trainer.step(batch)
         weights = work / f"policy-{result.step:06d}.safetensors"
         policy.write_serving(weights, version=result.step)
+        canary = _canary(trainer, recipe)
         checkpoint = _checkpoint(trainer.run, work, recipe.steps, parent)
-        parent.say(Stepped(step=result.step, values=result.values, weights=str(weights), checkpoint=checkpoint))
+        parent.say(
+            Stepped(step=result.step, values=result.values, weights=str(weights), canary=canary, checkpoint=checkpoint)
+        )
     if isinstance(message, Pause):
         _pause(trainer.run, work, parent)
         return
     _finish(trainer.run, work, parent, best_step=trainer.run.step)
+
+
+def _canary(trainer: RlTrainer, recipe: RlRecipe) -> Canary | None:
+    """The canary of the version that was just made, when it is its turn."""
+    run = trainer.run
+    if not recipe.verify_every_k or run.step % recipe.verify_every_k or run.canary is None:
+        return None
+    return score_canary(trainer.policy, run.canary)
 
 
 def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
@@ -137,29 +201,32 @@ def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
     work = Path(start.work_dir)
     cache = Path(start.cache_dir) if start.cache_dir else None
     tokenizer = load_tokenizer(Path(start.model_dir))
-    data, validation = (
-        None
-        if path is None
-        else encode_file(
-            Path(path),
-            tokenizer,
-            sequence_length=recipe.sequence_length,
-            examples=recipe.examples if name == "dataset" else None,
-            cache=None if cache is None else cache / f"{name}.safetensors",
-            progress=lambda rows: parent.progress("tokenise", rows, 0),
+    ranks = parent.join(recipe)
+    with ranks.leader_first():
+        data, validation = (
+            None
+            if path is None
+            else encode_file(
+                Path(path),
+                tokenizer,
+                sequence_length=recipe.sequence_length,
+                examples=recipe.examples if name == "dataset" else None,
+                cache=None if cache is None else cache / f"{name}.safetensors",
+                progress=lambda rows: parent.progress("tokenise", rows, 0),
+            )
+            for name, path in (("dataset", start.dataset), ("validation", start.validation))
         )
-        for name, path in (("dataset", start.dataset), ("validation", start.validation))
-    )
     assert data is not None
     policy = _load(start, recipe, parent, dropout=True)
+    policy.spread(ranks)
     best_file = work / "best.safetensors"
     trainer = SftTrainer(policy, recipe, data, validation=validation, best_file=best_file, progress=parent.progress)
     resumed = _resume(trainer.run, start, parent)
-    if resumed is not None and resumed.best_file is not None:
+    if resumed is not None and resumed.best_file is not None and ranks.leads:
         best_file.write_bytes(resumed.best_file.read_bytes())
     _ready(trainer.run, resumed, trainer.total, parent)
     while trainer.run.step < trainer.total:
-        if parent.has_spoken():
+        if ranks.agree(parent.has_spoken()):
             # While it trains the parent has but one thing to say.
             _pause(trainer.run, work, parent, best_file=best_file)
             return
@@ -174,8 +241,11 @@ def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
 def _load(start: Start, recipe: Recipe, parent: Parent, *, dropout: bool) -> Policy:
     randomness.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
     parent.progress("load", 0, 1)
-    adapter = Path(start.adapter_dir) if start.adapter_dir else None
-    return load_policy(Path(start.model_dir), recipe, adapter_dir=adapter, dropout=dropout)
+    return load_policy(Path(start.model_dir), recipe, adapter_dir=_adapter_dir(start), dropout=dropout)
+
+
+def _adapter_dir(start: Start) -> Path | None:
+    return Path(start.adapter_dir) if start.adapter_dir else None
 
 
 def _resume(run: Run, start: Start, parent: Parent) -> Resumed | None:
@@ -223,11 +293,6 @@ def _finish(run: Run, work: Path, parent: Parent, *, best_step: int) -> None:
     folder = work / "model"
     run.policy.write_model(folder)
     parent.say(Done(model=str(folder), kind=run.policy.kind, step=run.step, best_step=best_step))
-
-
-def _fail(parent: Parent, failed: Failed) -> NoReturn:
-    parent.say(failed)
-    os._exit(1)
 
 
 if __name__ == "__main__":

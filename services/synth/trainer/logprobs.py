@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens, without the [tokens × vocabulary] matrix.
 
-Shapes: N positions, D hidden, V vocabulary. The head's matmul, the division by the temperature and the
-log-softmax are float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole
-clip band is 0.0007 wide.
+Shapes: N positions, D hidden, V vocabulary. The logits, the division by the temperature and the log-softmax are
+float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is 0.0007 wide.
+A GPU's tensor cores sum products of bfloat16 in float32, so that operands that are bfloat16 need no cast before.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of one chunk of logits: 128 MiB in float32, 220 positions at a vocabulary of 152k.
+# Elements of one chunk of logits: 128 MiB in float32, 220 positions at a vocabulary of 152k; on a GPU, which wants
+# large products, 512 MiB.
 CHUNK_ELEMENTS = 1 << 25
+GPU_CHUNK_ELEMENTS = 1 << 27
 
 
 def token_logprobs(
@@ -22,17 +24,18 @@ def token_logprobs(
     target_N: Tensor,
     *,
     temperature: float = 1.0,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(target) and the entropy of each position's distribution, at the given temperature.
 
     hidden_ND, head_VD: any float dtype. target_N: int64. Returns logp_N (float32, nats, with gradient into
     hidden and head) and entropy_N (float32, nats, without gradient).
-    With gradient and more than one chunk, the backward computes each chunk's logits again: 1.4 times the
-    time, for a peak memory that no longer grows with N.
+    chunk_elements: of the logits that are there at one time. With more than one chunk, the backward computes each
+    chunk's logits again: 1.4 times the time, for a peak memory that no longer grows with N.
     """
-    rows = max(1, chunk_elements // head_VD.shape[0])
-    if hidden_ND.shape[0] <= rows:
+    on_gpu = hidden_ND.is_cuda
+    rows = max(1, (chunk_elements or (GPU_CHUNK_ELEMENTS if on_gpu else CHUNK_ELEMENTS)) // head_VD.shape[0])
+    if hidden_ND.shape[0] <= rows and not on_gpu:
         return _whole(hidden_ND, head_VD, target_N, temperature)
     return _Chunked.apply(hidden_ND, head_VD, target_N, temperature, rows)  # pyright: ignore[reportReturnType]
 
@@ -46,8 +49,19 @@ def _whole(hidden: Tensor, head: Tensor, target: Tensor, temperature: float) -> 
 
 
 def _logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    logits = hidden.to(_wide(hidden)) @ head.to(_wide(head)).T
+    logits = _product(hidden, head.T)
     return logits if temperature == 1.0 else logits / temperature
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    """The matrix product in float32; without gradient where the tensor cores make it."""
+    if _as_they_are(one, other):
+        return torch.mm(one, other, out_dtype=torch.float32)
+    return one.to(_wide(one)) @ other.to(_wide(other))
+
+
+def _as_they_are(one: Tensor, other: Tensor) -> bool:
+    return one.is_cuda and one.dtype == other.dtype == torch.bfloat16
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -62,7 +76,8 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, temperature: float, rows: int
     ) -> tuple[Tensor, Tensor]:
-        parts = [_whole(h, head, t, temperature) for h, t in zip(hidden.split(rows), target.split(rows), strict=True)]
+        wide = head if _as_they_are(hidden, head) else head.to(_wide(head))
+        parts = [_whole(h, wide, t, temperature) for h, t in zip(hidden.split(rows), target.split(rows), strict=True)]
         ctx.save_for_backward(hidden, head, target)
         ctx.temperature, ctx.rows = temperature, rows
         logp, entropy = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
@@ -71,20 +86,21 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, head, target = ctx.saved_tensors
+        hidden, saved_head, target = ctx.saved_tensors
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
-        wide_head = head.to(_wide(head))
+        head = saved_head if _as_they_are(hidden, saved_head) else saved_head.to(_wide(saved_head))
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_head = torch.zeros_like(wide_head) if needs_head else None
+        grad_head = torch.zeros_like(head, dtype=_wide(head)) if needs_head else None
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            h, t, g = hidden[chunk].to(wide_head.dtype), target[chunk], grads[0][chunk]
+            h, t, g = hidden[chunk].to(head.dtype), target[chunk], grads[0][chunk]
             # d logp(target) / d logits = (onehot(target) − softmax) / T
-            slope = _logits(h, wide_head, ctx.temperature).softmax(-1).neg_()
+            slope = _logits(h, head, ctx.temperature).softmax(-1).neg_()
             slope[torch.arange(len(t), device=t.device), t] += 1
             slope *= g[:, None] / ctx.temperature
+            slope = slope.to(head.dtype)
             if grad_hidden is not None:
-                grad_hidden[chunk] = (slope @ wide_head).to(hidden.dtype)
+                grad_hidden[chunk] = _product(slope, head).to(hidden.dtype)
             if grad_head is not None:
-                grad_head.addmm_(slope.T, h)
-        return grad_hidden, None if grad_head is None else grad_head.to(head.dtype), None, None, None
+                grad_head += _product(slope.T, h)
+        return grad_hidden, None if grad_head is None else grad_head.to(saved_head.dtype), None, None, None

@@ -1,4 +1,9 @@
-"""The seam between a policy's log-probabilities and a policy-gradient loss."""
+"""The seam between a policy's log-probabilities and a policy-gradient loss, and what the losses share.
+
+Invariants: float32 or wider throughout; a mean is over sampled tokens alone, first within a sequence, then over
+sequences, so that changing the loss does not change the scale of the gradient; at logp == old_logp nothing is
+clipped and the gradient is that of REINFORCE with a baseline.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +12,63 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# exp(10) is far outside any clip range; it only keeps an exploded ratio finite, so that it can be reported.
+LOG_RATIO_CAP = 10.0
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How far an update may go: below by `low`, above by `high`; of what, the loss says."""
+
+    low: float
+    high: float
+
 
 @dataclass(frozen=True)
 class LossInputs:
     """S sequences with N sampled tokens in all, flat.
 
     logp_N: float32 or float64, nats, with gradient. old_logp_N: the same tokens under π_old, no gradient.
+    behaviour_logp_N: under μ, the policy that sampled them, as the inference engine recorded it.
     weight_N: correction of each token (1 is none). keep_S: bool, False where a sequence was rejected.
-    advantage_S. cu_seqlens: int64 [S+1], into N.
+    advantage_S. token_advantage_N: where credit is given within a sequence; None: each token has its sequence's.
+    cu_seqlens: int64 [S+1], into N.
     sequences: the normaliser, a count over every micro-batch and rank, known before the forward.
+    Raises `TypeError` on half precision, in which GSPO's clip band does not exist.
     """
 
     logp_N: Tensor
     old_logp_N: Tensor
+    behaviour_logp_N: Tensor
     weight_N: Tensor
     keep_S: Tensor
     advantage_S: Tensor
     cu_seqlens: Tensor
     sequences: int
+    token_advantage_N: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.logp_N.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"a policy-gradient loss needs float32 log-probabilities, not {self.logp_N.dtype}")
+
+    def advantage_N(self) -> Tensor:
+        """Each token's advantage."""
+        if self.token_advantage_N is not None:
+            return self.token_advantage_N
+        return self.advantage_S[row_of_token(self.cu_seqlens)]
 
 
 @dataclass(frozen=True)
 class LossOutput:
     """loss: a scalar to differentiate; summed over micro-batches it is the minibatch's loss.
 
-    clipped_S: bool, the sequences whose gradient the clip removed.
+    clipped_U: bool, whose gradient the clip removed. advantage_U: the advantage of each.
+    U: what the clip acts on: sequences for GSPO, tokens for the other losses.
     """
 
     loss: Tensor
-    clipped_S: Tensor
+    clipped_U: Tensor
+    advantage_U: Tensor
 
 
 def row_of_token(cu_seqlens: Tensor) -> Tensor:
@@ -52,3 +85,32 @@ def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
     counts = cu_seqlens.diff()
     sums = torch.zeros(len(counts), dtype=values_N.dtype, device=values_N.device)
     return sums.index_add(0, row_of_token(cu_seqlens), values_N) / counts.clamp(min=1)
+
+
+def ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
+    """exp(log_ratio) in value, with the gradient of π: `sg[ratio] · π / sg[π]`.
+
+    The cap on an exploded ratio is on the value alone: it takes no gradient away.
+    """
+    return (log_ratio_N.detach().clamp(max=LOG_RATIO_CAP) + (logp_N - logp_N.detach())).exp()
+
+
+def clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, clip: Clip) -> Tensor:
+    """max(−r·A, −clip(r, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347, eq. 7, negated)."""
+    held_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
+    return torch.maximum(-ratio_N * advantage_N, -held_N * advantage_N)
+
+
+def beyond_clip(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
+    """bool: where `clipped_surrogate` has no gradient, as the ratio has left the range on its advantage's side."""
+    outside_U = torch.where(advantage_U > 0, ratio_U > 1 + clip.high, ratio_U < 1 - clip.low)
+    return outside_U & (advantage_U != 0)
+
+
+def over_sequences(inputs: LossInputs, loss_N: Tensor) -> Tensor:
+    """The weighted losses of tokens as one scalar: their mean within a sequence, then over `inputs.sequences`.
+
+    A rejected sequence (keep_S False) adds nothing but stays in the normaliser.
+    """
+    loss_S = segment_mean(inputs.weight_N * loss_N, inputs.cu_seqlens)
+    return (loss_S * inputs.keep_S).sum() / inputs.sequences

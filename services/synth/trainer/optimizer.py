@@ -8,14 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from synth.trainer.failure import TrainingFailed
+from synth.trainer.ranks import ALONE, Ranks
 from synth.trainer.recipe import Recipe
+from synth.trainer.shards import is_shard, spread_like, whole
 
 
 class Optimizer:
-    """AdamW with the gradient clipped as a whole. Weight decay acts on matrices, not on norms and biases."""
+    """AdamW with the gradient clipped as a whole. Weight decay acts on matrices, not on norms and biases.
 
-    def __init__(self, parameters: dict[str, nn.Parameter], recipe: Recipe) -> None:
+    With several ranks each calls every method. Gradients are their sum: FSDP's own, or added up here where every rank
+    holds the whole parameter.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], recipe: Recipe, *, ranks: Ranks = ALONE) -> None:
         self._parameters = parameters
+        self._ranks = ranks
         self._clip_norm = recipe.clip_norm
         matrices = [p for p in parameters.values() if p.ndim >= 2]
         others = [p for p in parameters.values() if p.ndim < 2]
@@ -32,7 +39,9 @@ class Optimizer:
         A gradient of exactly zero (everything clipped or rejected) moves nothing: Adam's momentum would.
         Raises `TrainingFailed` (nan_gradient) before anything has moved.
         """
-        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm))
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        self._ranks.add_up(gradient for gradient in gradients if not is_shard(gradient))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)))
         if not math.isfinite(norm):
             raise TrainingFailed("nan_gradient", f"the gradient's norm is {norm}; lower the learning rate")
         if norm > 0:
@@ -43,16 +52,20 @@ class Optimizer:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """`<parameter>/<exp_avg | exp_avg_sq | step>`, on the CPU; empty before the first move."""
-        return {
-            f"{name}/{key}": value.detach().to("cpu").contiguous()
-            for name, parameter in self._parameters.items()
-            for key, value in self._adamw.state.get(parameter, {}).items()
-        }
+        """`<parameter>/<exp_avg | exp_avg_sq | step>`, on the CPU; empty before the first move, and but for rank 0."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            for key, value in self._adamw.state.get(parameter, {}).items():
+                complete = whole(value.detach())
+                if self._ranks.leads:
+                    found[f"{name}/{key}"] = complete.to("cpu").contiguous()
+        return found
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `state` returned."""
         for key, value in tensors.items():
             name, kind = key.rsplit("/", 1)
             parameter = self._parameters[name]
-            self._adamw.state[parameter][kind] = value.to(parameter.device)
+            # The count of steps is nobody's part.
+            here = spread_like(value, parameter) if value.ndim else value.to(parameter.device)
+            self._adamw.state[parameter][kind] = here

@@ -1,4 +1,4 @@
-"""Sequences into micro-batches: a pure function of the lengths, so that a replay makes the same ones.
+"""Sequences into micro-batches: a pure function of the lengths and ranks, so that a replay makes the same ones.
 
 Invariants: every sequence is in exactly one micro-batch; no token attends outside its own sequence;
 packed and padded give the same log-probabilities up to rounding.
@@ -59,6 +59,7 @@ class MicroBatch:
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
     target_N: int64, that token. source_N: where it is in `Sequences.tokens`.
     cu_seqlens: int64 [len(rows)+1], how the N trained tokens divide among the rows.
+    idle: run for the sake of the other ranks alone: it adds nothing to any sum.
     """
 
     rows: list[int]
@@ -68,22 +69,39 @@ class MicroBatch:
     target_N: Tensor
     source_N: npt.NDArray[np.int64]
     cu_seqlens: Tensor
+    idle: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
         """A per-token array of the whole set of sequences, at this micro-batch's trained tokens."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
 
 
-def plan(lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"]) -> list[list[int]]:
+def plan(
+    lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"], ranks: int = 1
+) -> list[list[int]]:
     """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
     padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
     by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
+    ranks: processes that take turns at them: as many for each where there are rows enough, of like cost in a turn.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
-    if packing == "padded":
-        return _padded(lengths, by_length, budget)
-    return _packed(lengths, by_length, budget)
+    pack = _padded if packing == "padded" else _packed
+    return _dealt(lengths, pack(lengths, by_length, budget), ranks)
+
+
+def _dealt(lengths: dict[int, int], groups: list[list[int]], ranks: int) -> list[list[int]]:
+    if ranks == 1:
+        return groups
+
+    def cost(group: list[int]) -> int:
+        return sum(lengths[i] ** 2 for i in group)
+
+    while len(groups) % ranks and any(len(group) > 1 for group in groups):
+        costliest = max((group for group in groups if len(group) > 1), key=cost)
+        groups.remove(costliest)
+        groups += [costliest[::2], costliest[1::2]]
+    return sorted(groups, key=cost, reverse=True)
 
 
 def _padded(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
@@ -120,6 +138,7 @@ def collate(
     *,
     packing: Literal["packed", "padded"],
     device: torch.device | str = "cpu",
+    idle: bool = False,
 ) -> MicroBatch:
     """Lay some sequences out for one forward."""
     starts = [int(sequences.cu_seqlens[i]) for i in rows]
@@ -145,4 +164,5 @@ def collate(
         target_N=torch.from_numpy(sequences.tokens[source].astype(np.int64)).to(device),
         source_N=source,
         cu_seqlens=torch.tensor([0, *itertools.accumulate(len(s) for s in sources)], device=device),
+        idle=idle,
     )

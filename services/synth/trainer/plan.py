@@ -17,11 +17,17 @@ def recipe_of(job: RlJob | SftJob, settings: TrainerSettings) -> Recipe:
     given |= {
         "device": settings.device,
         "dtype": settings.dtype,
+        "world_size": settings.most_ranks,
+        "sharding": job.parallelism.sharding,
         "threads": settings.threads,
         "deterministic": settings.deterministic,
     }
+    if settings.device == "cuda":
+        given["world_size"] = job.parallelism.world_size or settings.most_ranks
+        given["dtype"] = job.parallelism.dtype or settings.dtype
     kind = RlRecipe if isinstance(job, RlJob) else SftRecipe
     if isinstance(job, RlJob):
         given["steps"] = job.iterations
+        given["reference_device"] = settings.reference_device
     known = {field.name for field in msgspec.structs.fields(kind)}
     return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)

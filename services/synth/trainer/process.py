@@ -18,8 +18,9 @@ log = logs.get("child")
 
 Said = Ready | Stepped | Paused | Done | Failed
 _LINE = 16 << 20
-# It talks to its supervisor alone: neither the bus and the cluster's secret nor the blob store are its business.
-_WITHHELD = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY")
+# It talks to its supervisor alone: neither the bus and the cluster's secret nor the blob store are its business. It is
+# the first rank of its group, wherever the service itself was started.
+_WITHHELD = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
 
 
 class TrainingStopped(Transient):

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from synth.events import Canary
+
 
 class Start(msgspec.Struct, tag="start", tag_field="op"):
     """First message. work_dir: of this attempt alone; everything that is written goes below it."""
@@ -44,7 +46,7 @@ class Ready(msgspec.Struct, tag="ready", tag_field="event"):
     """Loaded; `step` of `total` steps are done. reports: what the last of them reported, by
     step, when resumed: all that the checkpoint covers, as their announcements may not have been made.
 
-    fingerprint: of build, instruction set, threads, world size and dtype. same_fingerprint: as the checkpoint's.
+    fingerprint: of build, instruction set, threads, ranks and dtype. same_fingerprint: as the checkpoint's.
     """
 
     step: int
@@ -57,11 +59,15 @@ class Ready(msgspec.Struct, tag="ready", tag_field="event"):
 
 
 class Stepped(msgspec.Struct, tag="step", tag_field="event"):
-    """A step is done. weights: the file to serve (RL). checkpoint: a resume folder, when this step made one."""
+    """A step is done. weights: the file to serve (RL), and the canary that proves it, when it is this version's turn.
+
+    checkpoint: a resume folder, when this step made one.
+    """
 
     step: int
     values: dict[str, float]
     weights: str | None = None
+    canary: Canary | None = None
     checkpoint: str | None = None
 
 

@@ -27,6 +27,11 @@ def shuffled(n: int, *key: int) -> list[int]:
     return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
 
 
+def reseed(*key: int) -> None:
+    """Begin PyTorch's generators anew, with what depends on the key alone (seed, step, rank, …)."""
+    torch.manual_seed(int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1)[0]))
+
+
 def capture() -> dict[str, Any]:
     """The state of every generator, as JSON."""
     version, words, gauss = random.getstate()

@@ -26,6 +26,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What SFT and RL have in common.
 
+    mode: "lora" trains an adapter, "qlora" one over a base in 4 bits.
     warmup_steps, when given, wins over warmup_ratio (a share of all steps); steps as `train.step` counts them.
     min_lr_ratio: where cosine and linear end, as a share of lr.
     clip_norm: of the whole gradient, L2.
@@ -33,9 +34,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
     micro_batch_tokens: tokens in one forward, padding included; one longer row is a forward by itself.
     checkpoint_every: steps between resume checkpoints; the last step always makes one.
+    world_size: processes that train together, a GPU each. sharding: what each of them holds a part of only:
+    nothing ("replicated"), the masters, gradients and optimizer state ("gradients"), or the gathered weights too,
+    between a block's forward and its backward ("parameters").
     """
 
-    mode: Literal["full", "lora"] = "full"
+    mode: Literal["full", "lora", "qlora"] = "full"
     lora: Lora = Lora()
     lr: float
     schedule: Literal["constant", "cosine", "linear"] = "constant"
@@ -54,6 +58,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     micro_batch_tokens: int = 8192
     activation_checkpointing: bool = False
     checkpoint_every: int = 1
+    world_size: int = 1
+    sharding: Literal["replicated", "gradients", "parameters"] = "parameters"
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank holds only a part of the model."""
+        return self.world_size > 1 and self.sharding != "replicated"
 
 
 class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,24 +86,33 @@ class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Reinforcement learning with GSPO.
+    """Reinforcement learning.
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer moves in one iteration.
-    clip_low, clip_high: GSPO's clip range is [1 − low, 1 + high].
+    loss: the policy-gradient loss. clip_low, clip_high: how far it lets the policy go, in its own measure: the
+    ratio of a sequence (gspo, gspo_token) or of a token (grpo), or a token's probability (dppo).
+    kl_beta: weight of the KL to the reference. reference: where that is (see `load_reference`); reference_device:
+    the torch device of a dedicated one, the policy's where None.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
     gate_fresh, gate_stale: the range that the geometric mean of π_old/μ may take over a sequence's tokens
     of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28).
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
+    verify_every_k: versions between two that are published with a canary; 0 is never.
     """
 
     steps: int
     minibatches: int = 4
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] = "gspo"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
+    kl_beta: float = 0.0
+    reference: Literal["none", "shared", "dedicated"] = "none"
+    reference_device: str | None = None
     token_truncation: float = 2.0
     gate_fresh: tuple[float, float] = (0.99, 1.01)
     gate_stale: tuple[float, float] = (0.5, 2.0)
     max_staleness: int = 8
+    verify_every_k: int = 1
 
 
 def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:
@@ -101,7 +121,7 @@ def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:
         recipe = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise TrainingFailed("bad_recipe", f"recipe: {error}") from error
-    for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every"):
+    for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "world_size"):
         if not getattr(recipe, name) > 0:
             raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(recipe, name)}; expected above 0")
     return recipe

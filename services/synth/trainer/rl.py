@@ -1,10 +1,10 @@
 """Reinforcement learning, one rollout batch at a time.
 
 A step: split the batch into minibatches, score all of it under the policy as it stands (π_old), then for each
-minibatch: forward, correct for the policy that sampled, GSPO, backward, move.
+minibatch: forward, correct for the policy that sampled, loss (and KL to the reference), backward, move.
 
 Invariants: π_old comes from the very micro-batches that are trained, so the first minibatch's ratio is exactly 1;
-micro-batches and their order are a pure function of (seed, step, batch); the normaliser of a minibatch is its
+micro-batches and their order are a pure function of (seed, step, batch, ranks); the normaliser of a minibatch is its
 number of sequences, the zero-advantage and rejected ones included, known before the forward.
 """
 
@@ -12,34 +12,71 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from synth.trainer.canary import canary_tokens
 from synth.trainer.correction import correct
+from synth.trainer.dppo import dppo_loss
 from synth.trainer.failure import TrainingFailed
-from synth.trainer.gspo import Clip, gspo_loss
-from synth.trainer.losses import LossInputs
+from synth.trainer.grpo import grpo_loss
+from synth.trainer.gspo import gspo_loss, gspo_token_loss
+from synth.trainer.losses import Clip, LossInputs
 from synth.trainer.packing import MicroBatch, Sequences, collate, plan
 from synth.trainer.policy import Policy
 from synth.trainer.randomness import shuffled
 from synth.trainer.recipe import RlRecipe
+from synth.trainer.reference import Reference, reference_kl
 from synth.trainer.rl_values import Tally, batch_values
 from synth.trainer.run import Progress, Run, StepResult, peak_memory_bytes
 from synth.trainer.schedule import learning_rate
 from synth.trajectories import RolloutBatch
 
+_LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, "dppo": dppo_loss}
+
+
+@dataclass(frozen=True)
+class _Minibatch:
+    """One optimizer move. micros: this rank's. rows: all that are put through the model, on whichever rank.
+
+    sequences: all that count, those that are not put through it included.
+    """
+
+    micros: list[MicroBatch]
+    rows: list[int]
+    sequences: int
+
 
 class RlTrainer:
-    """Trains a policy, one `step` for each batch, in the order of their iterations (from 1)."""
+    """Trains a policy, one `step` for each batch, in the order of their iterations (from 1).
 
-    def __init__(self, policy: Policy, recipe: RlRecipe, *, progress: Progress | None = None) -> None:
+    reference: what `load_reference` made for this recipe. Raises `TrainingFailed` (bad_recipe) when that is missing.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        recipe: RlRecipe,
+        *,
+        reference: Reference | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         self.policy = policy
         self.recipe = recipe
         self.run = Run(policy)
+        if (recipe.kl_beta > 0) != (reference is not None):
+            raise TrainingFailed(
+                "bad_recipe",
+                f"recipe.kl_beta is {recipe.kl_beta} and recipe.reference is {recipe.reference!r}; expected a "
+                "reference where kl_beta is above 0, and none where it is 0",
+            )
+        self._loss = _LOSSES[recipe.loss]
         self._clip = Clip(recipe.clip_low, recipe.clip_high)
+        self._reference = reference
         self._progress: Progress = progress or (lambda stage, done, of: None)
 
     def step(self, batch: RolloutBatch) -> StepResult:
@@ -56,16 +93,18 @@ class RlTrainer:
         minibatches = self._minibatches(sequences, np.where(fresh_S, batch.advantages, 0.0), step)
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
         scored = time.perf_counter()
-        done, forwards = 0, sum(len(micros) for micros, _ in minibatches)
-        for k, ((micros, count), olds) in enumerate(zip(minibatches, old_logps, strict=True)):
-            for micro, old_logp_N in zip(micros, olds, strict=True):
-                self._train_micro(micro, batch, lag_T, old_logp_N, count, tally, first=k == 0)
+        done, forwards = 0, sum(len(minibatch.micros) for minibatch in minibatches)
+        for k, (minibatch, olds) in enumerate(zip(minibatches, old_logps, strict=True)):
+            for micro, old_logp_N in zip(minibatch.micros, olds, strict=True):
+                self._train_micro(micro, batch, lag_T, old_logp_N, minibatch.sequences, tally, first=k == 0)
                 done += 1
                 self._progress("train", done, forwards)
             tally.moved(self.run.optimizer.move(rate))
         self.run.step = step
-        live = sorted(i for micros, _ in minibatches for m in micros for i in m.rows)
+        tally.join(self.policy.ranks)
+        live = sorted(i for minibatch in minibatches for i in minibatch.rows)
         self.run.keep_probe(sequences, live, temperature=batch.meta.temperature)
+        self.run.canary = self.run.canary or canary_tokens(sequences)
         now = time.perf_counter()
         values = self.run.reports[step] = {
             **batch_values(batch, sequences, lag_T, live, self.policy.eos_ids),
@@ -74,9 +113,13 @@ class RlTrainer:
             "seconds_old_logprobs": scored - started,
             "seconds_train": now - scored,
             "tokens_per_second": len(batch.tokens) / (now - started),
-            "peak_memory_bytes": peak_memory_bytes(self.policy.device),
+            "peak_memory_bytes": self._peak_memory(),
         }
         return StepResult(step=step, values=values)
+
+    def _peak_memory(self) -> float:
+        mine = {"memory/max": peak_memory_bytes(self.policy.device)}
+        return self.policy.ranks.together(mine)["memory/max"]
 
     def _check(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
         """The batch as sequences, and the lag of each token in policy versions."""
@@ -102,40 +145,39 @@ class RlTrainer:
             return np.zeros(0, np.bool_)
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.recipe.max_staleness
 
-    def _minibatches(
-        self, sequences: Sequences, advantages: npt.NDArray[np.float32], step: int
-    ) -> list[tuple[list[MicroBatch], int]]:
-        """(micro-batches, number of sequences) of each minibatch that has something to learn from.
+    def _minibatches(self, sequences: Sequences, advantages: npt.NDArray[np.float32], step: int) -> list[_Minibatch]:
+        """Each minibatch that has something to learn from.
 
         A sequence with advantage 0 adds nothing to the gradient: it is counted, and not put through the model.
         """
         order = shuffled(len(sequences), self.recipe.seed, step)
-        minibatches: list[tuple[list[MicroBatch], int]] = []
+        ranks = self.policy.ranks
+        minibatches: list[_Minibatch] = []
         for part in np.array_split(np.asarray(order, dtype=np.int64), self.recipe.minibatches):
             live = [int(i) for i in part if advantages[i] != 0 and len(sequences.trained(int(i)))]
             groups = plan(
                 sequences.lengths_of(live),
                 budget=self.recipe.micro_batch_tokens,
                 packing=self.recipe.packing,
+                ranks=ranks.size,
             )
             micros = [
-                collate(sequences, rows, packing=self.recipe.packing, device=self.policy.device) for rows in groups
+                collate(sequences, rows, packing=self.recipe.packing, device=self.policy.device, idle=idle)
+                for rows, idle in ranks.share(groups)
             ]
             if micros:
-                minibatches.append((micros, len(part)))
+                minibatches.append(_Minibatch(micros, live, len(part)))
         return minibatches
 
     @torch.no_grad()
-    def _old_logps(
-        self, minibatches: list[tuple[list[MicroBatch], int]], temperature: float
-    ) -> list[list[Tensor | None]]:
+    def _old_logps(self, minibatches: list[_Minibatch], temperature: float) -> list[list[Tensor | None]]:
         """log π_old of every micro-batch. The first minibatch trains on unmoved weights: its own forward is π_old."""
         olds: list[list[Tensor | None]] = []
-        for k, (micros, _) in enumerate(minibatches):
+        for k, minibatch in enumerate(minibatches):
             olds.append([])
-            for n, micro in enumerate(micros):
+            for n, micro in enumerate(minibatch.micros):
                 olds[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
-                self._progress("old_logprobs", n + 1, len(micros))
+                self._progress("old_logprobs", n + 1, len(minibatch.micros))
         return olds
 
     def _train_micro(
@@ -149,38 +191,44 @@ class RlTrainer:
         *,
         first: bool,
     ) -> None:
-        logp_N, entropy_N = self.policy.logprobs(micro, temperature=batch.meta.temperature)
+        temperature = batch.meta.temperature
+        # Before the forward that is differentiated: a shared reference switches the policy's own adapter.
+        reference_logp_N = self._reference.logprobs(micro, temperature=temperature) if self._reference else None
+        logp_N, entropy_N = self.policy.logprobs(micro, temperature=temperature)
         old_logp_N = logp_N.detach() if old_logp_N is None else old_logp_N
-        correction = correct(
-            old_logp_N, micro.gather(batch.logprobs), micro.gather(lag_T), micro.cu_seqlens, self.recipe
+        behaviour_logp_N = micro.gather(batch.logprobs)
+        correction = correct(old_logp_N, behaviour_logp_N, micro.gather(lag_T), micro.cu_seqlens, self.recipe)
+        inputs = LossInputs(
+            logp_N=logp_N,
+            old_logp_N=old_logp_N,
+            behaviour_logp_N=behaviour_logp_N,
+            weight_N=correction.weight_N,
+            keep_S=correction.keep_S,
+            advantage_S=torch.from_numpy(batch.advantages[micro.rows]).to(logp_N.device),
+            cu_seqlens=micro.cu_seqlens,
+            sequences=sequences,
         )
-        advantage_S = torch.from_numpy(batch.advantages[micro.rows]).to(logp_N.device)
-        out = gspo_loss(
-            LossInputs(
-                logp_N=logp_N,
-                old_logp_N=old_logp_N,
-                weight_N=correction.weight_N,
-                keep_S=correction.keep_S,
-                advantage_S=advantage_S,
-                cu_seqlens=micro.cu_seqlens,
-                sequences=sequences,
-            ),
-            clip=self._clip,
-        )
-        loss = out.loss.item()
+        out = self._loss(inputs, clip=self._clip)
+        kl = None if reference_logp_N is None else reference_kl(inputs, reference_logp_N)
+        total = out.loss if kl is None else out.loss + self.recipe.kl_beta * kl.loss
+        if micro.idle:
+            (total * 0.0).backward()
+            return
+        loss = total.item()
         if not math.isfinite(loss):
             raise TrainingFailed(
                 "nan_loss",
                 f"the loss of step {self.run.step + 1} is {loss}; resume from the last checkpoint with a lower "
                 "learning rate, or look at the log-probabilities in the batch",
             )
-        out.loss.backward()
+        total.backward()
         tally.micro(
             loss=loss,
             log_ratio_N=logp_N.detach() - old_logp_N,
             entropy_N=entropy_N,
-            advantage_S=advantage_S,
-            clipped_S=out.clipped_S,
+            advantage_U=out.advantage_U,
+            clipped_U=out.clipped_U,
             correction=correction.values,
             first=first,
+            reference_kl_N=None if kl is None else kl.kl_N,
         )

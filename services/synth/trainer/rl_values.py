@@ -10,6 +10,7 @@ from torch import Tensor
 
 from synth.trainer.correction import rates
 from synth.trainer.packing import Sequences
+from synth.trainer.ranks import Ranks
 from synth.trajectories import RolloutBatch
 
 
@@ -28,27 +29,33 @@ class Tally:
         loss: float,
         log_ratio_N: Tensor,
         entropy_N: Tensor,
-        advantage_S: Tensor,
-        clipped_S: Tensor,
+        advantage_U: Tensor,
+        clipped_U: Tensor,
         correction: dict[str, float],
         first: bool,
+        reference_kl_N: Tensor | None = None,
     ) -> None:
-        """One trained micro-batch. log_ratio_N: log π/π_old. first: of the step's first minibatch."""
+        """One trained micro-batch. log_ratio_N: log π/π_old. first: of the step's first minibatch.
+
+        U: sequences or tokens, whichever the loss clips. reference_kl_N: KL(π ‖ π_ref), where there is a reference.
+        """
         x = log_ratio_N.double()
         # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
         kl = float((x.expm1() - x).sum())
-        clipped_up = float((clipped_S & (advantage_S > 0)).sum())
-        clipped_down = float((clipped_S & (advantage_S < 0)).sum())
+        clipped_up = float((clipped_U & (advantage_U > 0)).sum())
+        clipped_down = float((clipped_U & (advantage_U < 0)).sum())
         seen = {
             "loss": loss,
             "tokens": float(len(x)),
             "kl": kl,
             "entropy": float(entropy_N.double().sum()),
-            "positive": float((advantage_S > 0).sum()),
-            "negative": float((advantage_S < 0).sum()),
+            "positive": float((advantage_U > 0).sum()),
+            "negative": float((advantage_U < 0).sum()),
             "clipped_positive": clipped_up,
             "clipped_negative": clipped_down,
         }
+        if reference_kl_N is not None:
+            seen["ref_kl"] = float(reference_kl_N.double().sum())
         if first:
             seen |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
         _add(self.sums, seen)
@@ -58,8 +65,16 @@ class Tally:
         """One minibatch is done; grad_norm 0 is a move that was not made."""
         self.grad_norms.append(grad_norm)
 
+    def join(self, ranks: Ranks) -> None:
+        """Make this the tally of all ranks."""
+        self.sums = ranks.together(self.sums)
+        self.correction = ranks.together(self.correction)
+
     def values(self) -> dict[str, float]:
-        """Rates per token or per sequence; `skipped` alone (with lr) where nothing was trained."""
+        """Rates per token or per sequence; `skipped` alone (with lr) where nothing was trained.
+
+        A clip rate is a share of what the loss clips: sequences or tokens.
+        """
         s = self.sums
         moves = sum(norm > 0 for norm in self.grad_norms)
         out = {"lr": self.lr, "optimizer_moves": float(moves), "skipped": float(not self.grad_norms)}
@@ -68,6 +83,7 @@ class Tally:
         return (
             out
             | rates(self.correction)
+            | ({"ref_kl": s["ref_kl"] / s["tokens"]} if "ref_kl" in s else {})
             | {
                 "loss": s["loss"] / len(self.grad_norms),
                 "ppo_kl": s["kl"] / s["tokens"],

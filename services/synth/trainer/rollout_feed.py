@@ -36,7 +36,9 @@ class RolloutFeed:
                     mode="train",
                     seeds=self._job.seeds_of(i),
                     group_size=self._job.group_size,
-                    oldest_version=max(0, i - 1 - self._job.async_level),
+                    # Iteration i is trained on version i - 1: what is older than this would be dropped then.
+                    oldest_version=max(0, i - 1 - self._job.max_staleness),
+                    refill_seeds=self._job.refill_seeds_of(i),
                 )
             )
 

@@ -29,7 +29,9 @@ from synth.trainer.recipe import RlRecipe, recipe_as_json
 # (stage, done, of): called at least once a micro-batch.
 Progress = Callable[[str, int, int], None]
 
-_OF_THE_MACHINE = frozenset({"device", "dtype", "threads", "deterministic"})
+_OF_THE_MACHINE = frozenset(
+    {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device"}
+)
 
 # Sequences of the last batch that a checkpoint keeps, to prove itself with on resume.
 _PROBE_ROWS = 8
@@ -64,7 +66,7 @@ class Run:
 
     step: steps done. reports: what each step since the last checkpoint reported, which the next one keeps.
     probe: a few sequences of the last batch, and the temperature at which they are scored.
-    best: the best validation figure and its step.
+    best: the best validation figure and its step. canary: the tokens of the job's canary.
     """
 
     policy: Policy
@@ -73,9 +75,10 @@ class Run:
     probe: Sequences | None = None
     temperature: float = 1.0
     best: tuple[float, int] | None = None
+    canary: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.optimizer = Optimizer(self.policy.trainable(), self.policy.recipe)
+        self.optimizer = Optimizer(self.policy.trainable(), self.policy.recipe, ranks=self.policy.ranks)
 
     def keep_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
         """Remember the first few of these rows as what the next checkpoint proves itself with."""
@@ -84,8 +87,9 @@ class Run:
             self.temperature = temperature
 
     def save(self, folder: Path, *, best_file: Path | None = None) -> None:
-        """Write the resume checkpoint of the step that was just done."""
+        """Write the resume checkpoint of the step that was just done. Every rank calls it; rank 0 writes."""
         recipe = self.policy.recipe
+        optimizer = self.optimizer.state()
         state = CheckpointState(
             kind="rl" if isinstance(recipe, RlRecipe) else "sft",
             step=self.step,
@@ -95,7 +99,12 @@ class Run:
             loss=self._probe_loss(),
             temperature=self.temperature,
             best=self.best,
+            canary=self.canary,
         )
+        if not self.policy.ranks.leads:
+            self.policy.write_model(folder, exact=True)
+            self.reports = {}
+            return
         probe = (
             {}
             if self.probe is None
@@ -110,7 +119,7 @@ class Run:
             state,
             write_model=functools.partial(self.policy.write_model, exact=True),
             weights_file=self.policy.weights_file,
-            optimizer=self.optimizer.state(),
+            optimizer=optimizer,
             probe=probe,
             best_file=best_file,
         )
@@ -134,7 +143,7 @@ class Run:
         self.policy.load(found.weights)
         self.optimizer.load(found.optimizer)
         self.step, self.best = state.step, state.best
-        self.temperature = state.temperature
+        self.temperature, self.canary = state.temperature, state.canary
         if found.probe:
             self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
         now = self._probe_loss()
@@ -168,26 +177,31 @@ def mean_nll(
     on_micro: Callable[[int, int], None] | None = None,
 ) -> float:
     """The weighted mean negative log-likelihood of the trained tokens, in nats; dropout off."""
-    recipe = policy.recipe
-    groups = plan(
-        sequences.lengths_of(list(range(len(sequences)))),
-        budget=recipe.micro_batch_tokens,
-        packing=recipe.packing,
+    recipe, ranks = policy.recipe, policy.ranks
+    groups = ranks.share(
+        plan(
+            sequences.lengths_of(list(range(len(sequences)))),
+            budget=recipe.micro_batch_tokens,
+            packing=recipe.packing,
+            ranks=ranks.size,
+        )
     )
     total = weight = 0.0
     policy.model.eval()
     try:
-        for done, rows in enumerate(groups, start=1):
-            micro = collate(sequences, rows, packing=recipe.packing, device=policy.device)
+        for done, (rows, idle) in enumerate(groups, start=1):
+            micro = collate(sequences, rows, packing=recipe.packing, device=policy.device, idle=idle)
             logp_N, _ = policy.logprobs(micro, temperature=temperature)
-            weight_N = micro.gather(sequences.weights)
-            total -= float((logp_N * weight_N).double().sum())
-            weight += float(weight_N.double().sum())
+            if not micro.idle:
+                weight_N = micro.gather(sequences.weights)
+                total -= float((logp_N * weight_N).double().sum())
+                weight += float(weight_N.double().sum())
             if on_micro is not None:
                 on_micro(done, len(groups))
     finally:
         policy.model.train()
-    return total / weight
+    sums = ranks.together({"total": total, "weight": weight})
+    return sums["total"] / sums["weight"]
 
 
 def peak_memory_bytes(device: torch.device) -> float:

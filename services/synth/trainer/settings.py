@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
+from synth.gpus import visible_gpus
 from synth.settings import ServiceSettings
 
 
@@ -22,8 +25,14 @@ class TrainerSettings(ServiceSettings):
     deterministic: bool = True
     """Bit-identical resume and replay; on a GPU it costs speed."""
 
+    ranks: int | None = Field(default=None, ge=1)
+    """Processes that train a job together, the model spread over them, a GPU each. Unset: all GPUs, on CPU 1."""
+
     child_silence_s: float = 300.0
     """How long the training process may say nothing before it counts as hung."""
+
+    reference_device: str | None = None
+    """Torch device of dedicated reference models, such as "cuda:1"; that of training if unset, or if it is sharded."""
 
     batch_wait_s: float = 1800.0
     """How long an iteration's batch may take before the task is handed back."""
@@ -33,3 +42,8 @@ class TrainerSettings(ServiceSettings):
 
     crashes: int = 5
     """Attempts in a row that may end without a new checkpoint before the job fails."""
+
+    @property
+    def most_ranks(self) -> int:
+        """How many processes can train a job here."""
+        return self.ranks or (len(visible_gpus()) if self.device == "cuda" else 0) or 1

@@ -14,9 +14,9 @@ import msgspec
 
 from synth import logs
 from synth.errors import Problem
-from synth.events import BlobRef, JobPaused, JobSucceeded, JobVerified, ModelRef
-from synth.jobs.resolved import RlJob, SftJob, lora_shape
-from synth.model_files import LocalModel, continues, training_source
+from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef
+from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
+from synth.model_files import LocalModel, training_source
 from synth.models import checkpoint_name
 from synth.trainer.attempt import Announcer, Past
 from synth.trainer.job import Attempt, JobFailure
@@ -25,6 +25,9 @@ from synth.trainer.process import TrainingProcess, TrainingProcesses, TrainingSt
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Step, Stepped
 from synth.trainer.retention import kept_checkpoints
 from synth.trainer.rollout_feed import RolloutFeed
+from synth.trainer.settings import TrainerSettings
+from synth.trainer.watch import NO_LEARNING_SIGNAL
+from synth.trainer.watching import Watching
 
 log = logs.get("training")
 
@@ -33,9 +36,6 @@ _T = TypeVar("_T")
 
 #: How long hashing and storing a step's weights and checkpoint may take: 100 GB at a slow disk's speed.
 _PUBLISH_S = 3600.0
-
-#: Iterations in a row without one group that has a signal before the job ends (decision 26).
-_SKIPPED_IN_A_ROW = 5
 
 
 async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProcesses) -> JobSucceeded | JobPaused:
@@ -48,7 +48,7 @@ async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProces
         done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run, job))
         if isinstance(done, Paused):
             await run.announce.paused(done)
-            return JobPaused(step=attempt.past.last_step)
+            return JobPaused(step=attempt.past.last_step, reason=_reason(run))
         return await _publish_model(run, done)
 
 
@@ -61,6 +61,7 @@ class _Run:
     announce: Announcer
     verified: JobVerified
     values: dict[str, float]
+    watching: Watching | None
 
     @classmethod
     async def open(cls, attempt: Attempt, job: RlJob | SftJob, child: TrainingProcess) -> _Run:
@@ -84,13 +85,18 @@ class _Run:
         def model_at(step: int, tree: BlobRef) -> ModelRef:
             return _made(job, verified.source, job.result_id(fence.job_id, checkpoint=checkpoint_name(step)), tree)
 
-        announce = Announcer(attempt.bus, attempt.blobs, fence, past, total=ready.total, model_at=model_at)
+        watching = Watching(attempt.bus, fence, job) if isinstance(job, RlJob) else None
+        if watching is not None:
+            await watching.catch_up()
+        announce = Announcer(
+            attempt.bus, attempt.blobs, fence, past, total=ready.total, model_at=model_at, watching=watching
+        )
         reports = {k: _collected(past, k) | values for k, values in ready.reports.items()}
         await announce.expired_again()
         if past.checkpoint is not None:
             await announce.resumed(ready, reports)
         log.info("training", step=ready.step, of=ready.total, resumed=past.checkpoint is not None)
-        return cls(attempt, job, child, ready, announce, verified, reports.get(ready.step, {}))
+        return cls(attempt, job, child, ready, announce, verified, reports.get(ready.step, {}), watching)
 
     async def unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something else, but not past the end of the training process, nor past the wish for a pause.
@@ -119,9 +125,24 @@ class _Run:
         self.attempt.lease.progress("train", deadline=silence)
         return await _hear(self.child, silence, *kinds)
 
+    def heed_the_watch(self) -> None:
+        """Raises `_PauseAsked` for a finding that pauses or stops the job: either way, where it stands is saved."""
+        if self.watching is not None and self.watching.verdict is not None:
+            raise _PauseAsked
+
 
 class _PauseAsked(Exception):
-    """The user wants a pause, and training waits for something that may take long."""
+    """The user wants a pause, and training waits for something that may take long; or the collapse watch wants one."""
+
+
+def _reason(run: _Run) -> str:
+    """Why a run that is saved pauses: "" for the user's wish. Raises `JobFailure` where it is to end instead."""
+    warned = run.watching.verdict if run.watching is not None else None
+    if warned is None:
+        return ""
+    if warned.action == "stop":
+        raise JobFailure(NO_LEARNING_SIGNAL if warned.rule == NO_LEARNING_SIGNAL else "collapsed", warned.problem)
+    return warned.problem.text()
 
 
 def _collected(past: Past, step: int) -> dict[str, float]:
@@ -137,7 +158,7 @@ async def _sft(run: _Run, job: SftJob) -> Done | Paused:
         while isinstance(said := await run.hear(Stepped, Paused, Done), Stepped):
             run.values = said.values
             run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
-            await run.announce.stepped(said, said.values, kind=run.job.mode)
+            await run.announce.stepped(said, said.values, kind=run.job.weights_kind)
             if said.checkpoint is not None:
                 await run.announce.expire(keep_versions=0, pinned=set(), kept=kept)
         return said
@@ -155,8 +176,8 @@ async def _rl(run: _Run, job: RlJob) -> Done | Paused:
     feed = RolloutFeed(run.attempt, job, run.announce)
     every = job.evaluation.every_n_iters if job.evaluation is not None else 0
     kept = functools.partial(kept_checkpoints, kept=job.checkpoints_kept, evaluated_every=every)
-    skipped = 0
     try:
+        run.heed_the_watch()
         if run.ready.step:
             # The attempt before may have died between this step and the request of its evaluation.
             await feed.evaluate_after(run.ready.step)
@@ -170,13 +191,11 @@ async def _rl(run: _Run, job: RlJob) -> Done | Paused:
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
             run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
-            await run.announce.stepped(stepped, run.values, kind=job.mode)
+            await run.announce.stepped(stepped, run.values, kind=job.weights_kind)
             await feed.evaluate_after(k)
             await run.announce.expire(keep_versions=job.max_staleness + 2, pinned=feed.pinned(), kept=kept)
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
-            skipped = skipped + 1 if stepped.values.get("skipped") else 0
-            if skipped == _SKIPPED_IN_A_ROW:
-                raise _no_signal(k)
+            run.heed_the_watch()
         await run.unless_paused(feed.evaluations_done())
         await run.child.say(Finish())
         return await run.hear(Done)
@@ -187,14 +206,18 @@ async def _rl(run: _Run, job: RlJob) -> Done | Paused:
         await feed.close()
 
 
-def _no_signal(step: int) -> JobFailure:
-    return JobFailure(
-        "no_learning_signal",
+def check_ranks(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
+    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here. where: what asks."""
+    asked = job.parallelism.world_size
+    if asked is None or settings.device == "cpu" or asked <= settings.most_ranks:
+        return
+    raise JobFailure(
+        "too_few_gpus",
         Problem(
-            what=f"{_SKIPPED_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ",
-            expected="rewards that differ between the rollouts of one seed",
-            fix="check the reward of the task app; raise group_size or the temperature; start from a model that "
-            "succeeds now and then",
+            what=f"the job asks for {asked} GPUs that train, and the trainer has {settings.most_ranks}",
+            expected=f"at most {settings.most_ranks}",
+            fix="ask for fewer, or leave the number out: all that the trainer has are used then",
+            where=where,
         ),
     )
 
@@ -202,6 +225,8 @@ def _no_signal(step: int) -> JobFailure:
 async def _start_message(
     attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
 ) -> Start:
+    origins = attempt.history.need(JobValidated).origins
+    check_ranks(job, attempt.settings, where=origins["parallelism.world_size"])
     past, blobs, work_dir = attempt.past, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(past.checkpoint.tree, work_dir / "resume") if past.checkpoint else None
@@ -236,7 +261,12 @@ def _made(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> Mode
     shape = lora_shape(job)
     below = source.base if continues(source, shape) else source
     return ModelRef(
-        id=id, kind=job.mode, tree=tree, base=below if shape else None, lora=shape, stand_in=source.stand_in
+        id=id,
+        kind=job.weights_kind,
+        tree=tree,
+        base=below if shape else None,
+        lora=shape,
+        stand_in=source.stand_in,
     )
 
 

@@ -40,6 +40,7 @@ from synth.events.rollouts import (
 )
 from synth.events.training import (
     BlobExpired,
+    Canary,
     CheckpointSaved,
     ModelPublished,
     PolicyLoaded,
@@ -48,6 +49,7 @@ from synth.events.training import (
     TrainHandedBack,
     TrainResumed,
     TrainStep,
+    TrainWarned,
 )
 from synth.events.watch import Heartbeat, QueueWaiting
 
@@ -55,6 +57,7 @@ __all__ = [
     "RESUME_FOLDER",
     "BlobExpired",
     "BlobRef",
+    "Canary",
     "CheckpointSaved",
     "EvalCompleted",
     "FileDeleted",
@@ -92,4 +95,5 @@ __all__ = [
     "TrainHandedBack",
     "TrainResumed",
     "TrainStep",
+    "TrainWarned",
 ]

@@ -97,9 +97,13 @@ class JobPauseRequested(Event, frozen=True, kw_only=True):
     "job.paused", by=Role.OWNER, reads={Role.INFERENCE: Reading.FOLLOW, Role.ROLLOUTS: Reading.FOLLOW}, write=Write.CAS
 )
 class JobPaused(Event, frozen=True, kw_only=True):
-    """The owner has let go of the job after this step: it holds no worker until it is resumed."""
+    """The owner has let go of the job after this step: it holds no worker until it is resumed.
+
+    reason: why, where it was not the user who asked for it.
+    """
 
     step: int
+    reason: str = ""
 
 
 @event("job.resumed", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.QUEUE}, write=Write.CAS)

@@ -29,6 +29,7 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: "full", or "lora" (then `tree` holds an adapter of this shape and `base` the model below it).
     path: a directory or hub id, for a base model of the registry. tree: the manifest of a model that we made.
+    rounded: "nf4" where its linear layers are rounded to 4 bits, an adapter merged before: what QLoRA trains on.
     stand_in: the local model whose weights really run under this id, or ran under its base; None for the real ones.
     """
 
@@ -38,4 +39,5 @@ class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     tree: BlobRef | None = None
     base: ModelRef | None = None
     lora: LoraShape | None = None
+    rounded: str | None = None
     stand_in: str | None = None

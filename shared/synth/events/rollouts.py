@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from synth.catalogue import Event, Reading, Role, Write, event
 from synth.errors import Problem
 from synth.events.references import BlobRef
@@ -12,6 +14,7 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
     """The trainer wants iteration k. mode "train", or "eval": group size 1, the policy version pinned.
 
     oldest_version: the oldest policy version whose rollouts can still be trained when this iteration is.
+    refill_seeds: of the groups that stand in, in this order, for those without a difference in their rewards.
     """
 
     iteration: int
@@ -20,11 +23,15 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
     group_size: int
     oldest_version: int
     pinned_version: int | None = None
+    refill_seeds: list[int] = msgspec.field(default_factory=list[int])
 
 
 @event("rollout.completed", by=Role.ROLLOUTS)
 class RolloutCompleted(Event, frozen=True, kw_only=True):
-    """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked."""
+    """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
+
+    Refills count on: the groups behind those of `seeds` play `refill_seeds`.
+    """
 
     rollout_id: str
     iteration: int
@@ -44,7 +51,10 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
 
 @event("rollout.failed", by=Role.ROLLOUTS)
 class RolloutFailed(Event, frozen=True, kw_only=True):
-    """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped."""
+    """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped.
+
+    late: it was cut off at its group's deadline; the group goes with the others.
+    """
 
     rollout_id: str
     iteration: int
@@ -54,6 +64,7 @@ class RolloutFailed(Event, frozen=True, kw_only=True):
     seed: int
     problem: Problem
     tries: int
+    late: bool = False
 
 
 @event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.CHAIN)

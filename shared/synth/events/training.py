@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
 from synth.catalogue import Event, Reading, Role, Write, event
 from synth.errors import Problem
 from synth.events.references import BlobRef, ModelRef
 
 
+class Canary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer says of a few tokens under the weights that it publishes, for an engine to repeat.
+
+    logprobs: of token_ids[1:], nats, at temperature 1 under the whole softmax. dtype: of the forward that gave them.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    dtype: Literal["fp32", "bf16"]
+
+
 @event("policy.published", by=Role.TRAINER, reads={Role.INFERENCE: Reading.FOLLOW}, write=Write.FENCED)
 class PolicyPublished(Event, frozen=True, kw_only=True):
-    """Weights to serve, in one file that holds a digest of each tensor (`synth.weights`). kind "full" or "lora"."""
+    """Weights to serve, in one file that holds a digest of each tensor (`synth.weights`). kind "full" or "lora".
+
+    canary: None for a version that is proven by its digests alone.
+    """
 
     version: int
     attempt: int
     kind: str
     weights: BlobRef
+    canary: Canary | None = None
 
 
 @event("policy.loaded", by=Role.INFERENCE, reads={Role.ROLLOUTS: Reading.FOLLOW})
 class PolicyLoaded(Event, frozen=True, kw_only=True):
-    """A replica serves this version. proven: tensors whose digest was computed on what is live, and matched."""
+    """A replica serves this version. proven: tensors whose digest was computed on what is live, and matched.
+
+    canary_error: the largest difference, in nats, between the trainer's and the engine's log-probability of a token
+    of the canary; None without one.
+    """
 
     version: int
     replica: str
     seconds: float
     proven: int
+    canary_error: float | None = None
 
 
 @event("policy.refused", by=Role.INFERENCE, reads={Role.OWNER: Reading.FOLLOW})
@@ -57,6 +81,23 @@ class TrainStep(Event, frozen=True, kw_only=True):
     of: int
     attempt: int
     values: dict[str, float]
+
+
+@event("train.warned", by=Role.TRAINER, write=Write.FENCED)
+class TrainWarned(Event, frozen=True, kw_only=True):
+    """The collapse watch sees a sign, of this step and of those before it: once, until it has passed.
+
+    rule: of `[training.watch]`, or no_learning_signal. over: steps in a row that show it. threshold: what `value` is
+    beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop".
+    """
+
+    step: int
+    rule: str
+    value: float
+    threshold: float
+    over: int
+    action: Literal["warn", "pause", "stop"]
+    problem: Problem
 
 
 @event("train.resumed", by=Role.TRAINER, write=Write.FENCED)

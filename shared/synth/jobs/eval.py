@@ -55,7 +55,7 @@ class Eval(Section):
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks"""
     thinking_budget: Positive | None = None
-    """tokens of thought, at most: told to the task app; the engine does not enforce it"""
+    """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     env_config: Free | None = None
     """passed to the environment as it is"""
     policy_config: PolicyConfig = PolicyConfig()
@@ -66,6 +66,8 @@ class Eval(Section):
     """seconds until a rollout is given up as an error of the environment"""
     max_retries: NonNegative = 3
     """how often a rollout is tried again after an error of the environment or of the connection"""
+    constrain_tools: bool = True
+    """whether a `tool_choice` that the task app forces is enforced; RL does so only where its file says so"""
     split: Name | None = None
     """of the dataset"""
     trace_format: Literal["compact", "full", "structured"] | None = None

@@ -42,6 +42,8 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
     (State.STARTED, "job.cancel_requested"): State.CANCELLING,
     (State.STARTED, "job.pause_requested"): State.PAUSING,
     (State.PAUSING, "job.paused"): State.PAUSED,
+    # By the collapse watch: nobody asked, the job's own configuration did.
+    (State.STARTED, "job.paused"): State.PAUSED,
     (State.PAUSING, "job.cancel_requested"): State.CANCELLING,
     # It was as good as done when the pause was asked for.
     (State.PAUSING, "job.succeeded"): State.SUCCEEDED,

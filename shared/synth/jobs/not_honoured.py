@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from synth.jobs.toml import Document, Path
 
-_ONE_DEVICE = "training and inference use the devices that they find"
+_MACHINES = "the cluster has the machines that it has"
+_OPERATOR = "inference has the GPUs that the cluster's operator gives it"
+_OF_INFERENCE = "gpus_for_vllm gpus_for_ref tensor_parallel"
 _ENGINE = "the built-in engine has no such setting"
 _STEPS = "each rollout earns one reward, that of its whole episode"
 _TEXT = "only text is trained"
@@ -18,9 +20,9 @@ _SEEDS = "seeds decide what is asked"
 _SYNC = "weights are synced after every iteration"
 _BLOBS = "weights travel through the blob store"
 _MINIBATCHES = "minibatches and micro_batch_tokens decide this"
-_REFERENCE = "there is no KL term, so no reference model"
+_REFERENCE = "the reference model lives in the trainer, it is no server"
 _OWN_REWARD = "the task app says what a reply earns"
-_DTYPE = "the device decides: float32 on CPU, bfloat16 on GPU"
+_FP16 = "gradients of float16 need a scaling that this trainer has not; bf16 is what GPUs train in"
 _CLIENT = "it is for the client alone"
 _FILTER = "the client's filter has no such choice"
 _JUDGE_OFF: tuple[Path, Any] = (("judge", "enabled"), False)
@@ -48,10 +50,10 @@ _STEP_REWARDS = "step_rewards_indicator_lambda step_rewards_beta step_rewards_st
 NOT_HONOURED: dict[str, dict[str, Ignored]] = {
     "rl": {
         "services.judge_url": Ignored(_JUDGE),
-        "compute": Ignored(_ONE_DEVICE),
-        "topology": Ignored(_ONE_DEVICE),
+        **_each("compute", "gpu_type gpu_count nodes", Ignored(_MACHINES)),
+        **_each("topology", _OF_INFERENCE, Ignored(_OPERATOR)),
+        **_each("compute.topology", _OF_INFERENCE, Ignored(_OPERATOR)),
         "vllm": Ignored(_ENGINE),
-        "reference.placement": Ignored(_REFERENCE, ("none",)),
         **_each("reference", "port tp health_max_wait_s health_interval_ms", Ignored(_REFERENCE)),
         "model.supports_vision": Ignored(_TEXT, (False,)),
         **_each("model", "max_images_per_message vision_processor_id", Ignored(_TEXT)),
@@ -73,7 +75,6 @@ NOT_HONOURED: dict[str, dict[str, Ignored]] = {
         "training.weight_sync.targets": Ignored("the policy is what is synced", (["policy"],)),
         "training.weight_sync.mode": Ignored(_BLOBS),
         "training.weight_sync.direct": Ignored(_BLOBS, (False,)),
-        "training.weight_sync.verify_every_k": Ignored("every version is proven by its digests", (0, 1)),
         "training.weight_sync.weight_sync_interval": Ignored(_SYNC, (1,)),
         "training.step_rewards_enabled": Ignored(_STEPS, (False,)),
         "training.step_rewards_mode": Ignored(_STEPS, ("off",), _STEPS_OFF),
@@ -96,25 +97,17 @@ NOT_HONOURED: dict[str, dict[str, Ignored]] = {
         "smoke": Ignored(_CLIENT),
     },
     "sft": {
-        "compute": Ignored(_ONE_DEVICE),
-        "data.topology": Ignored(_ONE_DEVICE, ({},)),
+        "compute": Ignored(_MACHINES),
+        "data.topology": Ignored(_MACHINES, ({},)),
         "job.poll_seconds": Ignored("jobs are followed, not polled"),
         "job.modalities": Ignored(_TEXT, (["text"],)),
         "job.description": Ignored("it is a note for readers; [tags] stay with the job"),
-        "training.use_qlora": Ignored("the base is kept in full precision, the adapter is trained", (False,)),
         "policy": Ignored("it is for RL"),
         "metadata": Ignored("it is the client's own record of the job"),
         "model_config.supports_vision": Ignored(_TEXT, (False,)),
         "model_config.max_images_per_message": Ignored(_TEXT),
         "model_config.max_model_len": Ignored("[hyperparameters] sequence_length decides"),
-        "hyperparameters.world_size": Ignored(_ONE_DEVICE, (1,)),
-        **_each("hyperparameters.parallelism", "use_deepspeed fsdp", Ignored(_ONE_DEVICE, (False,))),
-        "hyperparameters.parallelism.deepspeed_stage": Ignored(_ONE_DEVICE, (0,)),
-        **_each(
-            "hyperparameters.parallelism", "tensor_parallel_size pipeline_parallel_size", Ignored(_ONE_DEVICE, (1,))
-        ),
-        "hyperparameters.parallelism.bf16": Ignored(_DTYPE),
-        "hyperparameters.parallelism.fp16": Ignored(_DTYPE, (False,)),
+        "hyperparameters.parallelism.fp16": Ignored(_FP16, (False,)),
     },
     "eval": {
         "type": Ignored("a model is evaluated the same, however it was trained"),

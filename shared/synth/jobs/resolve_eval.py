@@ -63,6 +63,8 @@ def resolve_eval(config: EvalConfig | FlatEval, state: Resolving) -> EvalJob | N
         failure_reward=state.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=state.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
         max_retries=state.take("rollout.max_retries", section, "max_retries"),
+        constrain_tools=state.take("rollout.constrain_tools", section, "constrain_tools"),
+        group_timeout_s=state.note("rollout.group_timeout_s", None, "default"),
         app_id=state.take("rollout.app_id", section, "app_id"),
     )
     tags = state.tags(*([config.tags] if section.tags is config.tags else [config.tags, section.tags]))

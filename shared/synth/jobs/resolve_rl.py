@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from synth.jobs.resolve_loss import (
+    DEFAULTS,
+    resolve_clip,
+    resolve_loss,
+    resolve_reference,
+    resolve_truncation,
+)
+from synth.jobs.resolve_parallelism import rl_parallelism, rl_topology
 from synth.jobs.resolve_sampling import tokens_a_call, training_sampling
+from synth.jobs.resolve_watch import resolve_watch
 from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
 from synth.jobs.resolving import Resolving, passed_on
-from synth.jobs.rl import Evaluation, RlConfig
-from synth.jobs.sections import Topology
+from synth.jobs.rl import Evaluation, RlConfig, WeightSync
 from synth.jobs.seeds import Seeds
 from synth.jobs.toml import Path
 from synth.jobs.vision import vision_of
 from synth.models import ModelSpec
 
-LEARNING_RATE = {"full": 1e-6, "lora": 1e-5}
+LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
 _ITERATIONS = 10
 _TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
@@ -21,11 +29,11 @@ _MOST_EVALUATION_SEEDS = 10_000
 
 def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
     """Resolve, collecting problems in `state`; None when there are any that leave a hole."""
-    state.algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=("gspo",))
+    state.algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=tuple(DEFAULTS))
     spec = _source(config, state)
     mode = _mode(config, state)
     training = config.training
-    _check_topology(config, state)
+    topology = rl_topology(config, state)
     _check_rubric(config, state)
     rollout = _rollout(config, state)
     evaluation = _evaluation(config.evaluation, state)
@@ -42,6 +50,9 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
             f"{training.minibatches} minibatches of {training.batch_size} x {training.group_size} rollouts",
             expected=f"at most {training.batch_size * training.group_size}",
         )
+    loss = resolve_loss(config, state)
+    clip_low, clip_high = resolve_clip(training, loss, state)
+    reference = resolve_reference(config, mode, state)
     lora = state.lora(mode, [config.lora, training.lora], spec, rl=True)
     label = state.first("label", [(config.model, "label"), (config.policy, "label")])
     iterations = _iterations(config, state)
@@ -58,11 +69,17 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
         batch_size=state.take("batch_size", training, "batch_size"),
         group_size=state.take("group_size", training, "group_size"),
         minibatches=state.take("minibatches", training, "minibatches"),
-        clip_low=state.take("clip_low", training, "clip_low"),
-        clip_high=state.take("clip_high", training, "clip_high"),
+        loss=loss,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        token_truncation=resolve_truncation(training, loss, state),
+        kl_beta=state.take("kl_beta", training, "kl_beta"),
+        reference=reference,
         advantage_std=state.take("advantage_std", training, "advantage_std"),
         async_level=state.take("async_level", training, "async_level"),
         max_staleness=max_staleness,
+        dynamic_sampling=state.take("dynamic_sampling", training, "dynamic_sampling"),
+        verify_every_k=state.take("verify_every_k", training.weight_sync or WeightSync(), "verify_every_k"),
         lr=state.take("lr", training, "learning_rate", LEARNING_RATE[mode]),
         schedule=state.take("schedule", training, "lr_scheduler"),
         min_lr_ratio=state.take("min_lr_ratio", training, "min_lr_ratio"),
@@ -74,9 +91,12 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
         packing=state.packing(training),
         micro_batch_tokens=state.take("micro_batch_tokens", training, "micro_batch_tokens"),
         activation_checkpointing=state.take("activation_checkpointing", training, "activation_checkpointing"),
+        parallelism=rl_parallelism(topology, state),
+        topology=topology,
         rollout=rollout,
         train_seeds=train_seeds,
         evaluation=evaluation,
+        watch=resolve_watch(training.watch, state),
         checkpoint_every=state.take("checkpoint_every", training, "checkpoint_every"),
         checkpoints_kept=state.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=state.seed(training),
@@ -122,9 +142,7 @@ def _mode(config: RlConfig, state: Resolving) -> Mode:
         origin = state.document.where(tables[0][0]) if tables else "default"
         return state.note("mode", "lora" if tables else "full", origin)
     if mode == "qlora":
-        why = "the base is kept in full precision"
-        state.warnings.append(f'{place} = "qlora" becomes "lora": {why}')
-        return state.change("mode", "lora", f'"qlora" becomes "lora": {why}')
+        return state.qlora(place)
     if mode == "full":
         for path, _ in tables:
             state.warn(path, 'has no effect: trainer_mode is "full"')
@@ -141,26 +159,6 @@ def _iterations(config: RlConfig, state: Resolving) -> int:
     if training.num_epochs > 1:
         state.change("iterations", each, f"num_epochs = {training.num_epochs} times {each}")
     return each * training.num_epochs
-
-
-def _check_topology(config: RlConfig, state: Resolving) -> None:
-    """A split of the GPUs that could not run anywhere is refused, although the devices that there are decide."""
-    compute = config.compute
-    have = (compute.gpu_count or 0) * (compute.nodes or 1) if compute else 0
-    named: list[tuple[Path, Topology | None]] = [
-        (("topology",), config.topology),
-        (("compute", "topology"), compute.topology if compute else None),
-    ]
-    for path, topology in named:
-        if topology is None:
-            continue
-        for key, use in (("gpus_for_vllm", "serve rollouts"), ("gpus_for_training", "train")):
-            if getattr(topology, key) == 0:
-                state.problem((*path, key), f"{key} = 0 leaves nothing to {use}", expected="at least 1")
-        shares = (topology.gpus_for_vllm, topology.gpus_for_training, topology.gpus_for_ref)
-        used = sum(n or 0 for n in shares)
-        if have and used > have:
-            state.problem(path, f"{used} GPUs are shared out", expected=f"at most the {have} of [compute]")
 
 
 def _check_rubric(config: RlConfig, state: Resolving) -> None:
@@ -194,6 +192,8 @@ def _rollout(config: RlConfig, state: Resolving) -> RolloutSettings:
         failure_reward=state.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=state.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
         max_retries=state.take("rollout.max_retries", section, "max_retries"),
+        constrain_tools=state.take("rollout.constrain_tools", section, "constrain_tools"),
+        group_timeout_s=state.take("rollout.group_timeout_s", section, "group_timeout_s"),
         app_id=state.note("rollout.app_id", None, "default"),
     )
 

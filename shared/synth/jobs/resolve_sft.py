@@ -6,13 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from synth.jobs.resolve_parallelism import sft_parallelism
 from synth.jobs.resolved import Mode, SftJob
 from synth.jobs.resolving import Resolving
 from synth.jobs.sft import Hyperparameters, SftConfig
 from synth.jobs.toml import Path
 from synth.jobs.vision import row_at_a_time, vision_of
 
-LEARNING_RATE = {"full": 1e-5, "lora": 2e-4}
+LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
 _BATCH = 32
 _VALIDATION_EVERY = 100
 
@@ -40,6 +41,7 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
     epochs, steps = _length(hyper, state)
     batch_size = _batch_size(hyper, state)
     lora = state.lora(mode, [config.lora, config.training.lora, hyper], spec, rl=False)
+    parallelism = sft_parallelism(hyper, state)
     if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
         state.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
     examples = state.overrides.examples
@@ -77,6 +79,7 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
         activation_checkpointing=state.first(
             "activation_checkpointing", [(hyper.parallelism, "activation_checkpointing")], False
         ),
+        parallelism=parallelism,
         validation_file=validation,
         validation_every=_validation_every(config, state),
         best_metric=_best_metric(config, validation, state),
@@ -89,27 +92,26 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
 
 
 def _mode(config: SftConfig, state: Resolving) -> Mode:
-    """Full or lora: the keys that say so must agree; `[algorithm] variety` decides only when none does."""
+    """What is trained: the keys that say so must agree; `[algorithm] variety` decides only when none does."""
     training, hyper = config.training, config.hyperparameters
     said: dict[Path, Mode] = {}
     if training.mode in ("lora", "full_finetune"):
         said["training", "mode"] = "lora" if training.mode == "lora" else "full"
     if training.use_qlora:
-        said["training", "use_qlora"] = "lora"
+        said["training", "use_qlora"] = "qlora"
     if hyper.train_kind:
         said["hyperparameters", "train_kind"] = "lora" if hyper.train_kind == "peft" else "full"
     first = next(iter(said), None)
     for other in said:
-        if first is not None and said[other] != said[first]:
+        if first is not None and (said[other] == "full") != (said[first] == "full"):
             state.problem(
                 other,
                 f"this asks for a {said[other]} fine-tune, [{first[0]}].{first[1]} for a {said[first]} one",
                 fix="keep one of the two",
             )
-    if config.algorithm is not None and config.algorithm.variety == "qlora":
-        state.warn(("algorithm", "variety"), '= "qlora" becomes "lora": the base is kept in full precision')
     tables = _lora_tables(config)
-    if first is None and config.algorithm is not None and config.algorithm.variety != "fft":
+    variety = config.algorithm.variety if config.algorithm is not None else "fft"
+    if first is None and variety in ("lora", "qlora"):
         first, said["algorithm", "variety"] = ("algorithm", "variety"), "lora"
     if first is None and tables:
         first, said[tables[0]] = tables[0], "lora"
@@ -118,7 +120,15 @@ def _mode(config: SftConfig, state: Resolving) -> Mode:
     if said[first] == "full":
         for path in tables:
             state.warn(path, f"has no effect: {state.document.label(first)} asks for every weight")
-    return state.note("mode", said[first], state.document.where(first))
+        return state.note("mode", "full", state.document.where(first))
+    # use_qlora alone speaks of the base under the adapter; where it does not, the variety may.
+    if training.use_qlora:
+        return state.qlora(state.document.where(("training", "use_qlora")))
+    if variety == "qlora" and training.use_qlora is None:
+        return state.qlora(state.document.where(("algorithm", "variety")))
+    if variety == "qlora":
+        state.warn(("algorithm", "variety"), '= "qlora" has no effect: [training].use_qlora decides')
+    return state.note("mode", "lora", state.document.where(first))
 
 
 def _lora_tables(config: SftConfig) -> list[Path]:

@@ -9,11 +9,21 @@ from typing import Any, Literal
 
 import msgspec
 
-from synth.events import LoraShape
+from synth.events import LoraShape, ModelRef
 from synth.jobs.seeds import Seeds, draw
 from synth.models import format_finetuned
 
-Mode = Literal["full", "lora"]
+#: With refills, groups that an iteration may play, in batches (decision 26).
+MOST_DRAWN = 3
+
+Mode = Literal["full", "lora", "qlora"]
+Sharding = Literal["replicated", "gradients", "parameters"]
+
+Loss = Literal["gspo", "gspo_token", "grpo", "dppo"]
+
+Placement = Literal["none", "shared", "dedicated"]
+
+_PREFIX: dict[Mode, Literal["fft", "peft", "qft"]] = {"full": "fft", "lora": "peft", "qlora": "qft"}
 
 
 class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +40,26 @@ class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     max_images_per_message: int
     processor_id: str
+
+
+class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
+    """How training is spread over processes, one a GPU.
+
+    world_size: how many; None: as many as the trainer has. sharding: what each holds a part of only, as in the
+    trainer's recipe. dtype: of the forward on GPUs; None leaves it to the trainer.
+    """
+
+    world_size: int | None
+    sharding: Sharding
+    dtype: Literal["fp32", "bf16"] | None
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """How the GPUs of a node are shared out; None: not said."""
+
+    gpus_for_vllm: int | None
+    gpus_for_training: int | None
+    gpus_for_ref: int | None
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +86,17 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     packing: Literal["packed", "padded"]
     micro_batch_tokens: int
     activation_checkpointing: bool
+    parallelism: Parallelism
     checkpoint_every: int
     checkpoints_kept: int
     seed: int
     tags: dict[str, Any]
     vision: VisionSettings | None
+
+    @property
+    def weights_kind(self) -> Literal["full", "lora"]:
+        """What is published of its policy: every weight, or the adapter alone."""
+        return "full" if self.lora is None else "lora"
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +114,10 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a task app is driven. policy_config: what the file says beside the sampling, passed on as it is.
 
     env_name: None leaves it to the task app. max_concurrent_rollouts: over the whole cluster. rollout_timeout_s:
-    seconds a try. max_retries: after errors of the environment; a failure of the policy earns failure_reward and is
-    never retried (decision 24).
+    seconds a try. group_timeout_s: seconds from when all of a group are under way until it goes without those that
+    still run; None is never. max_retries: after errors of the environment; a failure of the policy earns
+    failure_reward and is never retried (decision 24). constrain_tools: whether a tool call that the app insists on is
+    forced, by tokens that are not trained (decision 25).
     """
 
     task_url: str
@@ -94,6 +132,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     failure_reward: float
     rollout_timeout_s: float
     max_retries: int
+    group_timeout_s: float | None = None
+    constrain_tools: bool = False
     app_id: str | None = None
 
 
@@ -102,6 +142,26 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     every_n_iters: int
     seeds: list[int]
+
+
+class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The collapse watch: see `synth.jobs.watch.Watch`, whose keys these are. A threshold of 0 is off."""
+
+    action: Literal["warn", "pause", "stop"]
+    patience: int
+    window: int
+    entropy_low: float
+    entropy_high: float
+    unique_low: float
+    length_low: float
+    length_high: float
+    truncated_rise: float
+    no_signal: float
+    clip_gap: float
+    mismatch_kl: float
+    grad_norm_high: float
+    reward_drop: float
+    stale_share: float
 
 
 class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"):
@@ -123,15 +183,18 @@ class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
         """The id of the model that this job makes (decision 18)."""
-        prefix = "peft" if self.mode == "lora" else "fft"
+        prefix = _PREFIX[self.mode]
         return format_finetuned(prefix, self.base_model, job_id, checkpoint=checkpoint)
 
 
 class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
-    """GSPO. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
+    """RL. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
-    async_level: iterations collected ahead. max_staleness: versions a trained token may be behind.
-    clip_low, clip_high: the sequence ratio is clipped to [1 - low, 1 + high].
+    async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
+    groups without a signal are refilled.
+    clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
+    of a token. kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
+    verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     """
 
     label: str
@@ -139,18 +202,34 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     batch_size: int
     group_size: int
     minibatches: int
+    loss: Loss
     clip_low: float
     clip_high: float
+    token_truncation: float
+    kl_beta: float
+    reference: Placement
     advantage_std: bool
     async_level: int
     max_staleness: int
+    dynamic_sampling: bool
+    verify_every_k: int
+    topology: Topology
     rollout: RolloutSettings
     train_seeds: Seeds
     evaluation: EvaluationSettings | None
+    watch: WatchSettings | None
 
     def seeds_of(self, iteration: int) -> list[int]:
         """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job."""
-        return draw(self.train_seeds, job_seed=self.seed, iteration=iteration, batch=self.batch_size)
+        return self._drawn(iteration)[: self.batch_size]
+
+    def refill_seeds_of(self, iteration: int) -> list[int]:
+        """The seeds that stand in, in their order, for groups without a signal: those that follow, and no others'."""
+        return self._drawn(iteration)[self.batch_size :]
+
+    def _drawn(self, iteration: int) -> list[int]:
+        share = MOST_DRAWN if self.dynamic_sampling else 1
+        return draw(self.train_seeds, job_seed=self.seed, iteration=iteration, batch=share * self.batch_size)
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
         """The id of the model that this job makes (decision 18)."""
@@ -187,6 +266,20 @@ def lora_shape(job: TrainingJob) -> LoraShape | None:
     if job.lora is None:
         return None
     return LoraShape(r=job.lora.r, alpha=job.lora.alpha, targets=job.lora.targets)
+
+
+def continues(source: ModelRef, lora: LoraShape | None) -> bool:
+    """Whether training with this adapter goes on from the source's own one (decision 31). None: a full fine-tune."""
+    return source.kind == "lora" and lora is not None and source.lora == lora
+
+
+def training_start(job: TrainingJob, source: ModelRef) -> ModelRef:
+    """What a job of this source starts from: the source, for QLoRA with what lies below the adapter in 4 bits."""
+    if job.mode != "qlora":
+        return source
+    if continues(source, lora_shape(job)) and source.base is not None:
+        return msgspec.structs.replace(source, base=msgspec.structs.replace(source.base, rounded="nf4"))
+    return msgspec.structs.replace(source, rounded="nf4")
 
 
 def job_to_data(job: Job) -> dict[str, Any]:

@@ -149,6 +149,14 @@ class Resolving:
             self.problems.append(Problem(what=what, fix="allow it with --allow-experimental", where=where))
         return spec
 
+    def qlora(self, place: str) -> Mode:
+        """The mode of an adapter over a base in 4 bits, and which base is served then. place: what asks for it."""
+        self.warnings.append(
+            f"{place}: the linear layers of the base are rounded to 4 bits (NF4); this rounded base, which is what is "
+            "trained on, is also what is served, in rollouts and with the finished adapter"
+        )
+        return self.note("mode", "qlora", place)
+
     def lora(
         self, mode: Mode, named: Sequence[BaseModel | None], spec: ModelSpec | None, *, rl: bool
     ) -> LoraSettings | None:

@@ -29,6 +29,7 @@ from synth.jobs.sections import (
     Tags,
     Topology,
 )
+from synth.jobs.watch import Watch
 
 
 class Services(Section):
@@ -55,9 +56,10 @@ class Reference(Section):
     """`[reference]`: the frozen model that a KL term is measured against."""
 
     placement: Literal["none", "shared", "dedicated"] = "none"
-    """none: there is no KL term unless asked for"""
+    """shared: the policy's own base, its adapter off, or a frozen copy beside it where every weight is trained;
+    dedicated: a frozen copy, on a device of its own where the trainer has one. Both need `[training] kl_beta`"""
     port: Positive | None = None
-    """of a dedicated reference server"""
+    """of a reference server"""
     tp: Positive | None = None
     """its tensor parallelism"""
     health_max_wait_s: PositiveFloat | None = None
@@ -74,7 +76,7 @@ class Model(Section):
     source: Name | None = None
     """a fine-tuned model's id, to continue from: exactly one of this and `base`"""
     trainer_mode: Literal["full", "lora", "qlora"] | None = None
-    """full: every weight; lora: an adapter. lora where `[lora]` is given, else full"""
+    """full: every weight; lora: an adapter; qlora: one on a base in 4 bits. lora where `[lora]` is given, else full"""
     label: str | None = None
     """a name to find the job by"""
     supports_vision: bool | None = None
@@ -97,7 +99,7 @@ class Rollout(Section):
     episodes_per_batch: Positive | None = None
     """a hint; what counts is `[training] batch_size` x `group_size`"""
     max_concurrent_rollouts: Positive = 64
-    """rollouts at the task app at one time, over the whole cluster"""
+    """rollouts at the task app at one time, over the whole cluster, at most: the run finds how many are good for it"""
     batches_per_step: Positive | None = None
     """batches a training step"""
     ops: Ops | None = None
@@ -110,8 +112,13 @@ class Rollout(Section):
     """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
     rollout_timeout_s: PositiveFloat = 300.0
     """seconds until a rollout is given up as an error of the environment"""
+    group_timeout_s: PositiveFloat | None = None
+    """seconds, from when all rollouts of a group are under way, after which it goes with those that are done, where two
+    or more are, and is dropped otherwise; off when not said, as what is slow is often what is long"""
     max_retries: NonNegative = 3
     """how often a rollout is tried again after an error of the environment or of the connection"""
+    constrain_tools: bool = False
+    """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
     use_vision: bool | None = None
     """whether observations carry an image"""
     image_only_mode: bool | None = None
@@ -146,8 +153,9 @@ class WeightSync(Section):
     """how weights travel"""
     direct: bool | None = None
     """from GPU to GPU"""
-    verify_every_k: NonNegative | None = None
-    """versions between two proofs; here every version is proven"""
+    verify_every_k: NonNegative = 1
+    """versions between two whose canary, a few tokens, must have the trainer's log-probabilities at the serving
+    engine; 0 is never. Every version is proven by its digests"""
     weight_sync_interval: Positive | None = None
     """iterations between two updates"""
 
@@ -166,7 +174,7 @@ class Training(Rewards):
     max_turns: Positive | None = None
     """calls of the model a rollout, where `[rollout] max_turns` does not say"""
     learning_rate: LearningRate | None = None
-    """AdamW's; 1e-6 for full, 1e-5 for lora"""
+    """AdamW's; 1e-6 for full, 1e-5 for lora and qlora"""
     lr_scheduler: Scheduler = "constant"
     """after the warm-up; constant, as the policy's data change under it anyhow"""
     min_lr_ratio: Fraction = 0.0
@@ -181,18 +189,30 @@ class Training(Rewards):
     """largest norm of the gradient"""
     minibatches: Positive = 4
     """optimizer steps a batch: with 1 the ratio is always 1 and the clip never acts"""
-    clip_low: PositiveFloat = 3e-4
-    """GSPO's sequence ratio is clipped at 1 - this (arXiv 2507.18071)"""
-    clip_high: PositiveFloat = 4e-4
-    """and at 1 + this"""
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = None
+    """the policy-gradient loss, as in docs/losses.md; the one that `[algorithm] variety` names, else gspo"""
+    clip_low: PositiveFloat | None = None
+    """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
+    0.2), probability of a token (dppo: 0.2)"""
+    clip_high: PositiveFloat | None = None
+    """and how far up: 4e-4 (gspo, gspo_token), 0.28 (grpo), 0.2 (dppo)"""
+    token_truncation: PositiveFloat | None = None
+    """how many times more a token may count because the policy that sampled it found it less likely than the one in
+    training does; 2, for dppo 20"""
+    kl_beta: NonNegativeFloat = 0.0
+    """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
     advantage_std: bool = True
     """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    dynamic_sampling: bool = False
+    """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
+    off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""
     async_level: Annotated[int, Field(ge=0, le=16)] = 1
     """iterations collected ahead of training; 0 is strictly on-policy, 1 hides the shorter of the two"""
     max_staleness: Annotated[int, Field(ge=0, le=32)] | None = None
-    """versions by which a trained token may be behind; async_level"""
+    """versions by which a trained token may be behind: no rollout begins on an older policy, and no older token is
+    trained; async_level"""
     async_semaphore_max: Positive | None = None
-    """another bound on rollouts at one time; the smaller holds"""
+    """another bound on rollouts at one time; the smaller holds. A high one is safe: the run slows down by itself"""
     max_completion_tokens: Positive | None = None
     """sampled tokens a call, at most; the smaller of this and policy_config.max_tokens, else 512"""
     micro_batch_tokens: Positive = 8192
@@ -211,6 +231,8 @@ class Training(Rewards):
     """the same as `[lora]`"""
     weight_sync: WeightSync | None = None
     """how new weights reach the serving engine"""
+    watch: Watch | None = None
+    """signs of a collapsing policy"""
     rewards: Rewards | None = None
     """the reward keys of `[training]`, in a table of their own"""
     gradient_accumulation_steps: Positive | None = None

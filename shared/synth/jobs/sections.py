@@ -55,8 +55,8 @@ class Algorithm(Section):
     """"online" for RL, "offline" for SFT"""
     method: Literal["policy_gradient", "supervised_finetune", "sft"]
     """"policy_gradient" for RL, "supervised_finetune" or "sft" for SFT"""
-    variety: Literal["gspo", "fft", "lora", "qlora"]
-    """"gspo" for RL, "fft" or "lora" for SFT"""
+    variety: Literal["gspo", "gspo_token", "grpo", "dppo", "fft", "lora", "qlora"]
+    """the loss for RL: "gspo", "gspo_token", "grpo" or "dppo"; "fft", "lora" or "qlora" for SFT"""
 
 
 class Topology(Section):
@@ -65,11 +65,11 @@ class Topology(Section):
     type: Literal["single_node_split"] = "single_node_split"
     """the only kind of split there is"""
     gpus_for_vllm: NonNegative | None = None
-    """GPUs that serve rollouts"""
+    """GPUs that serve rollouts: as many as the cluster's operator gave to inference"""
     gpus_for_training: NonNegative | None = None
-    """GPUs that train"""
+    """GPUs that train; all that the trainer has when not said, and more than that ends the job"""
     gpus_for_ref: NonNegative | None = None
-    """GPUs that hold the reference model"""
+    """GPUs that hold the reference model: it lives in the trainer"""
     tensor_parallel: Positive | None = None
     """GPUs that one copy of the served model is spread over"""
     reference_placement: Literal["none", "shared", "dedicated"] | None = None
@@ -155,7 +155,7 @@ class PolicyConfig(BaseModel):
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks"""
     thinking_budget: Positive | None = None
-    """tokens of thought, at most: told to the task app; the engine does not enforce it"""
+    """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     use_vision: bool | None = None
     """whether observations carry an image"""
     max_llm_calls: Positive | None = None

@@ -82,7 +82,7 @@ class SftTraining(Section):
     mode: Literal["lora", "full_finetune", "sft_offline"] | None = None
     """full_finetune: every weight; lora: an adapter; sft_offline leaves it to the other keys"""
     use_qlora: bool | None = None
-    """an adapter on a base in 4 bits"""
+    """an adapter on a base in 4 bits (NF4), which is also the base that is served with it"""
     validation: Validation | None = None
     """the loss on rows that are not trained"""
     lora: Lora | None = None
@@ -93,21 +93,23 @@ class Parallelism(BestModel):
     """`[hyperparameters.parallelism]`: how the model is spread; the keys of `[training.validation]` may stand here."""
 
     use_deepspeed: bool | None = None
-    """shard with DeepSpeed"""
+    """shard over the GPUs as DeepSpeed's ZeRO does, here by FSDP"""
     deepspeed_stage: NonNegative | None = None
-    """its ZeRO stage"""
+    """0: every GPU holds all; 1 and 2: its part of masters, gradients and optimizer state; 3: of the weights too, which
+    are gathered block by block. 2 where only `use_deepspeed` says so; 3 where nothing does"""
     fsdp: bool | None = None
-    """shard with FSDP"""
+    """true: as stage 3; false: as stage 0"""
     bf16: bool | None = None
-    """train in bfloat16; here the device decides"""
+    """the forward in bfloat16 on GPUs (masters, log-probabilities and loss stay float32), or not; on CPU the trainer's
+    own setting holds"""
     fp16: bool | None = None
     """train in float16"""
     activation_checkpointing: bool | None = None
     """compute activations twice rather than keep them"""
     tensor_parallel_size: Positive | None = None
-    """GPUs that each layer is spread over"""
+    """GPUs that each layer is spread over; 1"""
     pipeline_parallel_size: Positive | None = None
-    """GPUs that the layers are dealt out to"""
+    """GPUs that the layers are dealt out to; 1"""
 
 
 class Hyperparameters(BestModel):
@@ -132,7 +134,7 @@ class Hyperparameters(BestModel):
     sequence_length: Positive = 2048
     """tokens a row, longer ones are cut and counted"""
     learning_rate: LearningRate | None = None
-    """AdamW's; 1e-5 for full, 2e-4 for lora"""
+    """AdamW's; 1e-5 for full, 2e-4 for lora and qlora"""
     lr_scheduler: Scheduler = "cosine"
     """after the warm-up"""
     min_lr_ratio: Fraction = 0.1
@@ -168,7 +170,7 @@ class Hyperparameters(BestModel):
     lora_target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
     """the same as `[lora] target_modules`"""
     world_size: Positive | None = None
-    """processes that train"""
+    """GPUs that train; all that the trainer has when not said, more than that ends the job; no effect on CPU"""
     parallelism: Parallelism | None = None
     """how the model is spread over GPUs"""
 

@@ -60,11 +60,15 @@ def same_state(one: str, other: str) -> None:
         assert (Path(one) / name).read_bytes() == (Path(other) / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("mode", ["full", "lora"])
+# Held near the job's source, which is loaded anew on resume, beside a policy that comes from the checkpoint.
+KL = {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2, "reference": "dedicated", "kl_beta": 0.1}
+
+
+@pytest.mark.parametrize(("mode", "more"), [("full", KL), ("lora", {})], ids=["full", "lora"])
 def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
-    model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str
+    model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str, more: dict[str, Any]
 ) -> None:
-    recipe = rl_recipe(mode=mode, packing="padded", minibatches=2, **OPEN_GATES)
+    recipe = rl_recipe(mode=mode, packing="padded", minibatches=2, **more, **OPEN_GATES)
     with ChildProcess() as child:
         child.say(**start_message(tmp_path / "straight", model_dir, "rl", recipe))
         ready = child.hear()

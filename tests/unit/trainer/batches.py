@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -14,6 +16,14 @@ from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 # Behaviour log-probabilities that no policy gave must not be gated away.
 OPEN_GATES: dict[str, Any] = {"gate_fresh": (0.0, 1e30), "gate_stale": (0.0, 1e30)}
+
+# Each loss with its clip.
+LOSSES: list[dict[str, Any]] = [
+    {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+    {"loss": "gspo_token", "clip_low": 3e-4, "clip_high": 4e-4},
+    {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28},
+    {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2},
+]
 
 
 def rl_recipe(**changes: Any) -> RlRecipe:
@@ -53,6 +63,15 @@ def random_batch(
         groups_dropped=0,
     )
     return RolloutBatch.build(branches, advantages, list(range(sequences)), meta)
+
+
+def at_iteration(batch: RolloutBatch, k: int) -> RolloutBatch:
+    """The same sequences as the batch of another iteration, sampled by the policy of that iteration's start."""
+    return dataclasses.replace(
+        batch,
+        versions=np.where(batch.loss_mask, k - 1, -1).astype(np.int32),
+        meta=msgspec.structs.replace(batch.meta, iteration=k),
+    )
 
 
 def scored_by(policy: Policy, batch: RolloutBatch) -> RolloutBatch:

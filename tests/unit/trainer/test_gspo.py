@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from synth.trainer.gspo import Clip, gspo_loss
-from synth.trainer.losses import LossInputs, LossOutput
+from synth.trainer.gspo import gspo_loss
+from synth.trainer.losses import Clip, LossOutput
+from tests.unit.trainer.loss_inputs import loss_inputs
 
 CLIP = Clip(low=3e-4, high=4e-4)
 
@@ -23,18 +24,7 @@ def loss_of(
     weight: Tensor | None = None,
     keep: list[bool] | None = None,
 ) -> LossOutput:
-    return gspo_loss(
-        LossInputs(
-            logp_N=logp,
-            old_logp_N=old,
-            weight_N=torch.ones_like(logp) if weight is None else weight,
-            keep_S=torch.tensor(keep or [True] * len(counts)),
-            advantage_S=torch.tensor(advantages, dtype=logp.dtype),
-            cu_seqlens=torch.tensor([0, *counts]).cumsum(0),
-            sequences=len(counts),
-        ),
-        clip=CLIP,
-    )
+    return gspo_loss(loss_inputs(logp, old, advantages, counts, weight=weight, keep=keep), clip=CLIP)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ def test_it_gives_the_hand_vectors(
     assert logp.grad is not None
     assert out.loss.item() == pytest.approx(loss, abs=2e-6)
     assert logp.grad.tolist() == pytest.approx([slope, slope], abs=2e-6)
-    assert out.clipped_S.tolist() == [clipped]
+    assert out.clipped_U.tolist() == [clipped]
 
 
 def test_its_gradient_is_that_of_the_plain_formula_in_float64() -> None:
@@ -79,7 +69,7 @@ def test_its_gradient_is_that_of_the_plain_formula_in_float64() -> None:
     assert reference.grad is not None
     assert out.loss.item() == pytest.approx(expected.item(), abs=1e-14)
     assert torch.allclose(logp.grad, reference.grad, atol=1e-14)
-    assert out.clipped_S.tolist() == [True, False, False, True]
+    assert out.clipped_U.tolist() == [True, False, False, True]
 
 
 def test_a_correction_scales_the_gradient_of_its_own_token_alone() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from synth.trainer.logprobs import token_logprobs
 
@@ -28,6 +31,25 @@ def test_chunks_give_the_logprobs_entropy_and_gradients_of_the_whole(chunk_eleme
     assert not entropy.requires_grad
     for mine, reference in zip(grads, expected_grads, strict=True):
         assert torch.allclose(mine, reference, atol=1e-12)
+
+
+def test_the_logits_of_one_chunk_are_all_there_are_at_one_time() -> None:
+    """Also in the backward, which makes them again."""
+    largest: list[int] = [0]
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            largest[0] = max([largest[0], *(t.numel() for t in (out if isinstance(out, tuple | list) else (out,)))])
+            return out
+
+    hidden = torch.randn(400, 8, requires_grad=True)
+    head = torch.randn(50, 8, requires_grad=True)
+    with Recorder():
+        logp, _ = token_logprobs(hidden, head, torch.zeros(400, dtype=torch.int64), chunk_elements=20 * 50)
+        logp.sum().backward()
+    # Hidden states and their gradient are 400 x 8; the logits of all positions would be 400 x 50.
+    assert largest[0] == 400 * 8
 
 
 def test_half_precision_hidden_states_are_scored_in_float32() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from synth.trainer.rl import RlTrainer
 from synth.trainer.run import mean_nll
 from synth.trainer.sft import SftTrainer
 from synth.trainer.sft_data import SftData
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
+from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe
 from tests.unit.trainer.sft_rows import sft_recipe
 
 Packing = Literal["packed", "padded"]
@@ -76,12 +76,13 @@ def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("budget", [256, 100_000])
-def test_packed_and_padded_gspo_have_the_same_loss_and_gradients(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch, budget: int
+@pytest.mark.parametrize("loss", LOSSES)
+def test_packed_and_padded_rl_have_the_same_loss_and_gradients(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, budget: int, loss: dict[str, Any]
 ) -> None:
     seen: list[tuple[float, dict[str, torch.Tensor]]] = []
     for packing in ("packed", "padded"):
-        recipe = rl_recipe(packing=packing, minibatches=1, micro_batch_tokens=budget, **OPEN_GATES)
+        recipe = rl_recipe(packing=packing, minibatches=1, micro_batch_tokens=budget, **loss, **OPEN_GATES)
         policy = load_policy(model_dir, recipe, dropout=False)
         trainer = RlTrainer(policy, recipe)
         monkeypatch.setattr(trainer.run.optimizer, "move", lambda rate: 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,11 +15,12 @@ from synth.trainer.failure import TrainingFailed
 from synth.trainer.policy import Policy, load_policy
 from synth.trainer.rl import RlTrainer
 from synth.trajectories import RolloutBatch
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe, scored_by
+from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe, scored_by
 
 
 def trainer_for(model_dir: Path, **changes: object) -> RlTrainer:
     recipe = rl_recipe(**changes)
+    torch.manual_seed(recipe.seed)
     return RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
 
 
@@ -32,8 +34,12 @@ def moved(before: dict[str, torch.Tensor], policy: Policy) -> bool:
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize("mode", ["full", "lora"])
-def test_the_first_minibatch_starts_at_a_ratio_of_one(model_dir: Path, packing: str, mode: str) -> None:
-    trainer = trainer_for(model_dir, packing=packing, mode=mode)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_first_minibatch_starts_at_a_ratio_of_one(
+    model_dir: Path, packing: str, mode: str, loss: dict[str, Any]
+) -> None:
+    # A rate at which no later minibatch is clipped as a whole: that would be a move less.
+    trainer = trainer_for(model_dir, packing=packing, mode=mode, lr=1e-4, **loss)
     values = trainer.step(scored_by(trainer.policy, random_batch(1))).values
     assert values["ppo_kl_first"] < 1e-8
     assert values["clipped_first"] == 0
@@ -50,8 +56,9 @@ def test_old_logprobs_of_later_minibatches_are_those_of_the_unmoved_policy(model
     assert values["clip_rate_positive"] == values["clip_rate_negative"] == 0
 
 
-def test_a_step_raises_what_was_rewarded(model_dir: Path) -> None:
-    trainer = trainer_for(model_dir, packing="padded", minibatches=1, lr=3e-3)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_step_raises_what_was_rewarded(model_dir: Path, loss: dict[str, Any]) -> None:
+    trainer = trainer_for(model_dir, packing="padded", minibatches=1, lr=3e-3, **loss)
     batch = scored_by(trainer.policy, random_batch(1))
     trainer.step(batch)
     after = scored_by(trainer.policy, dataclasses.replace(batch, logprobs=batch.logprobs.copy()))
@@ -62,6 +69,27 @@ def test_a_step_raises_what_was_rewarded(model_dir: Path) -> None:
         ]
     )
     assert (gain * batch.advantages).sum() > 0
+
+
+def test_each_loss_trains_a_policy_of_its_own_but_gspo_token_which_is_gspo(model_dir: Path) -> None:
+    ends: dict[str, bytes] = {}
+    for loss in LOSSES:
+        trainer = trainer_for(model_dir, **loss)
+        trainer.step(scored_by(trainer.policy, random_batch(1)))
+        ends[loss["loss"]] = b"".join(t.numpy().tobytes() for t in trainer.policy.snapshot().values())
+    assert ends["gspo"] == ends["gspo_token"]
+    assert len(set(ends.values())) == 3
+
+
+def test_dppo_bounds_how_far_the_policy_is_from_the_one_that_sampled(model_dir: Path) -> None:
+    rates: list[tuple[float, float]] = []
+    for shift in (0.0, 1.0):
+        trainer = trainer_for(model_dir, minibatches=1, loss="dppo", clip_low=1e-4, clip_high=1e-4, **OPEN_GATES)
+        batch = scored_by(trainer.policy, random_batch(1))
+        batch.logprobs[batch.loss_mask] -= shift
+        values = trainer.step(batch).values
+        rates.append((values["clip_rate_positive"], values["clip_rate_negative"]))
+    assert rates == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("batch", [random_batch(1, zero=16), random_batch(1, sequences=0)], ids=["flat", "empty"])
@@ -99,11 +127,12 @@ def test_zero_advantage_sequences_are_counted_but_not_run(model_dir: Path) -> No
     assert both == [(16, 16), (16, 8)]
 
 
-def test_a_prompt_or_tool_token_is_not_trained(model_dir: Path) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_prompt_or_tool_token_is_not_trained(model_dir: Path, loss: dict[str, Any]) -> None:
     """What stands at masked positions in the arrays of the batch cannot reach the loss."""
     losses: list[float] = []
     for noise in (0.0, 5.0):
-        trainer = trainer_for(model_dir, minibatches=1)
+        trainer = trainer_for(model_dir, minibatches=1, **loss)
         batch = scored_by(trainer.policy, random_batch(1))
         batch.logprobs[~batch.loss_mask] = noise
         batch.versions[~batch.loss_mask] = int(noise)
@@ -149,6 +178,19 @@ def test_a_sequence_that_is_too_stale_is_counted_and_not_trained(model_dir: Path
     values = trainer.step(random_batch(4, version=1)).values
     assert (values["sequences_stale"], values["skipped"]) == (16, 1)
     assert not moved(before, trainer.policy)
+
+
+def test_the_oldest_token_of_a_rollout_that_spans_versions_is_the_one_that_counts(model_dir: Path) -> None:
+    trainer = trainer_for(model_dir, max_staleness=1, **OPEN_GATES)
+    for k in (1, 2, 3):
+        trainer.step(scored_by(trainer.policy, random_batch(k)))
+    batch = random_batch(4, version=3)
+    for sequence, began_on in enumerate((1, 2)):
+        first = batch.cu_seqlens[sequence] + int(batch.loss_mask[batch.cu_seqlens[sequence] :].argmax())
+        batch.versions[first] = began_on
+    values = trainer.step(batch).values
+    assert values["sequences_stale"] == 1
+    assert values["staleness_max"] == 2
 
 
 def test_a_batch_out_of_order_is_refused(model_dir: Path) -> None:

@@ -1,0 +1,23 @@
+"""Group Relative Policy Optimization (arXiv 2402.03300): the ratio and its clip are each token's."""
+
+from __future__ import annotations
+
+from synth.trainer.losses import Clip, LossInputs, LossOutput, beyond_clip, clipped_surrogate, over_sequences, ratio
+
+
+def grpo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
+    """Token-level clipped policy-gradient loss (DeepSeekMath, arXiv 2402.03300, eq. 3, without its KL term).
+
+        r_t  = exp(logp_t − old_logp_t)
+        loss = mean_S mean_t w_t · max(−r_t·A_t, −clip(r_t, 1 − low, 1 + high)·A_t)
+
+    The two ends of the clip are DAPO's (arXiv 2503.14476, "clip-higher"); the mean is DeepSeekMath's, within a
+    sequence first, not DAPO's over all tokens, by which a long sequence would count for more than a short one.
+    """
+    advantage_N = inputs.advantage_N()
+    r_N = ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)
+    return LossOutput(
+        loss=over_sequences(inputs, clipped_surrogate(r_N, advantage_N, clip)),
+        clipped_U=beyond_clip(r_N.detach(), advantage_N, clip),
+        advantage_U=advantage_N,
+    )

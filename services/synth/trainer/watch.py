@@ -1,0 +1,333 @@
+"""The collapse watch: what a policy that falls apart looks like in the figures of its steps.
+
+Invariants. It is a pure function of the steps' values in their order, so that a run that is resumed finds what one
+that never stopped would have found. A step that lacks a figure (nothing was trained in it) says nothing of it. A rule
+speaks once it has held for `patience` steps in a row, and not again until it has not held for as many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from synth.errors import Problem
+from synth.events import TrainWarned
+from synth.jobs.resolved import WatchSettings
+
+Values = Mapping[str, float]
+
+#: The rule that no setting turns off: steps in a row that had nothing to learn from, then the job ends (decision 26).
+NO_LEARNING_SIGNAL = "no_learning_signal"
+_SKIPPED_IN_A_ROW = 5
+
+#: A policy has learned when its mean reward, in spreads, has risen by so much and is no further from its best.
+_RISEN = 0.5
+_NEAR_BEST = 0.25
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A sign of collapse. name: also of its threshold in `[training.watch]`.
+
+    figure: of a step's values; None where the step does not have it. against: what the threshold is: a factor of the
+    first steps' mean that the figure is below or above, a rise over that mean, or the figure's own limit. says,
+    means, fix: the figure in words, what it is a sign of, and what to do. certainty: a policy that has learned shows
+    it too, so it does not count while the reward has risen and stands near its best.
+    """
+
+    name: str
+    figure: Callable[[Values], float | None]
+    against: Literal["below first", "above first", "rise", "above"]
+    says: str
+    means: str
+    fix: str
+    certainty: bool = False
+
+
+def _named(name: str) -> Callable[[Values], float | None]:
+    return lambda values: values.get(name)
+
+
+def _no_signal(values: Values) -> float | None:
+    if "groups_kept" not in values or "groups_dropped" not in values:
+        return None
+    groups = values["groups_kept"] + values["groups_dropped"]
+    return values["groups_dropped"] / groups if groups else None
+
+
+def _clip_gap(values: Values) -> float | None:
+    if "clip_rate_positive" not in values or "clip_rate_negative" not in values:
+        return None
+    return abs(values["clip_rate_positive"] - values["clip_rate_negative"])
+
+
+def _stale_share(values: Values) -> float | None:
+    if not values.get("sequences") or "sequences_stale" not in values:
+        return None
+    return values["sequences_stale"] / values["sequences"]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "entropy_low",
+        _named("entropy"),
+        "below first",
+        says="the entropy of the sampled tokens is {}",
+        means="the policy says but one thing, and explores no more",
+        fix="lower the learning rate, raise [training] clip_high, or go on from an earlier checkpoint",
+        certainty=True,
+    ),
+    Rule(
+        "entropy_high",
+        _named("entropy"),
+        "above first",
+        says="the entropy of the sampled tokens is {}",
+        means="the policy loses its language",
+        fix="lower the learning rate, or go on from an earlier checkpoint",
+    ),
+    Rule(
+        "unique_low",
+        _named("completion_unique_rate"),
+        "below first",
+        says="the share of different replies within a group is {}",
+        means="rollouts of one seed are copies of each other, and nothing can be learned from them",
+        fix="lower the learning rate, or raise the temperature",
+        certainty=True,
+    ),
+    Rule(
+        "length_low",
+        _named("completion_tokens_mean"),
+        "below first",
+        says="a rollout samples {} tokens",
+        means="the policy has ceased to answer",
+        fix="look at replies of the last checkpoint: an empty one must not earn more than a wrong one",
+    ),
+    Rule(
+        "length_high",
+        _named("completion_tokens_mean"),
+        "above first",
+        says="a rollout samples {} tokens",
+        means="the policy rambles",
+        fix="look at replies of the last checkpoint, and whether the reward pays for length; lower the learning rate",
+    ),
+    Rule(
+        "truncated_rise",
+        _named("completion_truncated_rate"),
+        "rise",
+        says="the share of replies that are cut off for their length is {}",
+        means="the policy does not come to an end",
+        fix="raise max_tokens if the replies are good ones, else lower the learning rate",
+    ),
+    Rule(
+        "no_signal",
+        _no_signal,
+        "above",
+        says="the share of groups whose rewards are all the same is {}",
+        means="almost nothing is left to learn from",
+        fix="check the reward of the task app; raise group_size or the temperature; choose seeds of another difficulty",
+        certainty=True,
+    ),
+    Rule(
+        "clip_gap",
+        _clip_gap,
+        "above",
+        says="the clip rates of good and of bad sequences are {} apart",
+        means="updates are one-sided",
+        fix="lower the learning rate, or train on fewer minibatches",
+        certainty=True,
+    ),
+    Rule(
+        "mismatch_kl",
+        _named("mismatch_kl"),
+        "above",
+        says="the KL divergence of the policy that trains from the one that sampled is {}",
+        means="what is trained is not what was sampled",
+        fix="lower async_level; at level 0, compare the engine's dtype and kernels with the trainer's",
+    ),
+    Rule(
+        "grad_norm_high",
+        _named("grad_norm"),
+        "above first",
+        says="the norm of the gradient is {}",
+        means="the updates blow up",
+        fix="lower the learning rate or grad_clip",
+    ),
+    Rule(
+        "reward_drop",
+        _named("reward_drop"),
+        "above",
+        says="the mean reward is {} standard deviations below its best",
+        means="the policy unlearns",
+        fix="go on from an earlier checkpoint with a lower learning rate",
+    ),
+    Rule(
+        "stale_share",
+        _stale_share,
+        "above",
+        says="the share of sequences that are too old to be trained is {}",
+        means="most of what is collected is thrown away",
+        fix="lower async_level or max_concurrent_rollouts, or raise max_staleness",
+    ),
+)
+
+
+class Watch:
+    """The watch over one job, from its first step on. settings: None leaves only the rule that nothing turns off."""
+
+    def __init__(self, settings: WatchSettings | None) -> None:
+        self._signs = [] if settings is None else _signs(settings)
+        self._reward = _Reward(1 if settings is None else settings.window)
+        self._skipped = 0
+
+    def add(self, step: int, values: Values) -> list[TrainWarned]:
+        """Take in the next step; what begins to count with it, in the order of the rules."""
+        self._reward.add(values)
+        if (drop := self._reward.drop) is not None:
+            values = {**values, "reward_drop": drop}
+        learned = self._reward.learned
+        found = [warned for sign in self._signs if (warned := sign.look(step, values, learned=learned))]
+        self._skipped = self._skipped + 1 if values.get("skipped") else 0
+        if self._skipped == _SKIPPED_IN_A_ROW:
+            found.append(_nothing_to_learn(step))
+        return found
+
+
+def _signs(settings: WatchSettings) -> list[_Sign]:
+    thresholds = {rule: float(getattr(settings, rule.name)) for rule in RULES}
+    return [_Sign(rule, threshold, settings) for rule, threshold in thresholds.items() if threshold]
+
+
+@dataclass
+class _Reward:
+    """The course of the mean reward, averaged over the last `window` steps; a job's first ones over what there is.
+
+    first: of the first `window` steps. spread: the largest standard deviation of a batch's rewards so far.
+    """
+
+    window: int
+    recent: deque[float] = field(init=False)
+    first: float | None = None
+    best: float = -math.inf
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.recent = deque(maxlen=self.window)
+
+    def add(self, values: Values) -> None:
+        if "reward_mean" not in values:
+            return
+        self.recent.append(values["reward_mean"])
+        self.spread = max(self.spread, values.get("reward_std", 0.0))
+        self.best = max(self.best, self._mean())
+        if self.first is None and len(self.recent) == self.window:
+            self.first = self._mean()
+
+    @property
+    def drop(self) -> float | None:
+        """How far it is below its best, in spreads."""
+        return (self.best - self._mean()) / self.spread if self.spread else None
+
+    @property
+    def learned(self) -> bool:
+        """Whether it has risen, and stands near its best."""
+        drop = self.drop
+        if drop is None or self.first is None:
+            return False
+        return self._mean() - self.first >= _RISEN * self.spread and drop <= _NEAR_BEST
+
+    def _mean(self) -> float:
+        return sum(self.recent) / len(self.recent)
+
+
+@dataclass
+class _Sign:
+    """Where one rule stands. first: the figure in the job's first steps. shown, absent: steps in a row.
+
+    counts: it has spoken, and has not been absent for long enough since.
+    """
+
+    rule: Rule
+    threshold: float
+    settings: WatchSettings
+    first: list[float] = field(default_factory=list[float])
+    shown: int = 0
+    absent: int = 0
+    counts: bool = False
+
+    def look(self, step: int, values: Values, *, learned: bool) -> TrainWarned | None:
+        """Take in a step; what the rule says of it when it begins to count."""
+        value = self.rule.figure(values)
+        if value is None:
+            return None
+        if self.rule.against != "above" and len(self.first) < self.settings.window:
+            self.first.append(value)
+            return None
+        limit = self._limit()
+        if limit is None:
+            return None
+        beyond = value < limit if self.rule.against == "below first" else value > limit
+        if not beyond or (learned and self.rule.certainty):
+            self.shown, self.absent = 0, self.absent + 1
+            self.counts = self.counts and self.absent < self.settings.patience
+            return None
+        self.shown, self.absent = self.shown + 1, 0
+        if self.counts or self.shown < self.settings.patience:
+            return None
+        self.counts = True
+        return self._warned(step, value, limit)
+
+    def _limit(self) -> float | None:
+        """What the figure must not go beyond; None where the first steps give nothing to measure by."""
+        mean = sum(self.first) / len(self.first) if self.first else 0.0
+        match self.rule.against:
+            case "above":
+                return self.threshold
+            case "rise":
+                return mean + self.threshold
+            case "below first" | "above first":
+                return mean * self.threshold if mean > 0 else None
+
+    def _warned(self, step: int, value: float, limit: float) -> TrainWarned:
+        rule, steps = self.rule, self.shown
+        long = f", the last of {steps} in a row beyond its limit" if steps > 1 else ""
+        return TrainWarned(
+            step=step,
+            rule=rule.name,
+            value=value,
+            threshold=limit,
+            over=steps,
+            action=self.settings.action,
+            problem=Problem(
+                what=f"{rule.says.format(f'{value:.3g}')} in iteration {step}{long}: {rule.means}",
+                expected=self._expected(limit),
+                fix=rule.fix,
+            ),
+        )
+
+    def _expected(self, limit: float) -> str:
+        side = "at least" if self.rule.against == "below first" else "at most"
+        if not self.first:
+            return f"{side} {limit:.3g}"
+        mean = sum(self.first) / len(self.first)
+        how = f"{self.threshold:.3g} above" if self.rule.against == "rise" else f"{self.threshold:.3g} times"
+        return f"{side} {limit:.3g}, {how} the {mean:.3g} of the first {len(self.first)} iterations"
+
+
+def _nothing_to_learn(step: int) -> TrainWarned:
+    return TrainWarned(
+        step=step,
+        rule=NO_LEARNING_SIGNAL,
+        value=_SKIPPED_IN_A_ROW,
+        threshold=_SKIPPED_IN_A_ROW,
+        over=_SKIPPED_IN_A_ROW,
+        action="stop",
+        problem=Problem(
+            what=f"{_SKIPPED_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ",
+            expected="rewards that differ between the rollouts of one seed",
+            fix="check the reward of the task app; raise group_size or the temperature; start from a model that "
+            "succeeds now and then",
+        ),
+    )

@@ -1,0 +1,25 @@
+"""The GPUs of this machine, without a library that would take hold of one."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that a process started here may use, as `CUDA_VISIBLE_DEVICES` names them; none on most machines.
+
+    That variable decides where it is set; else the NVIDIA devices that the system, or the container, has.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        devices = [d for d in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", d.name)]
+        return [str(i) for i in range(len(devices))]
+    found: list[str] = []
+    for name in named.split(","):
+        # CUDA reads the list up to the first that cannot be one.
+        if not name.strip() or name.strip().startswith("-"):
+            break
+        found.append(name.strip())
+    return found

@@ -1,0 +1,42 @@
+"""peft without bitsandbytes.
+
+peft imports bitsandbytes, and with it torch's compiler, wherever it is installed: 2 s in each process that has a LoRA
+layer. It wants its layer classes alone, and ours (`synth.trainer.quantised`) is a plain linear layer to peft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+
+
+@contextlib.contextmanager
+def _hidden(module: str) -> Generator[None]:
+    """Have `import module` fail inside, as if it were not installed."""
+    there = sys.modules.get(module)
+    # What `import` documents for a module that is not to be had.
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+        if there is not None:
+            sys.modules[module] = there
+
+
+with _hidden("bitsandbytes"):
+    from peft import (
+        LoraConfig,
+        PeftModel,
+        get_peft_model,
+        get_peft_model_state_dict,  # pyright: ignore[reportUnknownVariableType]
+    )
+    from peft.import_utils import is_bnb_4bit_available, is_bnb_available
+    from peft.tuners.tuners_utils import check_target_module_exists  # pyright: ignore[reportUnknownVariableType]
+
+    # peft remembers the answers.
+    is_bnb_available()
+    is_bnb_4bit_available()
+
+__all__ = ["LoraConfig", "PeftModel", "check_target_module_exists", "get_peft_model", "get_peft_model_state_dict"]

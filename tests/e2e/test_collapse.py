@@ -1,0 +1,78 @@
+"""A policy that a huge learning rate destroys: its job says so, and is paused or ended where its file wants that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from synth.trainer.watch import NO_LEARNING_SIGNAL, RULES
+from tests.e2e.cli.conftest import eventually
+from tests.e2e.platform import JOB_S, Platform, rl
+from tests.e2e.task_apps import Served
+
+pytestmark = pytest.mark.timeout(240)
+
+ITERATIONS = 20
+
+
+@pytest.fixture(scope="module")
+def jobs(platform: Platform, letters_app: Served) -> dict[str, str]:
+    """A job for each action, all at once. Within a few steps every reply is the same letter."""
+    made: dict[str, str] = {}
+    for action in ("stop", "pause", "warn"):
+        watch = f'[training.watch]\naction = "{action}"\npatience = 2\nwindow = 1\n'
+        job = rl("tiny-qwen3", letters_app.url, iterations=ITERATIONS, tail=watch)
+        made[action] = platform.submit(job.replace("learning_rate = 1e-3", "learning_rate = 0.3"))
+    return made
+
+
+def log_of(platform: Platform, job: str) -> list[str]:
+    """The types of a job's last events, without those that only say that it lives."""
+    listed = platform.shell.ok("jobs", "events", job).splitlines()
+    return [type for line in listed if (type := line.split("\t")[2]) != "watch.heartbeat"]
+
+
+def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform, jobs: dict[str, str]):
+    code, job = platform.outcome(jobs["stop"])
+    assert (code, job["state"], job["code"]) == (3, "failed", "collapsed")
+    [problem] = job["problems"]
+    warned = platform.events(jobs["stop"], "train.warned")
+    assert problem == warned[0]["problem"]
+    assert {w["rule"] for w in warned} <= {rule.name for rule in RULES}
+    assert all(w["over"] == 2 and w["step"] == job["step"] < ITERATIONS for w in warned)
+    assert log_of(platform, jobs["stop"])[-1] == "job.failed"
+    # What the policy was before it fell can still be talked to.
+    kept = platform.shell.json("jobs", "checkpoints", jobs["stop"])
+    assert platform.greedy(kept[-1]["model"], "Letters, please: 1")
+
+
+def test_a_collapse_pauses_a_job_that_wants_it_and_its_user_may_go_on(platform: Platform, jobs: dict[str, str]):
+    job = jobs["pause"]
+
+    def found() -> dict[str, Any]:
+        return platform.shell.json("jobs", "get", job)
+
+    eventually(lambda: found()["state"] == "paused", timeout=JOB_S)
+    [paused] = platform.events(job, "job.paused")
+    first = platform.events(job, "train.warned")[0]
+    assert first["problem"]["what"] in paused["reason"]
+    shown = platform.shell.run("jobs", "get", job)
+    assert f"warning: {first['problem']['what']}" in shown.stderr
+    platform.shell.ok("jobs", "resume", job)
+    eventually(lambda: found()["step"] > paused["step"], timeout=JOB_S)
+    again = [w for w in platform.events(job, "train.warned") if w["rule"] == first["rule"]]
+    assert again == [first]
+    platform.shell.run("jobs", "cancel", job)
+
+
+def test_a_job_that_is_only_warned_ends_when_nothing_is_left_to_learn_from(platform: Platform, jobs: dict[str, str]):
+    watched = platform.shell.run("jobs", "watch", jobs["warn"], timeout=JOB_S)
+    assert watched.returncode == 3
+    assert platform.shell.json("jobs", "get", jobs["warn"])["code"] == NO_LEARNING_SIGNAL
+    warned = platform.events(jobs["warn"], "train.warned")
+    assert len(warned) > 1
+    for said in warned:
+        assert f"warning: {said['problem']['what']}" in watched.stdout
+    assert (warned[-1]["rule"], warned[-1]["over"]) == (NO_LEARNING_SIGNAL, 5)
+    assert log_of(platform, jobs["warn"])[-1] == "job.failed"

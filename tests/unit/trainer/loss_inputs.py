@@ -1,0 +1,39 @@
+"""What a loss is given, made by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from synth.trainer.losses import LossInputs
+
+
+def loss_inputs(
+    logp: Tensor,
+    old: Tensor,
+    advantages: list[float],
+    counts: list[int],
+    *,
+    behaviour: Tensor | None = None,
+    weight: Tensor | None = None,
+    keep: list[bool] | None = None,
+    token_advantages: Tensor | None = None,
+) -> LossInputs:
+    """Sequences of `counts` sampled tokens; sampled by π_old and uncorrected where nothing else is said."""
+    return LossInputs(
+        logp_N=logp,
+        old_logp_N=old,
+        behaviour_logp_N=old if behaviour is None else behaviour,
+        weight_N=torch.ones_like(logp) if weight is None else weight,
+        keep_S=torch.tensor(keep or [True] * len(counts)),
+        advantage_S=torch.tensor(advantages, dtype=logp.dtype),
+        cu_seqlens=torch.tensor([0, *counts]).cumsum(0),
+        sequences=len(counts),
+        token_advantage_N=token_advantages,
+    )
+
+
+def gradient(loss: Tensor, of: Tensor) -> Tensor:
+    """d loss / d of."""
+    (found,) = torch.autograd.grad(loss, of, retain_graph=True)
+    return found

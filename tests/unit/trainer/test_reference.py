@@ -1,0 +1,176 @@
+"""The reference model, and the KL term that holds a policy near it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from synth.nf4 import write_rounded_model
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.packing import Sequences, collate
+from synth.trainer.policy import load_policy
+from synth.trainer.reference import FrozenCopy, SourceOfAdapter, load_reference, reference_kl
+from synth.trainer.rl import RlTrainer
+from tests.unit.trainer.batches import OPEN_GATES, at_iteration, random_batch, rl_recipe
+from tests.unit.trainer.loss_inputs import gradient, loss_inputs
+
+
+def trainer_for(model_dir: Path, *, adapter_dir: Path | None = None, **changes: Any) -> RlTrainer:
+    recipe = rl_recipe(**{"kl_beta": 0.1, "reference": "shared", **OPEN_GATES, **changes})
+    torch.manual_seed(recipe.seed)
+    policy = load_policy(model_dir, recipe, adapter_dir=adapter_dir, dropout=False)
+    return RlTrainer(policy, recipe, reference=load_reference(policy, recipe, adapter_dir=adapter_dir))
+
+
+def trained(trainer: RlTrainer, steps: range) -> list[dict[str, float]]:
+    return [trainer.step(random_batch(k)).values for k in steps]
+
+
+@pytest.fixture(scope="module")
+def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rounded") / "nf4"
+    write_rounded_model(model_dir, folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(model_dir: Path, tmp_path: Path) -> Path:
+    """An adapter that a job goes on from."""
+    trainer = trainer_for(model_dir, mode="lora", kl_beta=0.0, reference="none")
+    trained(trainer, range(1, 3))
+    trainer.policy.write_model(tmp_path / "adapter", exact=True)
+    return tmp_path / "adapter"
+
+
+def test_the_estimate_is_unbiased_in_value_and_in_gradient_whoever_sampled() -> None:
+    """Its expectation over a small vocabulary, against the KL itself."""
+    torch.manual_seed(0)
+    theta, reference, sampler = (torch.randn(6, dtype=torch.float64) for _ in range(3))
+    theta.requires_grad_()
+    logp, ref, mu = theta.log_softmax(0), reference.log_softmax(0), sampler.log_softmax(0)
+    kl = (logp.exp() * (logp - ref)).sum()
+    inputs = loss_inputs(logp, mu, [0.0] * 6, [1] * 6, weight=mu.exp() * 6)
+    estimate = reference_kl(inputs, ref)
+    assert estimate.loss.item() == pytest.approx(kl.item(), abs=1e-12)
+    assert estimate.kl_N.mean().item() == pytest.approx(kl.item(), abs=1e-12)
+    assert torch.allclose(gradient(estimate.loss, theta), gradient(kl, theta), atol=1e-12)
+
+
+@pytest.mark.parametrize(("now", "then"), [(-60.0, -0.1), (-0.1, -60.0)])
+def test_a_policy_that_is_far_away_is_pulled_back_by_finite_numbers(now: float, then: float) -> None:
+    logp = torch.tensor([now]).requires_grad_()
+    out = reference_kl(loss_inputs(logp, logp.detach(), [1.0], [1]), torch.tensor([then]))
+    assert torch.isfinite(out.loss)
+    assert gradient(out.loss, logp).item() == pytest.approx(now - then)
+
+
+def test_a_rejected_sequence_adds_nothing() -> None:
+    logp = torch.tensor([-1.0, -2.0]).requires_grad_()
+    inputs = loss_inputs(logp, logp.detach(), [1.0, 1.0], [1, 1], keep=[True, False])
+    assert gradient(reference_kl(inputs, torch.tensor([-1.5, -1.5])).loss, logp).tolist() == [0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "placement", "kind"),
+    [
+        ("full", "shared", FrozenCopy),
+        ("full", "dedicated", FrozenCopy),
+        ("lora", "shared", SourceOfAdapter),
+        ("lora", "dedicated", FrozenCopy),
+        ("qlora", "shared", SourceOfAdapter),
+        ("qlora", "dedicated", FrozenCopy),
+    ],
+)
+@pytest.mark.parametrize("continued", [False, True])
+def test_the_reference_is_the_source_and_stays_it(
+    model_dir: Path, rounded: Path, adapter: Path, mode: str, placement: str, kind: type, continued: bool
+) -> None:
+    source = adapter if continued else None
+    recipe = rl_recipe(mode=mode, reference=placement, kl_beta=0.1, minibatches=1, **OPEN_GATES)
+    policy = load_policy(rounded if mode == "qlora" else model_dir, recipe, adapter_dir=source, dropout=False)
+    reference = load_reference(policy, recipe, adapter_dir=source)
+    assert reference is not None
+    assert type(reference) is kind
+    batch = random_batch(1)
+    sequences = Sequences(batch.tokens, batch.loss_mask.astype("float32"), batch.cu_seqlens)
+    micro = collate(sequences, [0, 1, 2], packing="padded")
+    with torch.no_grad():
+        before, _ = policy.logprobs(micro, temperature=0.7)
+    first, second = trained(RlTrainer(policy, recipe, reference=reference), range(1, 3))
+    assert first["ref_kl"] == 0
+    assert second["ref_kl"] > 0
+    assert torch.equal(reference.logprobs(micro, temperature=0.7), before)
+    assert not torch.equal(policy.logprobs(micro, temperature=0.7)[0], before)
+
+
+def test_the_two_references_of_an_adapter_train_the_same_bytes(model_dir: Path, adapter: Path) -> None:
+    for source in (None, adapter):
+        ends = []
+        for placement in ("shared", "dedicated"):
+            # Activations are computed again in the backward, when the reference must be long gone.
+            changes = {"mode": "lora", "reference": placement, "activation_checkpointing": True}
+            trainer = trainer_for(model_dir, adapter_dir=source, **changes)
+            trained(trainer, range(1, 3))
+            ends.append(trainer.policy.snapshot())
+        assert ends[0].keys() == ends[1].keys()
+        assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
+
+
+def test_the_adapter_of_the_reference_is_not_written(model_dir: Path, adapter: Path, tmp_path: Path) -> None:
+    trainer = trainer_for(model_dir, adapter_dir=adapter, mode="lora")
+    trained(trainer, range(1, 2))
+    alone = load_policy(model_dir, rl_recipe(mode="lora"), adapter_dir=adapter, dropout=False)
+    assert trainer.policy.names() == alone.names()
+    served = [p.write_serving(tmp_path / f"{i}", version=1) for i, p in enumerate((trainer.policy, alone))]
+    assert served[0].keys() == served[1].keys()
+
+
+def test_a_large_beta_holds_the_policy_near_its_reference(model_dir: Path) -> None:
+    distances: list[float] = []
+    for beta in (1e-9, 10):
+        trainer = trainer_for(model_dir, kl_beta=beta, lr=3e-3, minibatches=2)
+        values = [trainer.step(at_iteration(random_batch(1), k)).values for k in range(1, 11)]
+        distances.append(values[-1]["ref_kl"])
+    assert distances[1] < distances[0] / 20
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_a_resumed_run_has_the_reference_of_the_job_and_not_of_its_checkpoint(
+    model_dir: Path, tmp_path: Path, mode: str
+) -> None:
+    straight = trainer_for(model_dir, mode=mode)
+    trained(straight, range(1, 3))
+    straight.run.save(tmp_path / "checkpoint")
+    expected = trained(straight, range(3, 4))[0]
+    resumed = trainer_for(model_dir, mode=mode)
+    resumed.run.resume(tmp_path / "checkpoint")
+    assert trained(resumed, range(3, 4))[0]["ref_kl"] == expected["ref_kl"] > 0
+    ends = [t.policy.snapshot() for t in (straight, resumed)]
+    assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
+
+
+def test_a_reference_draws_nothing_from_the_run_s_chance(model_dir: Path) -> None:
+    states = []
+    for reference in ("none", "dedicated"):
+        recipe = rl_recipe(mode="lora", reference=reference, kl_beta=0.1)
+        torch.manual_seed(0)
+        policy = load_policy(model_dir, recipe, dropout=False)
+        load_reference(policy, recipe)
+        states.append(torch.get_rng_state())
+    assert torch.equal(states[0], states[1])
+
+
+def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
+    with pytest.raises(TrainingFailed, match=r"'meat:1'.*SYNTH_REFERENCE_DEVICE") as caught:
+        trainer_for(model_dir, reference="dedicated", reference_device="meat:1")
+    assert caught.value.code == "bad_recipe"
+
+
+@pytest.mark.parametrize("wrong", [{"reference": "none"}, {"kl_beta": 0.0}])
+def test_a_kl_term_without_a_reference_or_the_reverse_is_refused(model_dir: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(TrainingFailed, match="kl_beta") as caught:
+        trainer_for(model_dir, **wrong)
+    assert caught.value.code == "bad_recipe"

@@ -1,0 +1,168 @@
+"""The collapse watch: what it sees in the figures of runs, recorded ones and made-up ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synth.events import TrainWarned
+from synth.jobs.resolved import WatchSettings
+from synth.jobs.watch import Watch as Section
+from synth.trainer.watch import NO_LEARNING_SIGNAL, RULES, Watch
+
+DEFAULTS = msgspec.convert(Section().model_dump(exclude={"enabled"}), WatchSettings)
+Values = dict[str, float]
+
+#: The Math demo by three learning rates, as its `train.step` events had it: 2e-4 over 80 iterations with 4 minibatches
+#: and async_level 1, 3e-3 and 1e-3. To three digits.
+RUNS: dict[str, dict[str, list[float | None]]] = json.loads((Path(__file__).parent / "recorded_runs.json").read_text())
+
+HEALTHY: Values = {
+    "reward_mean": 0.4,
+    "reward_std": 0.5,
+    "entropy": 0.8,
+    "completion_unique_rate": 0.9,
+    "completion_tokens_mean": 200.0,
+    "completion_truncated_rate": 0.1,
+    "groups_kept": 12.0,
+    "groups_dropped": 4.0,
+    "clip_rate_positive": 0.2,
+    "clip_rate_negative": 0.3,
+    "mismatch_kl": 1e-3,
+    "grad_norm": 0.3,
+    "sequences": 96.0,
+    "sequences_stale": 3.0,
+    "skipped": 0.0,
+}
+#: What one sign of each kind looks like.
+SIGNS: dict[str, Values] = {
+    "entropy_low": {"entropy": 0.07},
+    "entropy_high": {"entropy": 4.0},
+    "unique_low": {"completion_unique_rate": 0.125},
+    "length_low": {"completion_tokens_mean": 3.0},
+    "length_high": {"completion_tokens_mean": 1000.0},
+    "truncated_rise": {"completion_truncated_rate": 0.7},
+    "no_signal": {"groups_kept": 1.0, "groups_dropped": 15.0},
+    "clip_gap": {"clip_rate_positive": 0.0, "clip_rate_negative": 0.7},
+    "mismatch_kl": {"mismatch_kl": 0.2},
+    "grad_norm_high": {"grad_norm": 40.0},
+    "reward_drop": {"reward_mean": 0.0, "reward_std": 0.0},
+    "stale_share": {"sequences_stale": 90.0},
+}
+
+
+def recorded(name: str) -> list[Values]:
+    columns = RUNS[name]
+    steps = len(columns["reward_mean"])
+    return [{k: v for k, column in columns.items() if (v := column[i]) is not None} for i in range(steps)]
+
+
+def found(steps: Iterable[Values], **settings: Any) -> list[TrainWarned]:
+    watch = Watch(msgspec.structs.replace(DEFAULTS, **settings))
+    return [warned for step, values in enumerate(steps, start=1) for warned in watch.add(step, values)]
+
+
+def test_a_run_that_learns_is_left_alone():
+    assert found(recorded("learns")) == []
+
+
+def test_a_policy_that_collapses_is_seen_while_it_falls():
+    warnings = found(recorded("collapses"))
+    assert [w.rule for w in warnings] == ["reward_drop", "no_signal"]
+    drop = warnings[0]
+    assert (drop.step, drop.over, drop.threshold) == (12, 5, 0.6)
+    assert drop.value > 0.6
+    assert drop.problem.what == (
+        f"the mean reward is {drop.value:.3g} standard deviations below its best in iteration 12, the last of 5 in a "
+        "row beyond its limit: the policy unlearns"
+    )
+    assert drop.problem.expected == "at most 0.6"
+    assert "learning rate" in drop.problem.fix
+
+
+def test_a_reward_that_is_lost_again_is_seen_though_it_comes_back():
+    assert [w.rule for w in found(recorded("wavers"))] == ["reward_drop"]
+
+
+def test_every_rule_has_a_threshold_and_a_sign():
+    assert [rule.name for rule in RULES] == list(SIGNS)
+    assert set(SIGNS) == set(WatchSettings.__struct_fields__) - {"action", "patience", "window"}
+
+
+@pytest.mark.parametrize("rule", SIGNS)
+def test_a_sign_counts_once_it_has_shown_for_as_long_as_the_patience(rule: str):
+    sick = HEALTHY | SIGNS[rule]
+    assert found([HEALTHY] * 6 + [sick] * 4) == []
+    [warned] = [w for w in found([HEALTHY] * 6 + [sick] * 20) if w.rule == rule]
+    assert warned.over == 5
+    assert warned.action == "warn"
+    assert f"{warned.value:.3g}" in warned.problem.what
+    assert f"{warned.threshold:.3g}" in warned.problem.expected
+    assert [w for w in found([HEALTHY] * 6 + [sick] * 20, **{rule: 0.0}) if w.rule == rule] == []
+
+
+def test_a_limit_that_the_first_iterations_set_is_said_with_them():
+    [warned] = found([HEALTHY] * 5 + [HEALTHY | {"entropy": 0.04}] * 5)
+    assert warned.threshold == pytest.approx(0.08)
+    assert warned.problem.expected == "at least 0.08, 0.1 times the 0.8 of the first 5 iterations"
+
+
+def test_a_sign_that_comes_and_goes_is_said_once_and_one_that_returns_again():
+    sick = HEALTHY | SIGNS["mismatch_kl"]
+    flapping = [HEALTHY] * 5 + [sick] * 5 + [HEALTHY, sick, HEALTHY, sick] * 5
+    assert [w.step for w in found(flapping)] == [10]
+    returning = [HEALTHY] * 5 + [sick] * 5 + [HEALTHY] * 5 + [sick] * 5
+    assert [w.step for w in found(returning)] == [10, 20]
+
+
+def test_iterations_in_which_nothing_was_trained_neither_show_a_sign_nor_end_it():
+    sick = HEALTHY | SIGNS["entropy_low"]
+    skipped = {k: v for k, v in HEALTHY.items() if k != "entropy"} | {"skipped": 1.0}
+    assert [w.step for w in found([HEALTHY] * 5 + [sick, skipped, sick, skipped, sick, sick, sick])] == [12]
+
+
+@pytest.mark.parametrize("rule", ["entropy_low", "unique_low", "no_signal", "clip_gap"])
+def test_a_policy_that_has_learned_may_be_sure_of_itself_until_it_unlearns(rule: str):
+    sure = HEALTHY | SIGNS[rule]
+    learned = [sure | {"reward_mean": 0.9, "reward_std": 0.3}] * 15
+    assert found([HEALTHY] * 5 + learned) == []
+    rules = [w.rule for w in found([HEALTHY] * 5 + learned + [sure | {"reward_mean": 0.3}] * 15)]
+    assert set(rules) == {rule, "reward_drop"}
+
+
+def test_five_iterations_without_a_signal_end_the_job_even_where_nothing_is_watched():
+    watch = Watch(None)
+    skipped = [*[True] * 4, False, *[True] * 6]
+    warnings = [w for step, skip in enumerate(skipped, 1) for w in watch.add(step, HEALTHY | {"skipped": float(skip)})]
+    assert [(w.rule, w.step, w.action) for w in warnings] == [(NO_LEARNING_SIGNAL, 10, "stop")]
+
+
+def near(value: float) -> st.SearchStrategy[float]:
+    return st.floats(0.7 * value, 1.3 * value)
+
+
+@given(st.lists(st.fixed_dictionaries({name: near(value) for name, value in HEALTHY.items()}), max_size=60))
+def test_noise_is_no_collapse(steps: list[Values]):
+    assert found(steps) == []
+
+
+figures = st.fixed_dictionaries({}, optional={name: st.floats(0, 4 * value + 1) for name, value in HEALTHY.items()})
+
+
+@given(st.lists(figures, max_size=40), st.integers(1, 4), st.integers(1, 4))
+def test_whatever_the_figures_a_rule_speaks_only_after_its_patience_and_never_twice_within_it(
+    steps: list[Values], patience: int, window: int
+):
+    warnings = found(steps, patience=patience, window=window)
+    for rule in SIGNS:
+        said = [w.step for w in warnings if w.rule == rule]
+        assert all(step >= patience for step in said)
+        assert all(later - earlier >= 2 * patience for earlier, later in pairwise(said))
