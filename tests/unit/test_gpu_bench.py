@@ -7,32 +7,52 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
-from benchmarks.gpu.run import FULL, QWEN3_06B, TINY, measure
+from benchmarks.gpu.run import ROWS, Result, Row, measure, smoke, table
+from benchmarks.gpu.shapes import FULL, QWEN3_06B, QWEN3_4B, Shape
 
-SOURCE = Path(__file__).parents[2] / "benchmarks/gpu/run.py"
+FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
 
 
-def test_it_measures_training_and_sampling():
-    rows = measure(TINY, device="cpu", steps=1)
-    assert [row.what for row in rows] == ["SFT, full", "RL (GSPO), LoRA r16", "sampling, prompts included"]
-    for row in rows:
-        assert row.tokens_per_second > 0
-        assert row.mfu is None
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS if not r.options.get("compiled")], ids=lambda r: f"{r.shape.name} {r.name}"
+)
+def test_every_row_measures(row: Row, tmp_path: Path):
+    found = measure(smoke(row), device="cpu", steps=1, scratch=tmp_path)
+    assert found.tokens_per_second > 0
+    assert found.mfu is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_failed_says_why_in_its_own_line():
+    lines = table({0: Result(None, "out of memory"), 3: Result(None, "exit 1")}, ROWS).splitlines()
+    assert len(lines) == 4
+    assert "out of memory" in lines[2]
+    assert all(line.count("|") == 8 for line in lines)
 
 
 def test_it_imports_our_algorithms_and_what_they_need_alone():
-    nodes = ast.walk(ast.parse(SOURCE.read_text()))
-    modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    nodes = [n for file in FOLDER.glob("*.py") for n in ast.walk(ast.parse(file.read_text()))]
+    modules = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+    modules |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     ours = {m.split(".")[1] for m in modules if m.startswith("synth.")}
     others = {m.partition(".")[0] for m in modules if not m.startswith("synth.")}
     assert ours == {"cli", "inference", "trainer", "trajectories"}
     assert {m for m in modules if m.startswith("synth.cli")} == {"synth.cli.make_model"}
-    assert others - set(sys.stdlib_module_names) == {"transformers"}
+    assert others - set(sys.stdlib_module_names) == {"benchmarks", "numpy", "torch", "transformers"}
+
+
+@pytest.mark.parametrize("shape", [QWEN3_06B, QWEN3_4B], ids=lambda s: s.name)
+def test_parameters_are_counted_as_the_model_has_them(shape: Shape):
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(shape.config(context=64))
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
 
 
 def test_flops_are_six_a_parameter_and_token_and_attention_over_half_the_square():
     # The usual count for a full backward: 6 N + 12 · layers · width · length, of which causality needs half.
-    parameters, width = 596_049_920, QWEN3_06B.heads * QWEN3_06B.head_dim
-    flops = QWEN3_06B.flops(parameters, FULL, context=2048 / 2)
-    assert flops == pytest.approx(6 * parameters + 12 * QWEN3_06B.layers * width * 2048 / 2)
+    width = QWEN3_06B.heads * QWEN3_06B.head_dim
+    flops = QWEN3_06B.flops(FULL, context=2048 / 2)
+    assert flops == pytest.approx(6 * QWEN3_06B.parameters + 12 * QWEN3_06B.layers * width * 2048 / 2)

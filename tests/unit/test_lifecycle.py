@@ -30,6 +30,7 @@ ALLOWED: dict[State | None, dict[str, State]] = {
         "job.started": State.STARTED,
         "job.cancel_requested": State.CANCELLING,
         "job.pause_requested": State.PAUSING,
+        "job.paused": State.PAUSED,
         "job.succeeded": State.SUCCEEDED,
         "job.failed": State.FAILED,
     },

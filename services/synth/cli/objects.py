@@ -23,6 +23,18 @@ class Waiting(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
 
+class Warned(msgspec.Struct, kw_only=True):
+    """What the collapse watch saw in the figures of a job's last `over` steps."""
+
+    step: int
+    rule: str
+    value: float
+    threshold: float
+    over: int
+    action: str
+    problem: Problem
+
+
 class Job(msgspec.Struct, kw_only=True):
     """A job as the backend knows it. A value that was not a number is None."""
 
@@ -43,6 +55,7 @@ class Job(msgspec.Struct, kw_only=True):
     code: str | None = None
     problems: list[Problem] = []
     warnings: list[str] = []
+    warned: dict[str, Warned] = {}
     waiting: Waiting | None = None
     values: dict[str, float | None] = {}
     rollouts: dict[str, int] = {}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from synth.cli.errors import ExitCode
 from synth.cli.objects import JobEvent
+from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
 #: The stages that every job goes through, as people read them, with the facts that reach them.
@@ -152,11 +155,9 @@ class Progress:
             case "rollout.requested":
                 self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
             case "rollout.completed":
-                batch = self._batch_of(data)
-                self.done[batch] = self.done.get(batch, 0) + 1
+                self._played(data)
             case "rollout.failed":
-                batch = self._batch_of(data)
-                self.done[batch] = self.done.get(batch, 0) + 1
+                self._played(data)
                 self.failed += 1
                 self.warning = f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
             case "rollout.blocked":
@@ -164,6 +165,8 @@ class Progress:
             case "eval.completed":
                 self.evaluation = _numbers(data.get("values"))
                 self._forget("eval", int(data.get("iteration") or 0))
+            case "train.warned":
+                self.warning = _of_the_watch(data)
             case "train.resumed":
                 self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
             case "queue.waiting":
@@ -172,6 +175,13 @@ class Progress:
                 self.waiting = f"no free {data.get('need')} worker in pool {data.get('pool')}{place}"
             case _:
                 pass
+
+    def _played(self, data: dict[str, Any]) -> None:
+        batch = self._batch_of(data)
+        self.done[batch] = self.done.get(batch, 0) + 1
+        if batch in self.wanted:
+            # What stands in for groups without a signal is numbered on, beyond what was asked for.
+            self.wanted[batch] = max(self.wanted[batch], int(data.get("index") or 0) + 1)
 
     def _batch_of(self, data: dict[str, Any]) -> Batch:
         """An evaluation job is one batch, whatever its rollouts call themselves."""
@@ -215,7 +225,9 @@ def describe(event: JobEvent) -> str | None:
         case "job.started" if int(data.get("attempt") or 1) > 1:
             return f"started again, attempt {data['attempt']}"
         case "job.paused":
-            return f"paused after step {data.get('step')}"
+            return f"paused after step {data.get('step')}" + (f": {data['reason']}" if data.get("reason") else "")
+        case "train.warned":
+            return f"warning: {_of_the_watch(data)}"
         case "train.resumed":
             return f"resumed behind step {data.get('step')}"
         case "checkpoint.saved":
@@ -231,6 +243,11 @@ def describe(event: JobEvent) -> str | None:
             return f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
         case type:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+def _of_the_watch(data: dict[str, Any]) -> str:
+    """What a `train.warned` says, with what was expected and what to do."""
+    return msgspec.convert(data.get("problem") or {"what": ""}, Problem).text()
 
 
 def _numbers(values: Any) -> dict[str, float]:

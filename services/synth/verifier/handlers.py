@@ -23,7 +23,7 @@ from synth.catalogue import Event
 from synth.errors import Permanent, Problem, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.jobs.lifecycle import RESUMED, State
-from synth.jobs.resolved import Job, SftJob, job_from_data
+from synth.jobs.resolved import EvalJob, Job, SftJob, job_from_data, training_start
 from synth.models import Registry
 from synth.verifier.files import ReadyFile, wait_for_file
 from synth.verifier.settings import VerifierSettings
@@ -114,7 +114,7 @@ class Handlers:
         if problems or source is None:
             return JobRefused(problems=problems)
         return JobVerified(
-            source=source,
+            source=source if isinstance(job, EvalJob) else training_start(job, source),
             task_url=task_url,
             task_key_id=app.key_id if app else None,
             task_name=app.name if app else None,

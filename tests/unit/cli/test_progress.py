@@ -62,6 +62,12 @@ def test_rollouts_are_counted_against_the_oldest_batch_that_is_not_whole():
     assert p.collecting is None
 
 
+def test_refills_count_on_beyond_what_was_asked_for():
+    ask = ("rollout.requested", {"mode": "train", "iteration": 1, "seeds": [1, 2], "group_size": 2})
+    done = [("rollout.completed", {"mode": "train", "iteration": 1, "index": i}) for i in (0, 1, 2, 5)]
+    assert fold(*BEGIN, ask, *done).collecting == ("train", 4, 6)
+
+
 def test_a_pause_is_shown_and_the_attempt_after_it_is_no_sign_of_a_death():
     pausing = fold(*BEGIN, step(1), step(2), ("job.pause_requested", {}))
     assert "pausing" in drawn(pausing)
@@ -74,6 +80,16 @@ def test_a_pause_is_shown_and_the_attempt_after_it_is_no_sign_of_a_death():
     assert (resumed.state, resumed.warning, resumed.seconds_left) == ("started", "", None)
     assert "died" in fold(*BEGIN, again).warning
     assert describe(JobEvent(seq=1, type="job.paused", data={"step": 2})) == "paused after step 2"
+
+
+def test_what_the_collapse_watch_sees_is_shown_with_its_numbers():
+    problem = {"what": "the entropy is 0.01", "expected": "at least 0.08", "fix": "lower the rate", "where": ""}
+    warned = ("train.warned", {"step": 9, "rule": "entropy_low", "problem": problem})
+    text = "the entropy is 0.01; expected at least 0.08; lower the rate"
+    assert text in drawn(fold(*BEGIN, step(9), warned))
+    assert describe(JobEvent(seq=1, type="train.warned", data=warned[1])) == f"warning: {text}"
+    paused = {"step": 9, "reason": text}
+    assert describe(JobEvent(seq=1, type="job.paused", data=paused)) == f"paused after step 9: {text}"
 
 
 def test_an_evaluation_job_is_one_batch_of_its_seeds():

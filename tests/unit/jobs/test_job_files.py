@@ -239,6 +239,8 @@ def test_what_a_wrong_value_causes_is_not_reported_too(registry: Registry) -> No
         ("[compute]\ngpu_count = 2\n[topology]\ngpus_for_vllm = 2\ngpus_for_training = 1\n", "job.toml:11 [topology]"),
         ("[rubric.weights]\nenv = 0.0\n", "job.toml:9 [rubric.weights]"),
         ('[algorithm]\ntype = "online"\nmethod = "sft"\nvariety = "gspo"\n', "job.toml:11 [algorithm].method"),
+        ("kl_beta = 0.01\n", "job.toml:9 [training].kl_beta"),
+        ("kl_beta = 0.01\n[reference]\nplacement = 'none'\n", "job.toml:9 [training].kl_beta"),
     ],
 )
 def test_what_could_not_run_anywhere_is_refused(text: str, place: str, registry: Registry) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from synth.errors import UserError
+from synth.events import LoraShape, ModelRef
 from synth.jobs.resolve import Overrides, check_job
-from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data, training_start
 from synth.jobs.toml import read_toml
 from synth.models import Registry
 
@@ -109,6 +111,73 @@ def test_rl_defaults_are_those_of_the_design(registry: Registry) -> None:
     assert job.rollout.task_url == "http://127.0.0.1:8001"
 
 
+@pytest.mark.parametrize(
+    ("loss", "clip", "truncation"),
+    [
+        ("gspo", (3e-4, 4e-4), 2.0),
+        ("gspo_token", (3e-4, 4e-4), 2.0),
+        ("grpo", (0.2, 0.28), 2.0),
+        ("dppo", (0.2, 0.2), 20.0),
+    ],
+)
+def test_a_loss_is_named_by_its_key_or_its_variety_and_brings_its_clip(
+    loss: str, clip: tuple[float, float], truncation: float, registry: Registry
+) -> None:
+    variety = f'[algorithm]\ntype = "online"\nmethod = "policy_gradient"\nvariety = "{loss}"\n'
+    for text in (f'loss = "{loss}"\n', variety):
+        job = rl(RL + text, registry)
+        assert (job.loss, (job.clip_low, job.clip_high), job.token_truncation) == (loss, clip, truncation)
+    assert rl(RL + f'loss = "{loss}"\nclip_high = 0.005\n', registry).clip_high == 0.005
+
+
+def test_the_loss_of_the_training_table_wins_over_the_variety(registry: Registry) -> None:
+    variety = '[algorithm]\ntype = "online"\nmethod = "policy_gradient"\nvariety = "gspo"\n'
+    checked = resolved(RL + 'loss = "dppo"\n' + variety, registry)
+    assert isinstance(checked.job, RlJob)
+    assert checked.job.loss == "dppo"
+    assert checked.warnings == ["job.toml:13 [algorithm].variety has no effect: [training].loss decides"]
+
+
+def test_a_clip_of_another_loss_is_warned_about(registry: Registry) -> None:
+    text = RL + 'loss = "grpo"\nclip_low = 3e-4\nclip_high = 0.3\n'
+    assert resolved(text, registry).warnings == [
+        "job.toml:10 [training].clip_low = 0.0003 is far from 0.2, what grpo is used with"
+    ]
+
+
+SHARED = '[reference]\nplacement = "shared"\n'
+
+
+def test_refills_have_seeds_of_their_own_and_only_where_they_are_asked_for(registry: Registry) -> None:
+    plain, sampling = rl(RL, registry), rl(RL + "dynamic_sampling = true\n", registry)
+    assert (plain.dynamic_sampling, plain.refill_seeds_of(1)) == (False, [])
+    drawn = [seed for k in range(1, 5) for seed in (*sampling.seeds_of(k), *sampling.refill_seeds_of(k))]
+    assert len(set(drawn)) == len(drawn) == 4 * 3 * sampling.batch_size
+    assert sampling.seeds_of(3) == sampling.seeds_of(3)
+
+
+def test_a_reference_is_where_the_file_says_when_there_is_a_kl_term(registry: Registry) -> None:
+    job = rl(RL + "kl_beta = 0.01\n" + SHARED + "[lora]\nr = 4\n", registry)
+    assert (job.kl_beta, job.reference) == (0.01, "shared")
+    # The published client writes `none` into the table that its user left out.
+    topology = '[reference]\nplacement = "none"\n[topology]\nreference_placement = "dedicated"\n'
+    assert rl(RL + "kl_beta = 0.01\n" + topology, registry).reference == "dedicated"
+
+
+def test_a_reference_that_nothing_is_measured_against_is_left_out_with_a_warning(registry: Registry) -> None:
+    checked = resolved(RL + SHARED, registry)
+    assert isinstance(checked.job, RlJob)
+    assert checked.job.reference == "none"
+    assert checked.warnings == [
+        "job.toml:10 [reference].placement has no effect: [training].kl_beta is 0, so there is no KL term"
+    ]
+
+
+def test_a_shared_reference_of_a_policy_without_adapter_is_said_to_be_a_copy(registry: Registry) -> None:
+    (warning,) = resolved(RL + "kl_beta = 0.01\n" + SHARED, registry).warnings
+    assert 'job.toml:11 [reference].placement = "shared" is a frozen copy' in warning
+
+
 def test_lora_has_a_higher_rate_and_rl_forces_its_dropout_off(registry: Registry) -> None:
     checked = resolved(RL + "[lora]\nr = 8\ndropout = 0.1\n", registry)
     job = checked.job
@@ -197,7 +266,12 @@ def test_rows_a_step_follow_from_what_is_given(keys: str, rows: int, registry: R
     [
         ("", "full"),
         ('[training]\nmode = "lora"\n', "lora"),
-        ("[training]\nuse_qlora = true\n", "lora"),
+        ("[training]\nuse_qlora = true\n", "qlora"),
+        ('[training]\nmode = "lora"\nuse_qlora = true\n', "qlora"),
+        ('[training]\nuse_qlora = true\n[hyperparameters]\ntrain_kind = "peft"\n', "qlora"),
+        ('[algorithm]\ntype = "offline"\nmethod = "sft"\nvariety = "qlora"\n', "qlora"),
+        ('[algorithm]\ntype = "offline"\nmethod = "sft"\nvariety = "qlora"\n[training]\nmode = "lora"\n', "qlora"),
+        ('[algorithm]\ntype = "offline"\nmethod = "sft"\nvariety = "qlora"\n[training]\nuse_qlora = false\n', "lora"),
         ('[hyperparameters]\ntrain_kind = "peft"\n', "lora"),
         ("[lora]\nr = 4\n", "lora"),
         ('[training]\nmode = "full_finetune"\n[lora]\nr = 4\n', "full"),
@@ -208,9 +282,42 @@ def test_every_way_to_ask_for_an_adapter_works(text: str, mode: str, registry: R
     assert sft(SFT + text, registry).mode == mode
 
 
+def test_a_base_in_four_bits_is_said_to_be_the_one_that_is_served(registry: Registry) -> None:
+    for text in (SFT + "[training]\nuse_qlora = true\n", RL.replace("[rollout]", 'trainer_mode = "qlora"\n[rollout]')):
+        found = resolved(text, registry)
+        assert isinstance(found.job, RlJob | SftJob)
+        assert (found.job.mode, found.job.weights_kind) == ("qlora", "lora")
+        assert found.job.lora is not None
+        [said] = [w for w in found.warnings if "4 bits" in w]
+        assert "also what is served" in said
+        assert found.origins["mode"] in said
+    assert found.job.lr == 1e-5
+
+
+def test_full_and_four_bits_contradict_each_other(registry: Registry) -> None:
+    with pytest.raises(UserError, match="use_qlora") as caught:
+        sft(SFT + '[training]\nmode = "full_finetune"\nuse_qlora = true\n', registry)
+    assert "keep one of the two" in str(caught.value)
+
+
+SHAPE = LoraShape(r=4, alpha=8, targets="all-linear")
+QLORA = SFT + "[training]\nuse_qlora = true\n[lora]\nr = 4\nalpha = 8\n"
+
+
+def test_only_what_lies_below_the_adapter_is_rounded(registry: Registry) -> None:
+    base = ModelRef(id="tiny-qwen3", path="/models/tiny-qwen3")
+    adapter = ModelRef(id="peft:tiny-qwen3:job_1", kind="lora", base=base, lora=SHAPE)
+    job, other = sft(QLORA, registry), sft(QLORA.replace("r = 4", "r = 2"), registry)
+    assert training_start(job, base) == replace(base, rounded="nf4")
+    assert training_start(job, adapter) == replace(adapter, base=replace(base, rounded="nf4"))  # continued
+    assert training_start(other, adapter) == replace(adapter, rounded="nf4")  # merged first
+    assert training_start(sft(SFT, registry), adapter) == adapter
+
+
 def test_a_job_knows_the_id_of_the_model_it_makes(registry: Registry) -> None:
     assert sft(SFT, registry).result_id("job_1") == "fft:tiny-qwen3:job_1"
     assert sft(SFT + "[lora]\nr = 4\n", registry).result_id("job_1") == "peft:tiny-qwen3:job_1"
+    assert sft(SFT + "[training]\nuse_qlora = true\n", registry).result_id("job_1") == "qft:tiny-qwen3:job_1"
     chained = rl(RL, registry, Overrides(model="fft:tiny-qwen3:job_1"))
     assert chained.result_id("job_2", checkpoint="step_20") == "rl:tiny-qwen3:job_2:step_20"
 
@@ -233,3 +340,26 @@ def test_an_evaluation_that_names_no_environment_leaves_it_to_the_task_app(regis
         job = resolved(text + asked, registry).job
         assert isinstance(job, EvalJob)
         assert job.rollout.env_name == expected
+
+
+def test_every_rl_job_is_watched_unless_its_file_says_no(registry: Registry) -> None:
+    watch = rl(RL, registry).watch
+    assert watch is not None
+    assert (watch.action, watch.patience, watch.entropy_low) == ("warn", 5, 0.1)
+    watch = rl(RL + '[training.watch]\naction = "stop"\nentropy_low = 0\n', registry).watch
+    assert watch is not None
+    assert (watch.action, watch.entropy_low, watch.reward_drop) == ("stop", 0, 0.6)
+    off = resolved(RL + '[training.watch]\nenabled = false\naction = "stop"\n', registry)
+    assert isinstance(off.job, RlJob)
+    assert off.job.watch is None
+    assert off.warnings == ["job.toml:11 [training.watch].action has no effect: enabled = false"]
+    assert off.origins["watch"] == "job.toml:10 [training.watch].enabled"
+
+
+def test_every_version_has_a_canary_unless_the_file_says_which(registry: Registry) -> None:
+    assert rl(RL, registry).verify_every_k == 1
+    asked = resolved(f"{RL}[training.weight_sync]\nverify_every_k = 4\n", registry)
+    assert isinstance(asked.job, RlJob)
+    assert asked.job.verify_every_k == 4
+    assert asked.origins["verify_every_k"] == "job.toml:10 [training.weight_sync].verify_every_k"
+    assert not [w for w in asked.warnings if "verify_every_k" in w]

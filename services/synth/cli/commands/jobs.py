@@ -63,6 +63,8 @@ def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> Non
     output.print_pairs(_pairs(found))
     for warning in found.warnings:
         output.warn(warning)
+    for warned in found.warned.values():
+        output.warn(warned.problem.text())
     output.show_problems(found.problems, label="problem")
     return None
 
