@@ -33,7 +33,7 @@ demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model t
 	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
 
 test: .venv/installed lint unit ## static checks and every fast test
-	@$(BIN)/pytest tests/service tests/e2e
+	@$(BIN)/pytest tests/service tests/e2e --numprocesses 2 --dist loadfile
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai

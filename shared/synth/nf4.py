@@ -25,6 +25,7 @@ from synth.weights import WeightsError, load_tensors, save_tensors
 FOLDER = "nf4"
 
 _BLOCK = 64
+_SCALES = 256
 _KEY = re.compile(r"(.*\.weight)(\..+)?")
 
 
@@ -33,8 +34,23 @@ def encode(weight: Tensor) -> dict[str, Tensor]:
 
     "" holds two weights a byte; the other keys begin with a dot, and are bitsandbytes' own.
     """
-    codes, state = _bitsandbytes().quantize_4bit(
-        weight.contiguous(), blocksize=_BLOCK, compress_statistics=True, quant_type="nf4"
+    bits = _bitsandbytes()
+    codes, plain = bits.quantize_4bit(
+        weight.contiguous(), blocksize=_BLOCK, compress_statistics=False, quant_type="nf4"
+    )
+    # The second quantisation is bitsandbytes' own but for this mean, which torch adds up in an order that depends on
+    # the number of threads; a mean of each of several rows it leaves to one thread.
+    offset = plain.absmax.expand(2, -1).mean(1)[0]
+    absmax, scales = bits.quantize_blockwise(plain.absmax - offset, blocksize=_SCALES)
+    state = bits.QuantState(
+        absmax=absmax,
+        shape=plain.shape,
+        dtype=plain.dtype,
+        blocksize=_BLOCK,
+        code=plain.code,
+        quant_type="nf4",
+        offset=offset,
+        state2=scales,
     )
     parts: dict[str, Tensor] = {f".{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
     # Tensors of a safetensors file share no memory; all of one kind have the same two maps.
@@ -82,22 +98,25 @@ def write_rounded_model(source: Path, target: Path) -> None:
     wanted = _linear_weights(source)
     missing = set(wanted)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
-    (partial / FOLDER).mkdir(parents=True)
-    for file in sorted(source.iterdir()):
-        if file.suffix == ".safetensors":
-            missing -= _round_file(file, wanted, partial)
-        elif file.is_file():
-            shutil.copy(file, partial / file.name)
-    if missing or not wanted:
-        shutil.rmtree(partial)
-        raise WeightsError(
-            f"{source.name} has no weights for {len(missing) or 'any'} linear layers"
-            f"{f', first {min(missing)!r}' if missing else ''}; expected a model in safetensors files, by its own names"
-        )
     try:
+        (partial / FOLDER).mkdir(parents=True)
+        for file in sorted(source.iterdir()):
+            if file.suffix == ".safetensors":
+                missing -= _round_file(file, wanted, partial)
+            elif file.is_file():
+                shutil.copy(file, partial / file.name)
+        if missing or not wanted:
+            raise WeightsError(
+                f"{source.name} has no weights for {len(missing) or 'any'} linear layers"
+                f"{f', first {min(missing)!r}' if missing else ''}; expected a model in safetensors files, "
+                "by its own names"
+            )
         partial.rename(target)
-    except OSError:  # another task of this process was first
-        shutil.rmtree(partial)
+    except OSError:
+        if not target.exists():  # else another task of this process was first
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _round_file(file: Path, wanted: set[str], partial: Path) -> set[str]:

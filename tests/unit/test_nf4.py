@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from synth import nf4
 from synth.weights import WeightsError, load_tensors, save_tensors
@@ -103,6 +102,30 @@ def test_two_machines_round_to_the_same_bytes(source: Path, rounded: Path, tmp_p
         assert (rounded / file).read_bytes() == (tmp_path / "again" / file).read_bytes(), file
 
 
+def test_the_number_of_threads_does_not_show_in_the_bytes() -> None:
+    """Machines have as many cores as they have, and a resumed job must find the base that it left."""
+    torch.manual_seed(0)
+    layers = [torch.randn(2048, 1600 + 64 * n) for n in range(6)]
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            found.append([nf4.encode(layer) for layer in layers])
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(*found, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_round_that_failed_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(source, broken)
+    (broken / "z.safetensors").write_bytes(b"cut short")
+    with pytest.raises(SafetensorError):
+        nf4.write_rounded_model(broken, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["broken"]
+
+
 def test_a_model_in_several_files_stays_in_them(source: Path, rounded: Path, tmp_path: Path) -> None:
     shards = tmp_path / "sharded"
     shutil.copytree(source, shards, ignore=lambda *_: ["model.safetensors"])
@@ -131,9 +154,3 @@ def test_a_folder_without_the_weights_leaves_nothing(source: Path, tmp_path: Pat
 def test_a_folder_that_was_not_rounded_is_named(source: Path) -> None:
     with pytest.raises(WeightsError, match="write_rounded_model"):
         nf4.read_codes(source)
-
-
-def test_an_adapter_without_qlora_does_not_load_bitsandbytes() -> None:
-    """It brings torch's compiler, seconds of each process's start."""
-    script = "import sys, synth.light_peft as p; p.LoraConfig(); sys.exit('bitsandbytes' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

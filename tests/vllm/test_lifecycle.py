@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from synth.errors import Transient
+from synth.inference.engines.vllm import selftest
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
 from tests.unit.inference.contract import off
 from tests.unit.inference.drive import begin, complete, endless, prompt
-from tests.unit.inference.tiny import plain_logprobs
+from tests.unit.inference.tiny import adapt, plain_logprobs, plain_model, publish, publish_adapter
 from tests.vllm.conftest import SETTINGS
 
 SERVICE = """
@@ -73,6 +74,33 @@ async def test_when_the_engine_process_is_killed_everyone_hears_of_it(small: Vll
         await complete(engine, prompt(1, 4), endless(5))
     await small.close()
     assert small.policies == 0
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+async def test_a_swap_during_which_the_engine_process_is_killed_is_another_engines_to_do(
+    kind: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await VllmHost.start(model_dir, SETTINGS, max_lora_rank=8 if kind == "lora" else None)
+    engine = await VllmEngine.load(host)
+    file = (
+        publish_adapter(tmp_path, adapt(model_dir), 1)
+        if kind == "lora"
+        else publish(tmp_path, plain_model(model_dir), 1)
+    )
+
+    async def leave_it(_: VllmHost) -> None:
+        """The request before a swap would hear of the end first."""
+
+    monkeypatch.setattr(selftest, "fill_prefix_cache", leave_it)
+    os.kill(host.pid, signal.SIGSTOP)
+    swap = asyncio.create_task(engine.update_weights(file, 1))
+    async with asyncio.timeout(30):
+        while not (host.dirty or len(host.adapters)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(Transient, match="the engine process has ended"):
+        await asyncio.wait_for(swap, 30)
+    await host.close()
 
 
 def test_an_engine_process_does_not_outlive_a_killed_service(model_dir: Path) -> None:

@@ -156,16 +156,18 @@ _XML_CALLS = CallFormat(
 )
 
 # What a template must hold to be of a family; the first that fits.
-_FAMILIES: tuple[tuple[str, Family], ...] = (
-    ("<function=", Family("qwen3-coder", _XML_CALLS, thinks=False)),
+_FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
+    # A coder's calls after thoughts.
+    (("<function=", THINK_END), Family("qwen3.5", _XML_CALLS, thinks=True)),
+    (("<function=",), Family("qwen3-coder", _XML_CALLS, thinks=False)),
     # Qwen3 and Qwen3-VL alike; the instruct models of both have no thoughts in their templates.
-    (THINK_END, Family("qwen3", _JSON_CALLS, thinks=True)),
+    ((THINK_END,), Family("qwen3", _JSON_CALLS, thinks=True)),
     # Qwen2.5, Qwen3-Instruct-2507, Qwen3-VL-Instruct, and any other: hermes is what most models were taught.
-    ("", Family("qwen2.5", _JSON_CALLS, thinks=False)),
+    ((), Family("qwen2.5", _JSON_CALLS, thinks=False)),
 )
 
 
 @functools.lru_cache(maxsize=64)
 def family_of(template: str) -> Family:
     """The family of a model by its chat template."""
-    return next(family for sign, family in _FAMILIES if sign in template)
+    return next(family for signs, family in _FAMILIES if all(sign in template for sign in signs))

@@ -85,6 +85,8 @@ class VllmOpening:
     hosts: Hosts[VllmHost]
 
     async def __call__(self, files: ModelFiles) -> Loaded:
+        # torch and vLLM are imported after the process is healthy.
+        await asyncio.to_thread(warm_up, self.settings)
         chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
         rank = files.lora.r if files.lora is not None else 0
         lease = await self.hosts.take(files.model_dir, rank=None if files.replaced else rank)

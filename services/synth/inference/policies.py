@@ -203,7 +203,8 @@ class Policies:
         if len(rivals) >= (self._max_models if beside is None else 1):
             idle = [(p.used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
-                raise Transient(f"all {self._max_models} places for a model are in use; {name!r} has to wait", delay=5)
+                taken = f"all {self._max_models} places for a model are" if beside is None else "another version is"
+                raise Transient(f"{taken} in use; {name!r} has to wait", delay=5)
             _, oldest = min(idle)
             await self._drop(oldest, self._places[oldest])
 

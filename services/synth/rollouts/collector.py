@@ -9,13 +9,14 @@ what a try is, and where its result is kept, are given.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import time
 from collections.abc import Callable
 
 from synth import logs
-from synth.rollouts.gathering import Gathering, Started
+from synth.rollouts.gathering import Gathering, Moved
 from synth.rollouts.groups import Collected
 from synth.rollouts.outcome import Rewarded
 from synth.rollouts.pace import Harm, Pace
@@ -47,7 +48,7 @@ class Collector:
     ) -> None:
         """bound: rollouts at the task app at once, at most. max_tries: of one rollout, for errors of the environment.
 
-        group_timeout_s: from when all rollouts of a group are under way; None: as long as they take. queue: requests
+        group_timeout_s: while all rollouts of a group are under way; None: as long as they take. queue: requests
         that run in the engines that serve the job, and that wait there.
         """
         self.pace = Pace(bound)
@@ -67,8 +68,8 @@ class Collector:
     async def collect(self, request: Request, before: Before, *, turn: int = 0) -> Gathered | Broken:
         """Run what is missing of a request. turn: its place among the job's requests; the earlier one goes first."""
 
-        async def play(spot: Spot, started: Started) -> Kept | GivenUp:
-            return await self._play(request, spot, (turn, spot.index), started)
+        async def play(spot: Spot, moved: Moved) -> Kept | GivenUp:
+            return await self._play(request, spot, (turn, spot.index), moved)
 
         gathering = Gathering(
             self._job_id,
@@ -92,15 +93,14 @@ class Collector:
         self.pace.stepped(time.monotonic(), waiting=waiting, busy=busy)
         self._follow_pace()
 
-    async def _play(self, request: Request, spot: Spot, order: Order, started: Started) -> Kept | GivenUp:
+    async def _play(self, request: Request, spot: Spot, order: Order, moved: Moved) -> Kept | GivenUp:
         """One rollout, tried until it counts or its budget is spent. Between its tries it holds no place."""
         first = math.inf
         for tries in itertools.count(1):
             async with self.places.one(order):
                 began = time.monotonic()
                 first = min(first, began)
-                started(tries)
-                tried = await self._attempt(request, spot, tries)
+                tried = await self._attempt(request, spot, tries, functools.partial(moved, tries))
                 self._ended(request, tried, began)
             verdict = tried.verdict
             if isinstance(verdict, Rewarded):

@@ -17,7 +17,7 @@ from synth.keys import Cid, mint_cid
 from synth.rollouts.outcome import Reply, judge
 from synth.rollouts.pace import Harm
 from synth.rollouts.recorder_client import RecorderClient
-from synth.rollouts.request import Request, Spot, Tried
+from synth.rollouts.request import AtApp, Request, Spot, Tried
 from synth.rollouts.task_client import TaskClient
 from synth.rollouts.versions import PolicyVersions
 
@@ -61,25 +61,27 @@ class Driver:
         # Attempts never repeat over collectors: a successor's cid must not read what its predecessor's left open.
         self._attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
 
-    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
         """One try. A recording that is lost (its replica died) is not the environment's fault: it is played again.
 
         Raises `Transient` when recordings are lost for too long: then somebody else may fare better.
         """
         deadline = time.monotonic() + _LOST_BUDGET_S
         with structlog.contextvars.bound_contextvars(rollout=spot.rollout_id):
+            at_app(False)
             for losses in itertools.count(1):
                 try:
                     # A call that was cut off once may be ours; the second time it is the app that hung up.
-                    return await self._play(request, spot, forgive_cut=losses == 1)
+                    return await self._play(request, spot, at_app, forgive_cut=losses == 1)
                 except Transient as error:
+                    at_app(False)
                     if time.monotonic() > deadline:
                         raise
-                    log.warning("recording lost, rollout played again", reason=str(error), losses=losses)
+                    log.warning("rollout is played again", reason=str(error), losses=losses)
                     await asyncio.sleep(min(5.0, 0.25 * 2**losses))
         raise AssertionError("counting never ends")
 
-    async def _play(self, request: Request, spot: Spot, *, forgive_cut: bool) -> Tried:
+    async def _play(self, request: Request, spot: Spot, at_app: AtApp, *, forgive_cut: bool) -> Tried:
         replica = await self._replica(request, spot)
         cid = mint_cid(
             Cid(
@@ -94,6 +96,7 @@ class Driver:
         )
         base = self._public_url or replica.url
         url = f"{base}/v1/chat/completions?cid={cid}"
+        at_app(True)
         try:
             reply: Reply = await self._app.play(request, spot, inference_url=url, cid=cid)
         except asyncio.CancelledError:

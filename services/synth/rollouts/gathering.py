@@ -18,9 +18,9 @@ from synth.rollouts.request import Before, Broken, Gathered, GivenUp, GiveUp, Ke
 #: A request of which more than this share of the rollouts is given up stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5
 
-Started = Callable[[int], None]
-"""Called with the number of the try whenever a rollout is at the task app."""
-Play = Callable[[Spot, Started], Awaitable[Kept | GivenUp]]
+Moved = Callable[[int, bool], None]
+"""Called with the number of the try, and whether the rollout is at its task app now: see `AtApp`."""
+Play = Callable[[Spot, Moved], Awaitable[Kept | GivenUp]]
 
 
 class Gathering:
@@ -86,7 +86,7 @@ class Gathering:
         missing = [s for s in spots if s.index not in self._done and s.index not in self._given_up]
         if missing:
             async with asyncio.TaskGroup() as tasks:
-                runs = _Runs(missing)
+                runs = _Runs(missing, self._group_timeout_s)
                 for spot in missing:
                     runs.tasks[spot.index] = tasks.create_task(self._one(spot, runs))
                 if self._group_timeout_s is not None:
@@ -95,27 +95,34 @@ class Gathering:
             self._begin_group()
 
     async def _one(self, spot: Spot, runs: _Runs) -> None:
-        came = await self._play(spot, lambda tries: runs.start(spot, tries))
+        def moved(tries: int, at_app: bool) -> None:
+            runs.moved(spot, tries, at_app)
+            # Each try has its own deadlines: one that begins, or waits for its replica, is no sign of a hang.
+            self._say_progress()
+
+        came = await self._play(spot, moved)
         # From here on it is not late any more: what is being made durable is part of its group.
-        runs.played.add(spot.index)
+        runs.over(spot)
         if isinstance(came, Kept):
             await self._keep(self._request, came)
             self._done[spot.index] = came.collected
-            self._progress(len(self._done) + len(self._given_up), self._spent)
+            self._say_progress()
         else:
             await self._without(spot, came)
 
     async def _without(self, spot: Spot, given_up: GivenUp) -> None:
         await self._give_up(self._request, spot, given_up)
         self._given_up[spot.index] = given_up
-        self._progress(len(self._done) + len(self._given_up), self._spent)
+        self._say_progress()
         if len(self._given_up) > max(1, int(self._spent * MAX_FAILED_SHARE)):
             raise _TooMany(given_up.problem)
 
+    def _say_progress(self) -> None:
+        self._progress(len(self._done) + len(self._given_up), self._spent)
+
     async def _cut_off(self, runs: _Runs, timeout: float) -> None:
         """End what still runs when the group's time is over."""
-        await runs.all_under_way.wait()
-        await asyncio.wait(runs.tasks.values(), timeout=timeout)
+        await runs.all_ended_or_time_over()
         late = [spot for spot in runs.spots if spot.index not in runs.played]
         for spot in late:
             runs.tasks[spot.index].cancel()
@@ -131,19 +138,57 @@ class Gathering:
 
 
 class _Runs:
-    """The rollouts of a group that are being played. played: those whose playing is over. tries: of each, so far."""
+    """The rollouts of a group that are being played, and the time that is left to them: a clock that stands still
+    while one of them is not at its task app, since it has no replica. What is late by then is the app's doing.
 
-    def __init__(self, spots: list[Spot]) -> None:
+    played: those whose playing is over. tries: of each, so far.
+    """
+
+    def __init__(self, spots: list[Spot], timeout: float | None) -> None:
         self.spots = spots
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.tries: dict[int, int] = {}
         self.played: set[int] = set()
-        self.all_under_way = asyncio.Event()
+        self._away = {spot.index for spot in spots}
+        self._left_s = timeout
+        self._since = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._time_over = asyncio.Event()
 
-    def start(self, spot: Spot, tries: int) -> None:
+    def moved(self, spot: Spot, tries: int, at_app: bool) -> None:
         self.tries[spot.index] = tries
-        if len(self.tries) == len(self.spots):
-            self.all_under_way.set()
+        (self._away.discard if at_app else self._away.add)(spot.index)
+        self._run_clock()
+
+    def over(self, spot: Spot) -> None:
+        self.played.add(spot.index)
+        self._away.discard(spot.index)
+        self._run_clock()
+
+    async def all_ended_or_time_over(self) -> None:
+        over = asyncio.create_task(self._time_over.wait())
+        try:
+            running = set(self.tasks.values())
+            while running and not over.done():
+                await asyncio.wait({over, *running}, return_when=asyncio.FIRST_COMPLETED)
+                running = {task for task in running if not task.done()}
+        finally:
+            over.cancel()
+            if self._alarm is not None:
+                self._alarm.cancel()
+
+    def _run_clock(self) -> None:
+        """Let it go, or hold it."""
+        if self._left_s is None or bool(self._away) == (self._alarm is None):
+            return
+        loop = asyncio.get_running_loop()
+        if self._alarm is None:
+            self._since = loop.time()
+            self._alarm = loop.call_later(self._left_s, self._time_over.set)
+        else:
+            self._alarm.cancel()
+            self._alarm = None
+            self._left_s = max(0.0, self._left_s - (loop.time() - self._since))
 
 
 class _TooMany(Exception):

@@ -17,6 +17,9 @@ from synth.trajectories import CompletionRecord
 #: What the published task apps say in an error when the policy, not the environment, failed.
 _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
 
+#: Advantages are fp32, and a batch's spread is made of squares: beyond this there would be no number for them.
+_LARGEST_REWARD = 1e30
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -69,8 +72,9 @@ def judge(
         if reply.body.get("aborted") or "policy_failure" in info.get("details", {}):
             return Rewarded(failure_reward, "policy_failure", info)
         return _environment(url, "the answer has no reward", "metrics.outcome_score or metrics.mean_return")
-    if not math.isfinite(reward):
-        return _environment(url, f"the reward is {reward}", "a finite number in metrics.outcome_score")
+    if not abs(reward) <= _LARGEST_REWARD:
+        expected = f"a finite number in metrics.outcome_score, at most {_LARGEST_REWARD:g}"
+        return _environment(url, f"the reward is {reward:g}", expected)
     return Rewarded(reward, "ok", info)
 
 
@@ -106,7 +110,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         # JSON has no NaN: an app that means one often sends the word.
         return math.nan if isinstance(value, str) and value.lower() == "nan" else None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # JSON's integers know no bound
+        return math.inf
 
 
 def _is_the_policys(reply: Reply, records: list[CompletionRecord]) -> bool:

@@ -89,7 +89,8 @@ class RolloutLog:
                 seconds=event.seconds,
                 tries=event.tries,
             )
-        return Before(done, self._given_up.get(key, {}))
+        # Two collectors, one of which did not know yet that it was replaced, may disagree: what is done is done.
+        return Before(done, {i: g for i, g in self._given_up.get(key, {}).items() if i not in done})
 
     async def keep(self, request: Request, kept: Kept) -> None:
         """Make one rollout durable: its trajectory, then the event that names it."""

@@ -118,6 +118,8 @@ class Broken:
     problem: Problem
 
 
-Try = Callable[[Request, Spot, int], Awaitable[Tried]]
+AtApp = Callable[[bool], None]
+"""Called with whether a rollout is at its task app: False while it waits for a replica that can serve it."""
+Try = Callable[[Request, Spot, int, AtApp], Awaitable[Tried]]
 Keep = Callable[[Request, Kept], Awaitable[None]]
 GiveUp = Callable[[Request, Spot, GivenUp], Awaitable[None]]

@@ -49,7 +49,7 @@ def ends_of(position_ids_BL: Tensor | None) -> dict[str, Any]:
 def choose(config: Any, device: torch.device, dtype: torch.dtype) -> str:
     """The attention for a model on a device, by the name that transformers knows it by; logs which, and why.
 
-    dtype: of the computation. The fast kernels are for bfloat16 on a GPU; each must agree there with `by_sequence`.
+    dtype: of the computation. The fast kernels are for bfloat16 on a GPU; torch's must agree there with `by_sequence`.
     """
     config = config.get_text_config()
     unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}

@@ -165,12 +165,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) -> None:
     """The proof that a resumed policy is the one that was saved.
 
-    Exact on the same fingerprint where training is deterministic; else within 1e-3 (fp32) or 2e-2 (bf16). Raises
-    `TrainingFailed` (resume_mismatch) with both losses and what differs.
+    Exact on the same fingerprint where training is deterministic; else within 1e-3, or 2e-2 where one of the two is
+    bf16. Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
     """
     assert state.loss is not None
     exact = state.fingerprint == here and here.deterministic
-    tolerance = 0.0 if exact else _TOLERANCE[here.dtype]
+    tolerance = 0.0 if exact else max(_TOLERANCE[state.fingerprint.dtype], _TOLERANCE[here.dtype])
     if abs(state.loss - loss_now) <= tolerance:
         return
     differs = [

@@ -15,6 +15,9 @@ def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
     """Seed every library and fix what else decides the bytes: threads, and the choice of kernels."""
     # cuBLAS reads this when its first handle is made; later is too late.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if deterministic:
+        # flash-attn's backward does not ask torch; transformers hands this on to it.
+        os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     random.seed(seed)
@@ -40,7 +43,8 @@ def capture() -> dict[str, Any]:
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
         "torch": _encode(torch.get_rng_state()),
-        "cuda": [_encode(s) for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        # Of the device that trains: how many others there are says nothing of the machine that goes on.
+        "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
 
 
@@ -51,8 +55,8 @@ def restore(state: dict[str, Any]) -> None:
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_decode(state["torch"]))
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_decode(s) for s in state["cuda"]])
+    if torch.cuda.is_available() and state["cuda"]:
+        torch.cuda.set_rng_state(_decode(state["cuda"]))
 
 
 def _encode(state: torch.Tensor) -> str:

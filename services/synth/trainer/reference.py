@@ -100,6 +100,9 @@ def load_reference(
         copy = load_policy(policy.model_dir, on_cpu, adapter_dir=adapter_dir, dropout=False)
     copy.model.requires_grad_(False).eval()
     copy.recipe = msgspec.structs.replace(on_cpu, device=device.type)
+    if device.type == recipe.device:
+        # Another kernel than the policy's would be a KL of its own, and slower.
+        copy.model.set_attn_implementation(policy.model.config._attn_implementation)
     if not recipe.sharded:
         copy.model.to(device)
     copy.spread(ranks)

@@ -67,8 +67,9 @@ class RolloutFeed:
         """The batch of iteration k, as an event and as a file; waits for the collector."""
         await self._until(lambda: k in self._past.batches, f"wait for batch {k}")
         event = self._past.batches[k]
-        path = self._attempt.work_dir / f"batch-{k}.safetensors"
-        return event, await self._attempt.blobs.fetch(event.batch, path)
+        # Trained by now; a local store's blobs are read where they are, and none is here.
+        self._file(k - 1).unlink(missing_ok=True)
+        return event, await self._attempt.blobs.fetch(event.batch, self._file(k))
 
     async def evaluations_done(self) -> None:
         """Wait for every evaluation that was asked for."""
@@ -77,6 +78,9 @@ class RolloutFeed:
     async def close(self) -> None:
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
+
+    def _file(self, k: int) -> Path:
+        return self._attempt.work_dir / f"batch-{k}.safetensors"
 
     async def _until(self, reached: Callable[[], bool], stage: str) -> None:
         wait = self._attempt.settings.batch_wait_s

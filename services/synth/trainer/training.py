@@ -47,6 +47,7 @@ async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProces
         run = await _Run.open(attempt, job, child)
         done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run, job))
         if isinstance(done, Paused):
+            attempt.lease.progress("publish", deadline=_PUBLISH_S)
             await run.announce.paused(done)
             return JobPaused(step=attempt.past.last_step, reason=_reason(run))
         return await _publish_model(run, done)

@@ -99,6 +99,7 @@ async def driving(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[D
 
 async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_as):
     versions = PolicyVersions()
+    whereabouts: list[bool] = []
     async with task_app(lambda: 200) as (url, sent_to), driving(bus_as, url, versions) as driver:
 
         async def play() -> list[str]:
@@ -106,13 +107,13 @@ async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_a
             for group in range(4):
                 [spot] = REQUEST.spots(JOB, group)
                 async with asyncio.timeout(10):
-                    await driver._play(REQUEST, spot, forgive_cut=False)
+                    await driver._play(REQUEST, spot, whereabouts.append, forgive_cut=False)
             return sorted(sent_to)
 
         await versions.loaded(1, "a")
         with pytest.raises(Transient, match=f"no replica serves version 2 of {JOB}"):
             await play()
-        assert sent_to == []
+        assert (sent_to, whereabouts) == ([], []), "and until then it is not at the app"
         await versions.loaded(2, "b")
         assert await play() == ["b"] * 4
         await versions.loaded(3, "a")
@@ -125,5 +126,5 @@ async def test_an_app_that_says_too_many_is_told_from_one_that_is_broken(bus_as,
     versions = PolicyVersions()
     await versions.loaded(2, "a")
     async with task_app(lambda: status) as (url, _), driving(bus_as, url, versions) as driver, asyncio.timeout(10):
-        tried = await driver.attempt(REQUEST, REQUEST.spots(JOB, 0)[0], 1)
+        tried = await driver.attempt(REQUEST, REQUEST.spots(JOB, 0)[0], 1, lambda there: None)
     assert tried.harm is harm

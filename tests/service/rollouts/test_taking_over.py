@@ -8,11 +8,12 @@ import pytest
 
 from synth.blobs import BlobStore
 from synth.bus.replay import replay
+from synth.errors import Problem
 from synth.events import RolloutCompleted, RolloutFailed
 from synth.ids import new_org_id
 from synth.rollouts.collector import Collector
 from synth.rollouts.record import RolloutLog
-from synth.rollouts.request import Gathered, Kept, Request, Spot, Tried
+from synth.rollouts.request import AtApp, Gathered, GivenUp, Kept, Request, Spot, Tried
 from tests.unit.rollouts.test_gathering import App, kept_groups
 
 ORG = new_org_id()
@@ -33,10 +34,10 @@ class DiesAt(App):
         self.reached, self.durable = asyncio.Event(), asyncio.Event()
         self._index = index
 
-    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
         if spot.index == self._index:
             self.reached.set()
-        return await super().attempt(request, spot, tries)
+        return await super().attempt(request, spot, tries, at_app)
 
 
 @pytest.mark.parametrize("dies_at", [8, 10, LAST])
@@ -93,3 +94,20 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     assert isinstance(again, Gathered)
     assert (third.played, again.groups, again.late) == ([], 6, {0: 1})
     assert kept_groups(REQUEST, again) == kept_groups(REQUEST, gathered)
+
+
+async def test_what_is_done_is_not_late_because_a_collector_that_was_replaced_thought_so(bus_as, blobs: BlobStore):
+    job = "job_replaced"
+    bus = await bus_as("rollouts")
+    app, log = App(), RolloutLog(bus, blobs, ORG, job, term=0)
+    request = Request(iteration=1, mode="train", seeds=[1], group_size=2, oldest_version=0)
+    app.keep = log.keep
+    await app.gather(request)
+    for spot in request.spots("job_x", 0):
+        await log.give_up(request, spot, GivenUp(Problem(what="late"), 1, late=True))
+    await log.read()
+    before = await log.before(request)
+    assert (set(before.done), before.given_up) == ({0, 1}, {})
+    gathered = await App().gather(request, before)
+    assert isinstance(gathered, Gathered)
+    assert kept_groups(request, gathered) == (1, 0, 2)

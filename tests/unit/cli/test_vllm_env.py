@@ -32,6 +32,24 @@ def test_without_one_the_error_says_how_to_make_it(tmp_path: Path, monkeypatch: 
         vllm_python()
 
 
+def test_what_is_no_python_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    monkeypatch.setenv("SYNTH_INFERENCE_PYTHON", str(python))
+    python.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(CliError, match="Permission denied"):
+        vllm_python()
+    python.chmod(0o755)
+    with pytest.raises(CliError, match="ends with status 3"):
+        vllm_python()
+
+
+def test_a_relative_path_holds_wherever_the_service_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = make_python(tmp_path / "env" / "python", lacks="")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SYNTH_INFERENCE_PYTHON", "env/python")
+    assert vllm_python() == str(python)
+
+
 def test_one_that_lacks_vllm_is_refused_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,23 @@ async def test_abort_returns_what_was_sampled(engine: Engine, reference: Any, to
     assert engine.stats().running == 0
 
 
+async def test_an_abort_at_the_first_moment_of_a_request_is_not_lost(engine: Engine) -> None:
+    task = asyncio.create_task(complete(engine, prompt(1, 8), endless(490), request_id="r"))
+    await asyncio.sleep(0)
+    engine.abort("r")
+    assert (await task).finish_reason == "abort"
+
+
+async def test_who_gives_up_waiting_for_a_score_costs_nobody_else_anything(engine: Engine) -> None:
+    (running,) = await begin(engine, [prompt(1, 8)], 60)
+    scores = [asyncio.create_task(engine.score(prompt(i, 400))) for i in range(8)]
+    await asyncio.sleep(0)
+    for score in scores:
+        score.cancel()
+    assert (await running).finish_reason == "length"
+    assert engine.healthy
+
+
 async def test_closing_the_stream_frees_the_place(engine: Engine) -> None:
     stream = engine.generate(prompt(1, 8), endless(500), request_id="r", timeout=30, stream=True)
     await anext(stream)

@@ -107,7 +107,7 @@ async def test_a_pinned_version_needs_no_place_of_its_own_and_goes_with_its_poli
     await policies.hold("job_1", shelf.files)
     await policies.hold("job_2", shelf.files)
     async with policies.lease("job_1@v2", beside="job_1"), policies.lease("job_2@v4", beside="job_2"):
-        with pytest.raises(Transient):
+        with pytest.raises(Transient, match="another version is in use; 'job_1@v3' has to wait"):
             async with policies.lease("job_1@v3", beside="job_1"):
                 pass
     async with policies.lease("job_1@v3", beside="job_1"):

@@ -21,6 +21,7 @@ TEMPLATES = {
     "qwen3": "… </think> … <tool_call> …",
     "qwen2.5": "… <tool_call> …",
     "qwen3-coder": "… <tool_call>\n<function=example_function_name> …",
+    "qwen3.5": "… </think> … <tool_call>\n<function=example_function_name> …",
 }
 TYPES = {"n": "integer", "x": "number", "on": "boolean", "items": "array", "what": "string"}
 TOOLS: Any = [
@@ -77,7 +78,7 @@ def calls(message: Message) -> list[tuple[str, Any]]:
 
 def test_the_template_says_which_family_a_model_is_of() -> None:
     for name in TEMPLATES:
-        assert family(name).thinks is (name == "qwen3")
+        assert family(name).thinks is (name in ("qwen3", "qwen3.5"))
     assert family_of("{{ messages }}").name == "qwen2.5"
 
 
@@ -104,6 +105,8 @@ def test_thoughts_stand_at_the_beginning(tokenizer: Tokenizer, text: str, though
 def test_a_reply_that_begins_in_thoughts_is_thoughts_until_they_end(tokenizer: Tokenizer) -> None:
     message = read(tokenizer, "why\n</think>\n\nso", in_thoughts=True)
     assert (message.thoughts, message.content) == ("why", "so")
+    message = read(tokenizer, f"why\n</think>\n\n{XML_CALL}", "qwen3.5", in_thoughts=True)
+    assert (message.thoughts, message.content, calls(message)) == ("why", None, [("move", {"n": 1})])
     message = read(tokenizer, f"why {JSON_CALL}", in_thoughts=True)
     assert (message.thoughts, message.content, message.tool_calls) == (f"why {JSON_CALL}", "", None)
 

@@ -13,7 +13,7 @@ from synth.rollouts.collector import Collector
 from synth.rollouts.groups import Collected
 from synth.rollouts.meters import ConcurrencyMetrics
 from synth.rollouts.outcome import EnvironmentFailed, Rewarded
-from synth.rollouts.request import NOTHING_BEFORE, Before, Broken, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.request import NOTHING_BEFORE, AtApp, Before, Broken, GivenUp, Kept, Request, Spot, Tried
 from synth.rollouts.versions import PolicyVersions
 from synth.trajectories import CompletionRecord
 
@@ -38,7 +38,7 @@ class App:
         self.kept: list[Kept] = []
         self.given_up: list[int] = []
 
-    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
         self.running += 1
         self.most = max(self.most, self.running)
         self.tries.append(spot.index)
@@ -111,7 +111,7 @@ async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_
 async def test_what_a_rollout_meets_that_is_nobodys_fault_reaches_whoever_owns_the_task():
     app = App()
 
-    async def gone(request: Request, spot: Spot, tries: int) -> Tried:
+    async def gone(request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
         raise Transient("no replica")
 
     app.attempt = gone

@@ -11,7 +11,18 @@ from synth.errors import Problem
 from synth.rollouts.collector import Collector
 from synth.rollouts.groups import Collected, build_batch
 from synth.rollouts.outcome import EnvironmentFailed, Rewarded
-from synth.rollouts.request import NOTHING_BEFORE, Before, Broken, Gathered, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.request import (
+    NOTHING_BEFORE,
+    AtApp,
+    Before,
+    Broken,
+    Gathered,
+    GivenUp,
+    Kept,
+    Request,
+    Spot,
+    Tried,
+)
 from tests.unit.rollouts.test_collector import RECORD
 
 REFILLED = Request(
@@ -20,7 +31,8 @@ REFILLED = Request(
 
 
 class App:
-    """Pays by seed and place in the group; rollouts of `hang` never end, `fail` are the environment's errors.
+    """Pays by seed and place in the group; rollouts of `hang` never end, `fail` are the environment's errors, those of
+    `lose` lose their replica and wait for another.
 
     chance: shuffles the order in which rollouts end.
     """
@@ -31,18 +43,26 @@ class App:
         flat: set[int] | None = None,
         hang: set[int] | None = None,
         fail: set[int] | None = None,
+        lose: set[int] | None = None,
         chance: random.Random | None = None,
     ) -> None:
         self.flat, self.hang, self.fail = flat or set(), hang or set(), fail or set()
+        self.lose, self.lost, self.served_again = lose or set(), asyncio.Event(), asyncio.Event()
         self.chance = chance or random.Random(0)
         self.played: list[int] = []
         self.closed: list[int] = []
         self.kept: dict[int, Collected] = {}
         self.given_up: dict[int, GivenUp] = {}
 
-    async def attempt(self, request: Request, spot: Spot, tries: int) -> Tried:
+    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
         self.played.append(spot.index)
         try:
+            at_app(True)
+            if spot.index in self.lose:
+                at_app(False)
+                self.lost.set()
+                await self.served_again.wait()
+                at_app(True)
             for _ in range(self.chance.randint(1, 9)):
                 await asyncio.sleep(0)
             if spot.index in self.hang:
@@ -148,6 +168,30 @@ async def test_a_hung_rollout_is_cut_off_and_its_group_goes_with_the_others():
     assert (successor.played, again.late, kept_groups(request, again)) == ([], {0: 1}, (2, 0, 7))
 
 
+async def test_time_without_a_replica_is_not_the_groups(monkeypatch: pytest.MonkeyPatch):
+    request = Request(iteration=1, mode="train", seeds=[1], group_size=4, oldest_version=0)
+    loop, passed = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed)
+    app = App(hang={1}, lose={2})
+    gathering = asyncio.create_task(app.gather(request, group_timeout_s=9.0))
+    await app.lost.wait()
+    passed += 10
+    await settle()
+    assert (app.given_up, gathering.done()) == ({}, False)
+    app.served_again.set()
+    await settle()
+    passed += 10
+    gathered = await gathering
+    assert isinstance(gathered, Gathered)
+    assert (gathered.late, kept_groups(request, gathered)) == ({0: 1}, (1, 0, 3))
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def test_a_group_of_which_one_rollout_is_done_in_time_is_dropped_and_refilled():
     app = App(hang={1})
     gathered = await app.gather(REFILLED, group_timeout_s=0.05)
@@ -173,9 +217,9 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
     app = App(flat={1, 2})
     starts: list[int] = []
 
-    async def attempt(request: Request, spot: Spot, tries: int) -> Tried:
+    async def attempt(request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
         starts.append(request.iteration)
-        return await app.attempt(request, spot, tries)
+        return await app.attempt(request, spot, tries, at_app)
 
     collector = Collector(
         "job_x",
@@ -187,14 +231,6 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
         progress=lambda done, of: None,
     )
     later = Request(iteration=3, mode="train", seeds=[50, 51], group_size=2, oldest_version=0)
-    starts: list[int] = []
-    play = app.attempt
-
-    async def noted(request: Request, spot: Spot, tries: int) -> Tried:
-        starts.append(request.iteration)
-        return await play(request, spot, tries)
-
-    collector._attempt = noted
     async with asyncio.timeout(30):
         await asyncio.gather(
             collector.collect(REFILLED, NOTHING_BEFORE, turn=1), collector.collect(later, NOTHING_BEFORE, turn=2)

@@ -73,6 +73,8 @@ def test_the_same_error_without_a_completion_is_the_environments():
         (200, {"metrics": {}}, "no reward"),
         (200, {"metrics": {"outcome_score": "NaN"}}, "reward is nan"),
         (200, {"metrics": {"mean_return": float("inf")}}, "reward is inf"),
+        (200, {"metrics": {"outcome_score": -1e200}}, "reward is -1e+200"),
+        (200, {"metrics": {"outcome_score": 10**400}}, "reward is inf"),
         (400, {"detail": {"error": {"code": "unauthorised"}}}, "refuses the environment key"),
     ],
 )

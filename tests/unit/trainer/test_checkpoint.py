@@ -104,6 +104,16 @@ def test_another_fingerprint_may_differ_within_its_tolerance(folder: Path) -> No
         check_same_loss(state, state.loss + 1e-7, state.fingerprint)
 
 
+def test_a_checkpoint_of_another_precision_may_differ_by_that_of_the_coarser(folder: Path) -> None:
+    saved = load_checkpoint(folder).state
+    here, loss = saved.fingerprint, saved.loss
+    assert loss is not None
+    state = msgspec.structs.replace(saved, fingerprint=msgspec.structs.replace(here, dtype="bf16"))
+    check_same_loss(state, loss + 1e-2, here)
+    with pytest.raises(TrainingFailed, match="bf16 then, fp32 now"):
+        check_same_loss(state, loss + 3e-2, here)
+
+
 def test_a_save_that_died_half_way_leaves_no_checkpoint(model_dir: Path, folder: Path) -> None:
     half = folder.with_name(".checkpoint-2.partial")
     shutil.copytree(folder, half)

@@ -163,6 +163,15 @@ def test_a_reference_draws_nothing_from_the_run_s_chance(model_dir: Path) -> Non
     assert torch.equal(states[0], states[1])
 
 
+def test_a_copy_has_the_attention_of_the_policy_and_not_of_the_device_it_was_loaded_on(model_dir: Path) -> None:
+    recipe = rl_recipe(reference="dedicated", kl_beta=0.1)
+    policy = load_policy(model_dir, recipe, dropout=False)
+    policy.model.set_attn_implementation("eager")
+    reference = load_reference(policy, recipe)
+    assert isinstance(reference, FrozenCopy)
+    assert reference.policy.model.config._attn_implementation == "eager"
+
+
 def test_a_device_that_is_not_there_is_named(model_dir: Path) -> None:
     with pytest.raises(TrainingFailed, match=r"'meat:1'.*SYNTH_REFERENCE_DEVICE") as caught:
         trainer_for(model_dir, reference="dedicated", reference_device="meat:1")

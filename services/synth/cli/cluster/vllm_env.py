@@ -21,7 +21,7 @@ def vllm_python() -> str:
     Raises `CliError` when there is none, or it has no vLLM.
     """
     named = os.environ.get("SYNTH_INFERENCE_PYTHON")
-    places = [Path(named)] if named else [root / _FOLDER / "bin" / "python" for root in _roots()]
+    places = [Path(named).absolute()] if named else [root / _FOLDER / "bin" / "python" for root in _roots()]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise CliError(
@@ -30,15 +30,26 @@ def vllm_python() -> str:
             fix="make it: make install-vllm; or name another one's Python in SYNTH_INFERENCE_PYTHON",
             where="--engine vllm",
         )
-    asked = subprocess.run([found, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
-    if asked.returncode or asked.stdout.strip():
+    if lacking := _lacking(found):
         raise CliError(
             f"{found} cannot run the inference service with vLLM",
             expected="an environment with vLLM and this package",
             fix="make it anew: make install-vllm",
-            where=asked.stderr.strip().splitlines()[-1] if asked.returncode else f"without {asked.stdout.strip()}",
+            where=lacking,
         )
     return str(found)
+
+
+def _lacking(python: Path) -> str:
+    """What keeps it from running the service; "" when nothing does."""
+    try:
+        asked = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if asked.returncode:
+        return asked.stderr.strip().rpartition("\n")[2] or f"it ends with status {asked.returncode}"
+    missing = asked.stdout.strip()
+    return f"without {missing}" if missing else ""
 
 
 def _roots() -> list[Path]:

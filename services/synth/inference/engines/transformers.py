@@ -146,6 +146,8 @@ class TransformersEngine:
         ids, done = list(token_ids), Future[list[float]]()
 
         def act() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 done.set_result(self._batcher.score(ids))
             except BaseException as error:
@@ -163,6 +165,8 @@ class TransformersEngine:
         done: Future[WeightProof] = Future()
 
         def swap() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 proof = self._live.load(weights)
                 if proof.matched != proof.tensors:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
+import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,12 +22,37 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from synth.errors import Permanent, SynthError, Transient
+from synth.errors import Permanent, Transient
+from synth.inference.engines.vllm import process
 from synth.weights import save_tensors
+
+log = logging.getLogger(__name__)
 
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
+_FOLDER = "synth-vllm-"
 _RPC_TIMEOUT_S = 120.0
+# Longer than a completion may take (110 s): by then whatever ran on an old version has ended.
+_ROOM_TIMEOUT_S = 150.0
+
+
+def make_folder() -> Path:
+    """A new folder for the files of one host. Those of services that were killed are removed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
 
 
 @dataclass(eq=False, slots=True)
@@ -50,15 +78,17 @@ class Adapters:
         self._layers = layers
         self._ids = itertools.count(1)
         self._held: set[Adapter] = set()
+        self._freed = asyncio.Event()
         self._unloading: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
 
     async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> Adapter:
-        """Load an adapter. tensors: by peft's names. config: peft's adapter configuration.
+        """Load an adapter, once there is room for it. tensors: by peft's names. config: peft's adapter configuration.
 
-        Raises `Permanent` for one that vLLM cannot serve, `Transient` when there is no room for another.
+        Raises `Permanent` for one that vLLM cannot serve, `Transient` when there is no room for longer than a
+        completion takes, or the engine process ends.
         """
 
         self._check_layers(tensors)
@@ -83,12 +113,7 @@ class Adapters:
     async def _load(self, fill: Callable[[Path], None]) -> Adapter:
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
-        if len(self._held) >= self._most:
-            raise Transient(
-                f"the host holds {len(self._held)} adapters, old versions that still run included; expected fewer than "
-                f"{self._most}; wait until one is let go of, or raise the engine setting max_adapters",
-                delay=5,
-            )
+        await self._wait_for_room()
         number = next(self._ids)
         folder = self._folder / f"adapter-{number}"
         adapter = Adapter(LoRARequest(f"adapter-{number}", number, str(folder)), folder)
@@ -96,23 +121,32 @@ class Adapters:
         try:
             folder.mkdir()
             await asyncio.to_thread(fill, folder)
-            async with asyncio.timeout(_RPC_TIMEOUT_S):
-                await self._llm.add_lora(adapter.request)
-        except TimeoutError:
-            self.release(adapter)
-            raise Transient(f"vLLM did not load an adapter in {_RPC_TIMEOUT_S:g} s") from None
+            await process.answer(self._llm, self._llm.add_lora(adapter.request), timeout=_RPC_TIMEOUT_S)
+        except (Transient, asyncio.CancelledError):
+            self.release(adapter)  # vLLM may have begun to load it
+            raise
         except (OSError, SafetensorError) as error:
             self._forget(adapter)
             raise Permanent(f"the adapter cannot be read: {error}") from error
-        except asyncio.CancelledError:
-            self.release(adapter)  # vLLM may have begun to load it
-            raise
         except Exception as error:
             self._forget(adapter)
-            if self._llm.errored or isinstance(error, SynthError):
+            if isinstance(error, Permanent):
                 raise
             raise Permanent(f"vLLM cannot serve the adapter: {error}") from error
         return adapter
+
+    async def _wait_for_room(self) -> None:
+        try:
+            async with asyncio.timeout(_ROOM_TIMEOUT_S):
+                while len(self._held) >= self._most:
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            raise Transient(
+                f"the host holds {len(self._held)} adapters, old versions that still run included, and none of them "
+                f"was let go of in {_ROOM_TIMEOUT_S:g} s; expected fewer than {self._most}",
+                delay=5,
+            ) from None
 
     @asynccontextmanager
     async def using(self, adapter: Adapter | None) -> AsyncIterator[Any]:
@@ -132,6 +166,11 @@ class Adapters:
         if adapter is not None:
             adapter.released = True
             self._unload_if_idle(adapter)
+
+    def close(self) -> None:
+        """The engine process is about to end, and everything in it."""
+        for unloading in list(self._unloading):
+            unloading.cancel()
 
     async def settled(self) -> None:
         """Wait until what is let go of and idle is unloaded."""
@@ -156,12 +195,14 @@ class Adapters:
 
     async def _unload(self, adapter: Adapter) -> None:
         try:
-            if not self._llm.errored:
-                async with asyncio.timeout(_RPC_TIMEOUT_S):
-                    await self._llm.remove_lora(adapter.request.lora_int_id)
+            unloaded = self._llm.remove_lora(adapter.request.lora_int_id)
+            await process.answer(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)
+        except Transient as error:
+            log.warning("%s was not unloaded: %s", adapter.request.lora_name, error)
         finally:
             self._forget(adapter)
 
     def _forget(self, adapter: Adapter) -> None:
         self._held.discard(adapter)
+        self._freed.set()
         shutil.rmtree(adapter.folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from synth.inference.engines.vllm.host import VllmHost
 from synth.weights import PolicyWeights
 
 _ABORT_TIMEOUT_S = 10.0
+_ADMITTED_LOOK_S = 0.01
 
 
 @dataclass(slots=True)
@@ -139,9 +140,17 @@ class VllmEngine:
     def abort(self, request_id: str) -> None:
         name = self._open.get(request_id)
         if name is not None and not self._host.llm.errored:
-            task = asyncio.create_task(self._host.llm.abort(name), name=f"abort {name}")
+            task = asyncio.create_task(self._abort(request_id, name), name=f"abort {name}")
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
+
+    async def _abort(self, request_id: str, name: str) -> None:
+        known = self._host.llm.output_processor.external_req_ids
+        # vLLM first has a thread look at the prompt; of what it does not know yet, it would forget the abort.
+        while name not in known and self._open.get(request_id) == name and not self._host.llm.errored:  # noqa: ASYNC110
+            await asyncio.sleep(_ADMITTED_LOOK_S)  # vLLM has no event for it
+        if name in known:
+            await self._host.llm.abort(name)
 
     def end_requests(self) -> None:
         """Abort everything that is open."""

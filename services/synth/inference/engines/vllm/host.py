@@ -7,7 +7,6 @@ import itertools
 import logging
 import secrets
 import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -18,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import metrics, process, sampling, selftest
-from synth.inference.engines.vllm.adapters import Adapters
+from synth.inference.engines.vllm.adapters import Adapters, make_folder
 from synth.inference.engines.vllm.checkpoint import Checkpoint, read_checkpoint
 from synth.inference.engines.vllm.plugin import FILE_BACKEND
 
@@ -30,6 +29,8 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK = 32
 _CPU_KV_BYTES = 1 << 30
 _GPU_MEMORY = 0.6
+# With a budget of the KV cache it is only what vLLM wants to find free at its start.
+_GPU_MEMORY_BUDGETED = 0.01
 _SWAP_TIMEOUT_S = 600.0
 _SCORE_TIMEOUT_S = 120.0
 _CALL_TIMEOUT_S = 60.0
@@ -81,7 +82,7 @@ class VllmHost:
             raise
         except Exception as error:
             raise Permanent(f"vLLM cannot serve {model_dir.name!r}: {error}") from error
-        host = cls(llm, Path(tempfile.mkdtemp(prefix="synth-vllm-")), model, settings, rank)
+        host = cls(llm, make_folder(), model, settings, rank)
         metrics.show(llm.synth_registry)
         try:
             await host._set_up()
@@ -93,7 +94,7 @@ class VllmHost:
     @property
     def healthy(self) -> bool:
         """False once the engine process has ended, the host is closed, or it was found to serve wrong weights."""
-        return not (self._closed or self._failure or self.llm.errored) and process.process_of(self.llm).is_alive()
+        return not (self._closed or self._failure or process.ended(self.llm))
 
     @property
     def policies(self) -> int:
@@ -186,7 +187,7 @@ class VllmHost:
 
         Running requests go on with their KV computed anew. rows: two rows of the embedding that change places on the
         way. Raises `Permanent`, after which the host is not healthy, when vLLM breaks off half-way, or when the
-        prefix cache still answers with the old weights.
+        prefix cache still answers with the old weights; `Transient` when the engine process ends.
         """
         # A caller that gives up half-way must not leave the engine paused, or between two policies.
         swapping = asyncio.create_task(self._swap(files, version, rows), name=f"swap to version {version}")
@@ -195,8 +196,7 @@ class VllmHost:
 
     async def name_version(self, version: int) -> None:
         """What the weights are from now on called, which were loaded before."""
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
-            await self.llm.update_weight_version(str(version))
+        await process.answer(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
 
     async def close(self) -> None:
         """End the engine process, for sure. Policies that are still loaded are closed with it."""
@@ -205,6 +205,7 @@ class VllmHost:
         self._closed = True
         for engine in list(self.loaded):
             await engine.close()
+        self.adapters.close()
         metrics.hide(self.llm.synth_registry)
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()  # or it reports the end as an error
@@ -212,24 +213,15 @@ class VllmHost:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _swap(self, files: list[Path], version: int, rows: tuple[int, int] | None) -> list[str]:
-        from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
-            WeightTransferUpdateRequest,
-        )
-
         update = {"files": [str(f) for f in files], "swap": [self.model.embedding, *rows] if rows else []}
         async with self._swapping:
             self.check()
             filled = await selftest.fill_prefix_cache(self)
             self.dirty = True
             try:
-                async with asyncio.timeout(_SWAP_TIMEOUT_S):
-                    await self.llm.pause_generation(mode="keep", clear_cache="clear_cache" in self.settings.workarounds)
-                    await self.llm.start_weight_update()
-                    await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-                    taken = (await self.llm.collective_rpc("synth_loaded"))[0]
-                    await self.llm.finish_weight_update(str(version))
-                    await self.llm.resume_generation()
+                taken = await process.answer(self.llm, self._update(update, version), timeout=_SWAP_TIMEOUT_S)
             except Exception as error:
+                self.check()  # that it was killed meanwhile says nothing of the weights
                 reason = f"policy version {version}: vLLM broke off half-way: {type(error).__name__}: {error}"
                 raise self.fail(Permanent(reason)) from error
             try:
@@ -238,9 +230,22 @@ class VllmHost:
                 raise self.fail(error) from None
         return taken
 
+    async def _update(self, update: dict[str, Any], version: int) -> list[str]:
+        from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
+            WeightTransferUpdateRequest,
+        )
+
+        await self.llm.pause_generation(mode="keep", clear_cache="clear_cache" in self.settings.workarounds)
+        await self.llm.start_weight_update()
+        await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        taken = (await self.llm.collective_rpc("synth_loaded"))[0]
+        await self.llm.finish_weight_update(str(version))
+        await self.llm.resume_generation()
+        return taken
+
     async def _set_up(self) -> None:
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
-            await self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),))
+        settled = self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),))
+        await process.answer(self.llm, settled, timeout=_CALL_TIMEOUT_S)
         if self.max_lora_rank is None:
             await selftest.reload_reaches_the_head(self)
         else:
@@ -289,7 +294,7 @@ def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: 
         max_model_len=-1,  # as long as the model's context and the KV cache allow
         block_size=_CPU_BLOCK if cpu else None,
         kv_cache_memory_bytes=settings.kv_budget_bytes or (_CPU_KV_BYTES if cpu else None),
-        gpu_memory_utilization=_GPU_MEMORY,
+        gpu_memory_utilization=_GPU_MEMORY if cpu or settings.kv_budget_bytes is None else _GPU_MEMORY_BUDGETED,
         max_num_seqs=settings.max_rows,
         logprobs_mode="processed_logprobs",
         logits_processors=[bans.PATH],

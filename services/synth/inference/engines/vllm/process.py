@@ -7,20 +7,25 @@ nothing else, forks them all: 2.4 CPU-seconds each. It ends with the service.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, TypeVar
 
-from synth.errors import Permanent
+from synth.errors import Permanent, Transient
+
+T = TypeVar("T")
 
 _preparing = threading.Lock()
+_launching = threading.Lock()
 _KILLED_TIMEOUT_S = 10.0
 _ENDED_TIMEOUT_S = 10.0
+_LOOK_S = 0.5
 
 
 def on_cpu() -> bool:
@@ -66,19 +71,46 @@ def prepare(threads: int) -> None:
 def forked() -> Iterator[None]:
     """Within it, vLLM's EngineCore processes are forked from the fork server, where that is safe: on a CPU.
 
-    vLLM knows the names "spawn" and "fork" only, so its choice of a context is replaced.
+    vLLM knows the names "spawn" and "fork" only, so its choice of a context is replaced. That choice is the whole
+    process's: one thread at a time, or the first to leave would have the second fork the service.
     """
     if not on_cpu():
         yield
         return
     import vllm.v1.engine.utils as launching  # pyright: ignore[reportMissingImports]
 
-    chosen = launching.get_mp_context
-    launching.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+    with _launching:
+        chosen = launching.get_mp_context
+        launching.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+        try:
+            yield
+        finally:
+            launching.get_mp_context = chosen
+
+
+async def answer(llm: Any, call: Coroutine[Any, Any, T], *, timeout: float) -> T:
+    """What the engine process answers to a call, which vLLM leaves waiting for ever when that process ends.
+
+    Raises `Transient` when it ends, or has not answered in `timeout` seconds, and whatever else the call raises.
+    """
+    clock = asyncio.get_running_loop().time
+    calling, give_up = asyncio.ensure_future(call), clock() + timeout
     try:
-        yield
+        while not calling.done() and not ended(llm):
+            left = give_up - clock()
+            if left <= 0:
+                raise Transient(f"vLLM did not answer in {timeout:g} s")
+            await asyncio.wait([calling], timeout=min(left, _LOOK_S))
+        if ended(llm) and (not calling.done() or calling.exception() is not None):
+            raise Transient("the engine process has ended")
+        return calling.result()
     finally:
-        launching.get_mp_context = chosen
+        calling.cancel()
+
+
+def ended(llm: Any) -> bool:
+    """Whether the process of an AsyncLLM cannot answer any more."""
+    return llm.errored or not process_of(llm).is_alive()
 
 
 def end(llm: Any) -> None:

@@ -39,6 +39,7 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
         seed=params.seed,
         stop=list(params.stop) or None,
         detokenize=bool(params.stop),
+        skip_special_tokens=False,  # a mark of the chat format, which some tokenizers hold as special, ends a text too
         stop_token_ids=stop_ids,
         ignore_eos=True,
         logprobs=0,

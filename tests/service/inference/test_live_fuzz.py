@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.requests import ChatRequest
 from synth.inference.tokenizers import load_tokenizer
 from tests.unit.inference.serving import OURS, Served, credential
+from tests.unit.inference.tiny import save_tiny_model
 
 FIELDS = [field.name for field in msgspec.structs.fields(ChatRequest)]
 _rollouts = itertools.count()
@@ -117,7 +117,9 @@ def _bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-async def served(model_dir: Path) -> AsyncIterator[Served]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    model_dir = tmp_path_factory.mktemp("tiny-qwen3")
+    save_tiny_model(model_dir)
     engine = await TransformersEngine.load(model_dir, settings=EngineSettings(device="cpu", seed=0))
     one = Served(engine, ChatFormat(load_tokenizer(model_dir)))
     yield one

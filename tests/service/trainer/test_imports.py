@@ -1,0 +1,12 @@
+"""What the start of a training process does not pay for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_an_adapter_without_qlora_does_not_load_bitsandbytes() -> None:
+    """It brings torch's compiler, seconds of each process's start."""
+    script = "import sys, synth.light_peft as p; p.LoraConfig(); sys.exit('bitsandbytes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
