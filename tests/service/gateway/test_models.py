@@ -122,9 +122,12 @@ async def test_a_published_model_is_listed_and_downloaded(user, bus_as, blobs, t
     base.mkdir(parents=True, exist_ok=True)
     (base / "config.json").write_text('{"model_type": "qwen3"}')
     await user.http.post(f"/api/jobs/{(await user.submit())['id']}/cancel")
-    listed = (await user.http.get("/api/models")).json()["data"]
-    assert [m["id"] for m in listed] == [name, "tiny-base"]
-    assert [m["id"] for m in (await user.http.get("/v1/models")).json()["data"]] == [name, "tiny-base"]
+    for path in ("/api/models", "/v1/models"):
+        listed = [m["id"] for m in (await user.http.get(path)).json()["data"]]
+        # Behind it stand the bases of this machine, some of them other tests'.
+        assert listed[0] == name
+        assert "tiny-base" in listed[1:]
+        assert not [id for id in listed[1:] if ":" in id]
     model = (await user.http.get(f"/api/models/{name}")).json()
     assert (model["job_id"], model["kind"], model["step"]) == (id, "full", 3)
     files = (await user.http.get("/api/model-files", params={"model": name})).json()["data"]
