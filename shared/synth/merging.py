@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from pathlib import Path
 
 from torch import Tensor
 
-from synth.weights import WeightsError, load_tensors, merge_lora, save_tensors
+from synth.weights import WeightsError, load_tensors, merge_lora, save_tensors, whole_folder
 
 __all__ = ["WeightsError", "write_merged_model"]
 
@@ -27,13 +26,8 @@ def write_merged_model(base: Path, adapter: Path, target: Path) -> None:
     weights: dict[str, Tensor] = {}
     for shard in sorted(base.glob("*.safetensors")):
         weights |= load_tensors(shard)[0]
-    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
-    partial.mkdir(parents=True)
-    for file in base.iterdir():
-        if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json")):
-            shutil.copy(file, partial / file.name)
-    save_tensors(partial / "model.safetensors", merge_lora(weights, deltas, config), header={"format": "pt"})
-    try:
-        partial.rename(target)
-    except OSError:  # another task of this process was first
-        shutil.rmtree(partial)
+    with whole_folder(target) as partial:
+        for file in base.iterdir():
+            if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json")):
+                shutil.copy(file, partial / file.name)
+        save_tensors(partial / "model.safetensors", merge_lora(weights, deltas, config), header={"format": "pt"})

@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import uuid
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 
-from synth.weights import WeightsError, load_tensors, save_tensors
+from synth.weights import WeightsError, load_tensors, save_tensors, whole_folder
 
 #: Where in a rounded folder the 4 bits are.
 FOLDER = "nf4"
@@ -97,9 +96,8 @@ def write_rounded_model(source: Path, target: Path) -> None:
         return
     wanted = _linear_weights(source)
     missing = set(wanted)
-    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        (partial / FOLDER).mkdir(parents=True)
+    with whole_folder(target) as partial:
+        (partial / FOLDER).mkdir()
         for file in sorted(source.iterdir()):
             if file.suffix == ".safetensors":
                 missing -= _round_file(file, wanted, partial)
@@ -111,12 +109,6 @@ def write_rounded_model(source: Path, target: Path) -> None:
                 f"{f', first {min(missing)!r}' if missing else ''}; expected a model in safetensors files, "
                 "by its own names"
             )
-        partial.rename(target)
-    except OSError:
-        if not target.exists():  # else another task of this process was first
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _round_file(file: Path, wanted: set[str], partial: Path) -> set[str]:

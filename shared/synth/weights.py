@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -143,6 +147,25 @@ def write_whole(path: Path, body: bytes) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(body)
     _commit(partial, path)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Generator[Path]:
+    """A folder to fill, which becomes `target` when the block ends; after an error in it nothing stays behind.
+
+    A target that somebody else has made meanwhile is complete, and is left.
+    """
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        try:
+            partial.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _commit(partial: Path, path: Path) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from synth.weights import WeightsError, merge_lora, mismatched, read_policy, tensor_digests, write_policy
+from synth.weights import (
+    WeightsError,
+    merge_lora,
+    mismatched,
+    read_policy,
+    tensor_digests,
+    whole_folder,
+    write_policy,
+)
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -77,3 +85,22 @@ def test_an_adapter_that_is_no_plain_sum_is_not_merged() -> None:
         merge_lora({}, {}, {"r": 2, "lora_alpha": 4, "use_dora": True})
     with pytest.raises(WeightsError, match="no counterpart"):
         merge_lora({}, {"base_model.model.x.lora_A.weight": torch.ones(1, 1)}, {"r": 1, "lora_alpha": 1})
+
+
+def test_a_folder_appears_whole_or_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with pytest.raises(FileNotFoundError), whole_folder(target) as partial:
+        (partial / "a").write_text((tmp_path / "missing").read_text())
+    assert list(tmp_path.iterdir()) == []
+    with whole_folder(target) as partial:
+        (partial / "a").write_text("mine")
+        with whole_folder(target) as other:
+            (other / "a").write_text("first")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert (target / "a").read_text() == "first"
+
+
+def test_a_folder_that_cannot_be_put_in_its_place_is_an_error(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with pytest.raises(FileNotFoundError), whole_folder(target) as partial:
+        partial.rmdir()

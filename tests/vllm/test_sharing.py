@@ -35,7 +35,7 @@ async def test_more_policies_than_slots_each_keep_their_own_weights(
     for version, policy in enumerate(policies[1:], start=1):
         turn_adapter(adapted, version)
         await policy.update_weights(publish_adapter(tmp_path, adapted, version), version)
-    assert lora_host.policies == len(policies)
+    assert len(lora_host.loaded) == len(policies)
     # One prompt for all, longer than a block: the prefix cache must tell the policies apart.
     ids = prompt(3, 70)
     results = await asyncio.gather(*(complete(policy, ids, endless(12)) for policy in policies for _ in range(2)))
@@ -49,7 +49,7 @@ async def test_more_policies_than_slots_each_keep_their_own_weights(
     for policy in policies:
         await policy.close()
     await lora_host.adapters.settled()
-    assert lora_host.policies == len(lora_host.adapters) == 0
+    assert len(lora_host.loaded) == len(lora_host.adapters) == 0
 
 
 async def test_an_adapter_folder_is_served_and_may_go_away(

@@ -44,7 +44,7 @@ from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rollouts of a job are done, and how many its environment failed for good."""
+    """How many rollouts of a job are done, and how many are not part of their group: failed for good, or cut off."""
 
     completed: int = 0
     failed: int = 0

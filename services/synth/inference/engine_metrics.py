@@ -45,6 +45,6 @@ class EngineMetrics(Collector):
                     family.add_metric([model], getattr(reading, name))
                 yield family
         shared = GaugeMetricFamily("synth_vllm_host_policies", "Models on a vLLM host", labels=["base", "host"])
-        for number, (folder, policies) in enumerate(self._hosts.leases()):
-            shared.add_metric([str(folder), str(number)], policies)
+        for (base, number), policies in self._hosts.leases().items():
+            shared.add_metric([base, str(number)], policies)
         yield shared

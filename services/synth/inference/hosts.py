@@ -7,18 +7,16 @@ a policy whose full weights are replaced has a host to itself.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from synth import logs
-from synth.errors import Permanent
+from synth.inference.engines.limits import lora_room
 
 log = logs.get("hosts")
-
-#: The largest rank of an adapter, in the steps in which vLLM reserves room for it.
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class Host(Protocol):
@@ -52,8 +50,9 @@ class HostLease(Generic[H]):
 
 @dataclass(eq=False)
 class _Entry(Generic[H]):
-    """rank: as in `Start`. leases: places that are taken or waited for."""
+    """number: of this process's hosts, from 1. rank: as in `Start`. leases: places that are taken or waited for."""
 
+    number: int
     model_dir: Path
     rank: int | None
     starting: asyncio.Task[H]
@@ -75,22 +74,23 @@ class Hosts(Generic[H]):
         self._start = start
         self._max_rank = max_rank
         self._entries: list[_Entry[H]] = []
+        self._numbers = itertools.count(1)
 
-    def leases(self) -> list[tuple[Path, int]]:
-        """The folder of each host's base, and how many policies are on it or on their way."""
-        return [(entry.model_dir, entry.leases) for entry in self._entries]
+    def leases(self) -> dict[tuple[str, int], int]:
+        """How many policies are on each host or on their way, by the name of its base and its number."""
+        return {(entry.model_dir.name, entry.number): entry.leases for entry in self._entries}
 
     async def take(self, model_dir: Path, *, rank: int | None) -> HostLease[H]:
         """A place on a host of this base for an adapter of this rank (0: the base itself), or, None, a host alone.
 
         Raises `Permanent` for a rank beyond what vLLM has room for, and whatever starting a host raises.
         """
-        room = None if rank is None else self._room_for(rank)
+        room = None if rank is None else lora_room(max(rank, self._max_rank))
         entry = next((e for e in self._entries if self._shared(e, model_dir, room)), None)
         if entry is None:
             log.info("starting vLLM, which takes half a minute", model=model_dir.name, max_rank=room)
             starting = asyncio.create_task(self._run(model_dir, room), name=f"vLLM on {model_dir.name}")
-            entry = _Entry(model_dir, room, starting)
+            entry = _Entry(next(self._numbers), model_dir, room, starting)
             self._entries.append(entry)
         entry.leases += 1
         try:
@@ -100,13 +100,6 @@ class Hosts(Generic[H]):
             await self._leave(entry)
             raise
         return HostLease(host, lambda: self._leave(entry))
-
-    def _room_for(self, rank: int) -> int:
-        wanted = max(rank, self._max_rank)
-        room = next((r for r in _RANKS if r >= wanted), None)
-        if room is None:
-            raise Permanent(f"an adapter of rank {wanted} cannot be served by vLLM; expected at most {_RANKS[-1]}")
-        return room
 
     def _shared(self, entry: _Entry[H], model_dir: Path, room: int | None) -> bool:
         if entry.model_dir != model_dir or room is None or entry.rank is None:

@@ -31,7 +31,8 @@ class InferenceSettings(ServiceSettings):
     """`cpu`, `cuda:0` …; unset: the first GPU if there is one."""
 
     kv_budget_bytes: int | None = None
-    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU, 60 % of what is free on a GPU."""
+    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU; on a GPU 60 % of what is free, and
+    with vLLM 60 % of all of it, weights included."""
 
     max_rows: int = 256
     """Completions that are sampled together in one step."""

@@ -62,11 +62,12 @@ class Followers:
         if code == 0:
             return
         self._ended.set()
-        if not said:
+        try:
+            failed = msgspec.json.decode(said, type=Failed)
+        except msgspec.DecodeError:  # killed, before it had said anything or in the middle of it
             self._lost.set()
             print(f"rank {rank} ended by itself ({code})", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(_LOST)
-        failed = msgspec.json.decode(said, type=Failed)
         if failed.code == "internal" and self._lost.wait(_GRACE):
             return
         self._fail(Failed(code=failed.code, detail=f"rank {rank}: {failed.detail}"))

@@ -48,5 +48,5 @@ async def test_metrics_name_the_model_and_count_what_was_sampled(engine: Transfo
     sampled = float(told['synth_engine_sampled_tokens_total{model="job_1"}'])
     assert 1 <= sampled - before.sampled_tokens <= 5
     assert float(told['synth_engine_running{model="job_1"}']) == 0
-    assert float(told['synth_vllm_host_policies{base="/models/tiny",host="0"}']) == 2
+    assert float(told['synth_vllm_host_policies{base="tiny",host="1"}']) == 2
     assert float(told['synth_engine_cpu_seconds_total{model="job_1"}']) > before.cpu_seconds

@@ -67,14 +67,14 @@ async def test_adapters_of_a_base_and_the_base_itself_share_a_host_which_ends_wi
     [process] = machine.started
     assert (process.model_dir, process.rank) == (BASE, 64)
     assert all(lease.host is process for lease in leases)
-    assert hosts.leases() == [(BASE, 3)]
+    assert hosts.leases() == {(BASE.name, 1): 3}
     for lease in leases[:2]:
         await lease.release()
         await lease.release()
     assert process.healthy
     await leases[2].release()
     assert process.closed == 1
-    assert hosts.leases() == []
+    assert hosts.leases() == {}
 
 
 async def test_replaced_weights_and_other_bases_have_hosts_of_their_own(hosts, machine) -> None:
@@ -108,7 +108,7 @@ async def test_what_cannot_start_fails_for_all_who_wait_and_is_tried_anew_by_the
     await asyncio.sleep(0)
     machine.gate.set()
     assert [type(e) for e in await asyncio.gather(*waiting, return_exceptions=True)] == [Permanent, Permanent]
-    assert hosts.leases() == []
+    assert hosts.leases() == {}
     machine.failure = None
     assert (await hosts.take(BASE, rank=8)).host.healthy
     assert machine.asked == 2
@@ -120,9 +120,9 @@ async def test_who_gives_up_waiting_does_not_end_what_others_wait_for_and_the_la
     await asyncio.sleep(0)
     impatient.cancel()
     await asyncio.wait([impatient])
-    assert hosts.leases() == [(BASE, 1)]
+    assert list(hosts.leases().values()) == [1]
     patient.cancel()
     await asyncio.wait([patient])
-    assert hosts.leases() == []
+    assert hosts.leases() == {}
     machine.gate.set()
     assert machine.started == []

@@ -1,12 +1,33 @@
-"""What an engine says of token ids that its context cannot hold."""
+"""What an engine has room for, and what it says of the rest."""
 
 from __future__ import annotations
 
-from synth.errors import Problem
+from dataclasses import replace
+
+from synth.errors import Permanent, Problem, UserError
+from synth.inference.engines.protocol import SamplingParams
+
+# vLLM allocates an adapter's room for one of these.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def does_not_fit(prompt: int, context: int) -> Problem:
-    """A prompt of `prompt` tokens, for a context of `context` tokens."""
+def lora_room(rank: int) -> int:
+    """The rank for which vLLM allocates when adapters of `rank` are to fit. Raises `Permanent` beyond its largest."""
+    room = next((r for r in _LORA_RANKS if r >= rank), None)
+    if room is None:
+        raise Permanent(f"an adapter of rank {rank} cannot be served by vLLM; expected at most {_LORA_RANKS[-1]}")
+    return room
+
+
+def fitted(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
+    """The same, with no more tokens than fit behind `prompt` tokens. Raises `UserError` where not one does."""
+    room = context - prompt
+    if not prompt or room < 1:
+        raise UserError(_does_not_fit(prompt, context))
+    return replace(params, max_tokens=min(params.max_tokens, room))
+
+
+def _does_not_fit(prompt: int, context: int) -> Problem:
     return Problem(
         what=f"the prompt has {prompt} tokens",
         expected=f"1 to {context - 1}, so that at least one token can follow within the context of {context}",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synth.errors import Permanent, SynthError, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, does_not_fit
+from synth.inference.engines.limits import cannot_be_scored, fitted
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
@@ -109,10 +109,7 @@ class TransformersEngine:
     ) -> AsyncIterator[Delta]:
         from synth.inference.engines.rows import Request
 
-        room = self._max_context - len(prompt_ids)
-        if not prompt_ids or room < 1:
-            raise UserError(does_not_fit(len(prompt_ids), self._max_context))
-        params = replace(params, max_tokens=min(params.max_tokens, room))
+        params = fitted(params, prompt=len(prompt_ids), context=self._max_context)
         queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         request = Request(request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item)))
         self._post(_Command(lambda: self._batcher.add(request), request.deliver))

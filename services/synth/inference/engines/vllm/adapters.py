@@ -128,10 +128,11 @@ class Adapters:
         except (OSError, SafetensorError) as error:
             self._forget(adapter)
             raise Permanent(f"the adapter cannot be read: {error}") from error
+        except Permanent:
+            self._forget(adapter)
+            raise
         except Exception as error:
             self._forget(adapter)
-            if isinstance(error, Permanent):
-                raise
             raise Permanent(f"vLLM cannot serve the adapter: {error}") from error
         return adapter
 

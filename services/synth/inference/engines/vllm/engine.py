@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from synth.errors import Permanent, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, does_not_fit
+from synth.inference.engines.limits import cannot_be_scored, fitted
 from synth.inference.engines.live_weights import read_weights
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.vllm import sampling
@@ -107,10 +107,7 @@ class VllmEngine:
         stream: bool = False,
     ) -> AsyncIterator[Delta]:
         self._check()
-        room = self.max_context - len(prompt_ids)
-        if not prompt_ids or room < 1:
-            raise UserError(does_not_fit(len(prompt_ids), self.max_context))
-        asked = replace(params, max_tokens=min(params.max_tokens, room))
+        asked = fitted(params, prompt=len(prompt_ids), context=self.max_context)
         vllm_params = sampling.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
         give_up = asyncio.get_running_loop().time() + timeout
         name = self._open[request_id] = self._host.new_name()

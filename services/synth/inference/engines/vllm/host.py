@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
+from synth.inference.engines.limits import lora_room
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import metrics, process, sampling, selftest
 from synth.inference.engines.vllm.adapters import Adapters, make_folder
@@ -23,8 +24,6 @@ from synth.inference.engines.vllm.plugin import FILE_BACKEND
 
 log = logging.getLogger(__name__)
 
-# vLLM allocates for one of these.
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # A block is what prompts share. vLLM's own choice on a CPU, 128, is longer than many a prompt.
 _CPU_BLOCK = 32
 _CPU_KV_BYTES = 1 << 30
@@ -69,7 +68,7 @@ class VllmHost:
         Raises `Permanent` for a model that cannot be served, and when the self-test finds that vLLM serves wrong
         weights.
         """
-        rank = _rank(max_lora_rank)
+        rank = None if max_lora_rank is None else lora_room(max_lora_rank)
         _check(settings)
         model = await asyncio.to_thread(read_checkpoint, model_dir)
         launching = asyncio.ensure_future(asyncio.to_thread(_launch, model_dir, model, settings, rank))
@@ -95,11 +94,6 @@ class VllmHost:
     def healthy(self) -> bool:
         """False once the engine process has ended, the host is closed, or it was found to serve wrong weights."""
         return not (self._closed or self._failure or process.ended(self.llm))
-
-    @property
-    def policies(self) -> int:
-        """The policies (`VllmEngine`) that are loaded on it."""
-        return len(self.loaded)
 
     @property
     def pid(self) -> int:
@@ -256,15 +250,6 @@ def _check(settings: EngineSettings) -> None:
     unknown = settings.workarounds - WORKAROUNDS
     if unknown:
         raise Permanent(f"workarounds names {sorted(unknown)}; expected some of {sorted(WORKAROUNDS)}")
-
-
-def _rank(asked: int | None) -> int | None:
-    if asked is None:
-        return None
-    rank = next((r for r in _RANKS if r >= asked), None)
-    if rank is None:
-        raise Permanent(f"max_lora_rank is {asked}; expected at most {_RANKS[-1]}")
-    return rank
 
 
 def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: int | None) -> Any:
