@@ -22,10 +22,10 @@ from pydantic import SecretStr
 from benchmarks.workload import Workload
 from synth.bus.connection import Connection, connect
 from synth.bus.replay import follow
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 from synth.cli.cluster.state import ClusterState, StateFile
 from synth.events import JobFailed, JobStarted, TrainStep
-from synth.settings import ServiceSettings
+from synth.runtime.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[1]
 _JOB_DEADLINE_S = 420.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synth.cli.make_model import make_tiny_qwen3
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import RlJob
-from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 

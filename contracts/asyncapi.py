@@ -8,8 +8,8 @@ import msgspec
 import yaml
 
 from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT
-from synth.bus.topology import EVENTS, WORK
-from synth.catalogue import CATALOGUE, Spec
+from synth.bus.server.topology import EVENTS, WORK
+from synth.events.catalogue import CATALOGUE, Spec
 from synth.work import TASKS, Task
 
 _SCHEMA_REF = "#/components/schemas/{name}"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from synth.errors import Problem, UserError
-from synth.jobs.kinds import no_job
-from synth.jobs.resolve import Examined, Overrides, examine
-from synth.jobs.toml import Document, read_toml
+from synth.jobs.parse.kinds import no_job
+from synth.jobs.parse.toml import Document, read_toml
+from synth.jobs.resolve.job import Examined, Overrides, examine
 from synth.models import Registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "client-examples.md"

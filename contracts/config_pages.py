@@ -14,15 +14,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, PlainValidator, SecretStr
 from pydantic.fields import FieldInfo
 
-from synth.bus.topology import SERVICES
+from synth.bus.server.topology import SERVICES
 from synth.http_guard import GuardSettings
-from synth.jobs.eval import EvalConfig
-from synth.jobs.filter import FilterConfig
-from synth.jobs.not_honoured import NOT_HONOURED
-from synth.jobs.rl import RlConfig
-from synth.jobs.sections import keys_of
-from synth.jobs.sft import SftConfig
-from synth.settings import ServiceSettings
+from synth.jobs.parse.unsupported import NOT_HONOURED
+from synth.jobs.schema.eval import EvalConfig
+from synth.jobs.schema.filter import FilterConfig
+from synth.jobs.schema.rl import RlConfig
+from synth.jobs.schema.sections import keys_of
+from synth.jobs.schema.sft import SftConfig
+from synth.runtime.settings import ServiceSettings
 from synth.synthd import BusSettings
 
 _CONFIGS_HEAD = """\

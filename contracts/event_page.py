@@ -9,9 +9,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from synth.catalogue import CATALOGUE, Spec
 from synth.errors import Problem
 from synth.events import BlobRef, LineProblem, LoraShape, ModelRef
+from synth.events.catalogue import CATALOGUE, Spec
 from synth.work import TASKS
 
 _HEAD = """\

@@ -12,10 +12,10 @@ from pydantic import SecretStr
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
-from synth.bus.provision import provision
-from synth.bus.server import ServerConfig, free_port, new_users, start, wait_healthy
-from synth.bus.topology import topology
-from synth.settings import ServiceSettings
+from synth.bus.server.embedded import ServerConfig, free_port, new_users, start, wait_healthy
+from synth.bus.server.provision import provision
+from synth.bus.server.topology import topology
+from synth.runtime.settings import ServiceSettings
 
 # How fast this machine is just now says nothing of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

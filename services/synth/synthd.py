@@ -6,11 +6,11 @@ import asyncio
 import importlib
 import sys
 
-from synth import logs
 from synth.bus.connection import connect
-from synth.bus.provision import drift, provision
-from synth.bus.topology import SERVICES, topology
-from synth.settings import ServiceSettings
+from synth.bus.server.provision import drift, provision
+from synth.bus.server.topology import SERVICES, topology
+from synth.runtime import logs
+from synth.runtime.settings import ServiceSettings
 
 _USAGE = f"usage: synthd {{{'|'.join(SERVICES)}}}  |  synthd bus init|check"
 

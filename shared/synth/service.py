@@ -18,12 +18,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from synth import logs
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 from synth.errors import Problem, SynthError, UserError
-from synth.settings import ServiceSettings
+from synth.runtime import logs
+from synth.runtime.settings import ServiceSettings
 
 log = logs.get("service")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from synth.catalogue import Role
+from synth.events.catalogue import Role
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ import pytest
 from pydantic import SecretStr
 
 from synth.bus.connection import connect
-from synth.bus.server import free_port
-from synth.settings import ServiceSettings
+from synth.bus.server.embedded import free_port
+from synth.runtime.settings import ServiceSettings
 from task_apps.math import dataset
 from tests.chaos.witness import Witness
 from tests.e2e.cli.conftest import Shell

@@ -13,7 +13,6 @@ import pytest
 from synth.blobs import BlobStore
 from synth.events import JobStarted, JobValidated, JobVerified, ModelPublished, RolloutBatched, TrainResumed, TrainStep
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.model_files import training_source
 from synth.trainer import randomness
 from synth.trainer.plan import recipe_of
 from synth.trainer.policy import load_policy
@@ -21,6 +20,7 @@ from synth.trainer.recipe import RlRecipe
 from synth.trainer.rl import RlTrainer
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
+from synth.weights.local_model import training_source
 from tests.chaos.conftest import demo
 from tests.chaos.witness import Witness, pid_of
 from tests.e2e.platform import Platform

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from synth.env_file import read_env_file
 from synth.events import JobStarted
+from synth.runtime.env_file import read_env_file
 from tests.chaos.conftest import demo
 from tests.chaos.witness import Witness, strike
 from tests.e2e.platform import Platform, rl

@@ -14,7 +14,7 @@ from typing import Self
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow, replay_messages
-from synth.bus.topology import DEAD
+from synth.bus.server.topology import DEAD
 from synth.cli.cluster.control import look
 from synth.cli.cluster.state import StateFile
 from tests.e2e.cli.conftest import Shell, eventually

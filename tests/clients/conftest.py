@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from synth.bus.server import free_port
-from synth.env_file import read_env_file
+from synth.bus.server.embedded import free_port
+from synth.runtime.env_file import read_env_file
 from task_apps.math import dataset
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import Shell, eventually

@@ -21,7 +21,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 
 from synth.bus.connection import Connection
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 from synth.gateway.app import describe_api
 from synth.keys import new_api_key
 from tests.service.process import running

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 
-from synth.env_file import read_env_file
+from synth.runtime.env_file import read_env_file
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import Served
 

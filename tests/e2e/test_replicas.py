@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served

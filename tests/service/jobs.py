@@ -10,7 +10,7 @@ from pathlib import Path
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.job_log import append_decided
+from synth.bus.history.job_log import append_decided
 from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow

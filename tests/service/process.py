@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from synth.bus.server import free_port
-from synth.settings import ServiceSettings
+from synth.bus.server.embedded import free_port
+from synth.runtime.settings import ServiceSettings
 
 
 def environment(settings: ServiceSettings, **extra: str) -> dict[str, str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from synth.bus.permissions import may_publish
-from synth.bus.topology import EVENTS, SERVICES, WORK, queue_name, roles_of, task_queue_name, topology
-from synth.catalogue import CATALOGUE, Reading, Role, Write, spec_of, subject_of
+from synth.bus.server.permissions import may_publish
+from synth.bus.server.topology import EVENTS, SERVICES, WORK, queue_name, roles_of, task_queue_name, topology
+from synth.events.catalogue import CATALOGUE, Reading, Role, Write, spec_of, subject_of
 from synth.work import TASKS, Task
 
 ROOT = Path(__file__).parents[2]

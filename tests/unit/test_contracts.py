@@ -14,7 +14,7 @@ import yaml
 from openapi_spec_validator import validate
 
 from contracts.documents import DOCUMENTS
-from synth.catalogue import CATALOGUE
+from synth.events.catalogue import CATALOGUE
 from synth.work import TASKS
 
 DOCS = Path(__file__).parents[2] / "docs"

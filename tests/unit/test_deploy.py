@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from synth.bus.server import deployed_config, password_variable
-from synth.bus.topology import SERVICES
-from synth.settings import ServiceSettings
+from synth.bus.server.embedded import deployed_config, password_variable
+from synth.bus.server.topology import SERVICES
+from synth.runtime.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -67,7 +67,7 @@ def test_nothing_but_the_gateway_is_published_and_that_on_loopback():
 
 def test_the_deployed_bus_has_the_users_and_permissions_of_the_catalogue():
     assert (ROOT / "deploy/nats.conf").read_text() == deployed_config(), (
-        "the catalogue has changed: write deploy/nats.conf anew with synth.bus.server.deployed_config()"
+        "the catalogue has changed: write deploy/nats.conf anew with synth.bus.server.embedded.deployed_config()"
     )
 
 

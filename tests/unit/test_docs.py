@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from synth.cli.app import app
-from synth.jobs.check import load_job
+from synth.jobs.parse.validate import load_job
 from synth.taskapp.llm import ChatClients
 from synth.taskapp.sdk import TaskApp
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from synth.catalogue import CATALOGUE
+from synth.events.catalogue import CATALOGUE
 from synth.jobs.lifecycle import TERMINAL, IllegalTransition, Standing, State, apply
 
 FACTS = sorted(name for name in CATALOGUE if name.startswith("job."))

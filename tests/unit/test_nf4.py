@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from synth import nf4
-from synth.weights import WeightsError, load_tensors, save_tensors
+from synth.weights import nf4
+from synth.weights.policy_file import WeightsError, load_tensors, save_tensors
 from tests.unit.inference.tiny import save_tiny_model
 
 # Information theory's bound for 16 levels is 4 bits; NF4's steps, as the paper prints them.

@@ -6,8 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 from synth.errors import UserError
+from synth.runtime.settings import ServiceSettings
 from synth.service import Service, serve
-from synth.settings import ServiceSettings
 
 
 async def test_a_service_does_not_start_with_a_secret_that_could_be_guessed(tmp_path):

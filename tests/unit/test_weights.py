@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from synth.weights import (
+from synth.weights.policy_file import (
     WeightsError,
     merge_lora,
     mismatched,

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from synth.cli.errors import NotAuthorised, UsageProblem
-from synth.env_file import read_env_file
+from synth.runtime.env_file import read_env_file
 
 DEFAULT_BACKEND = "http://127.0.0.1:8000/api"
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synth.errors import Problem
-from synth.jobs.resolve import Examined
+from synth.jobs.resolve.job import Examined
 from synth.jobs.resolved import EvalJob, RlJob, SftJob
 
 _MOST_ITEMS = 6

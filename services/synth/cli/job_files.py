@@ -12,9 +12,9 @@ from synth.cli.config import Value
 from synth.cli.errors import UsageProblem
 from synth.cli.uploads import check_readable
 from synth.errors import Problem, UserError
-from synth.jobs.resolve import Examined, Overrides, examine
+from synth.jobs.parse.toml import Document, read_toml
+from synth.jobs.resolve.job import Examined, Overrides, examine
 from synth.jobs.resolved import SftJob
-from synth.jobs.toml import Document, read_toml
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
 _MOST_BYTES = 256 * 1024

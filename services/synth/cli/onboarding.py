@@ -14,7 +14,7 @@ from synth.cli.client import Client
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import DEFAULT_BACKEND, Config, Value, api_root
 from synth.cli.errors import Unreachable, UsageProblem
-from synth.env_file import new_environment_key, read_env_file
+from synth.runtime.env_file import new_environment_key, read_env_file
 
 
 @dataclass(frozen=True, kw_only=True)

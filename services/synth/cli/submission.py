@@ -14,7 +14,7 @@ from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, OtherMachine, examine_text
 from synth.cli.objects import Job
 from synth.cli.uploads import upload_ready
-from synth.jobs.resolve import job_of
+from synth.jobs.resolve.job import job_of
 from synth.jobs.resolved import ResolvedJob, SftJob
 
 if TYPE_CHECKING:

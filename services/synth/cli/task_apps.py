@@ -15,7 +15,7 @@ from synth.cli.client import Client
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import Config
 from synth.cli.errors import CliError, UsageProblem
-from synth.env_file import new_environment_key, read_env_file
+from synth.runtime.env_file import new_environment_key, read_env_file
 from synth.taskapp.auth import configured_keys
 from synth.taskapp.sdk import TaskApp
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from synth.bus.delivery import make_broker, on_event, serve_events
-from synth.catalogue import Role
 from synth.events import FileUploaded
+from synth.events.catalogue import Role
 from synth.files.handlers import Handlers
 from synth.files.images import ImageSource
 from synth.files.rewrite import Rewriter

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from synth import logs
 from synth.blobs import BlobMissing, BlobStore
 from synth.bus.connection import Connection
-from synth.bus.file_log import read_file
+from synth.bus.history.file_log import read_file
 from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
 from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
 from synth.files.check import FileCheck
 from synth.files.rewrite import Rewriter
+from synth.runtime import logs
 
 log = logs.get("files")
 

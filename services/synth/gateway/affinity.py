@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from synth.bus.replicas import Replica
+from synth.bus.kv.replicas import Replica
 
 #: A conversation moves when its replica has more than twice the requests of the least busy one, and these on top.
 _SLACK = 8

@@ -14,11 +14,10 @@ from nats.js.errors import Error as JetStreamError
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from synth import logs
+from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
-from synth.bus.replicas import ReplicaTable
-from synth.bus.secrets import SecretStore
-from synth.bus.topology import EVENTS
+from synth.bus.server.topology import EVENTS
 from synth.errors import Permanent, SynthError
 from synth.gateway import failures, openapi
 from synth.gateway.auth import KeyRing
@@ -40,6 +39,7 @@ from synth.gateway.synth_api import models as synth_models
 from synth.gateway.synth_api.prefixes import include_everywhere
 from synth.gateway.upload import UPLOADS
 from synth.models import Registry
+from synth.runtime import logs
 from synth.service import Service, run
 
 log = logs.get("gateway")

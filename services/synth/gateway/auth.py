@@ -16,15 +16,15 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
-from synth import logs
 from synth.bus.connection import Connection
+from synth.bus.kv.secrets import API_KEYS, ApiKey, Scope, SecretStore
 from synth.bus.replay import Follower
-from synth.bus.secrets import API_KEYS, ApiKey, Scope, SecretStore
-from synth.bus.topology import SECRETS
+from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
 from synth.gateway.failures import ApiError, unavailable
 from synth.ids import OrgId
 from synth.keys import key_hash, mistyped
+from synth.runtime import logs
 
 log = logs.get("auth")
 

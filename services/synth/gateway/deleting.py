@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from synth import logs
 from synth.blobs import BlobStore
-from synth.bus.secrets import ApiKey
+from synth.bus.kv.secrets import ApiKey
 from synth.events import FileDeleted
 from synth.gateway.projection import FileRow, JobRow, Trash
 from synth.gateway.read_model import ReadModel
 from synth.jobs.lifecycle import State
+from synth.runtime import logs
 
 if TYPE_CHECKING:
     from synth.gateway.state import Gateway

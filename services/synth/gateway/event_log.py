@@ -17,9 +17,9 @@ from nats.js.errors import NotFoundError
 
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, Unknown, from_parts
-from synth.bus.topology import EVENTS
-from synth.catalogue import Event, subject_of
+from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
+from synth.events.catalogue import Event, subject_of
 
 _TIMEOUT_S = 5.0
 #: No log is so long; the server takes 64 bits.

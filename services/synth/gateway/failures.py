@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from synth import logs
 from synth.blobs import BlobMissing
 from synth.errors import Conflict, Problem, Transient, UserError
+from synth.runtime import logs
 
 log = logs.get("api")
 

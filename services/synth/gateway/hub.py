@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from synth import logs
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
@@ -23,6 +22,7 @@ from synth.gateway import meters
 from synth.gateway.event_log import view_of
 from synth.gateway.read_model import ReadModel
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS
+from synth.runtime import logs
 
 log = logs.get("hub")
 

@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from synth import logs
-from synth.bus.replicas import Replica, ReplicaTable
+from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.gateway.affinity import in_order, session_of
 from synth.gateway.failures import ApiError, unavailable
 from synth.keys import Cid, InvalidKey, internal_token, read_cid
+from synth.runtime import logs
 
 log = logs.get("inference proxy")
 

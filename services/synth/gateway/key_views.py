@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from synth.bus.secrets import ApiKey, Organisation, Scope
+from synth.bus.kv.secrets import ApiKey, Organisation, Scope
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):

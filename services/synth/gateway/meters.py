@@ -7,7 +7,7 @@ import time
 from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from synth.telemetry import traced
+from synth.runtime.telemetry import traced
 
 REQUESTS = Counter("synth_gateway_requests", "Requests", ["method", "route", "status"])
 LATENCY = Histogram(

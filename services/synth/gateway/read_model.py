@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from synth import logs
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
@@ -25,6 +24,7 @@ from synth.gateway.projection import FileRow, JobRow, Trash, apply_to_file, appl
 from synth.gateway.results import Checkpoint, CheckpointRow, ModelRow, Point, checkpoint_of, model_of
 from synth.jobs.lifecycle import TERMINAL
 from synth.models import parse_finetuned
+from synth.runtime import logs
 
 log = logs.get("read model")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from synth.settings import ServiceSettings
+from synth.runtime.settings import ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):

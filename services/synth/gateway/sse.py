@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from synth import logs
-from synth.bus.secrets import ApiKey
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, Transient
 from synth.gateway.event_log import read_page
 from synth.gateway.failures import ApiError
 from synth.gateway.hub import Frame, frame_of
+from synth.runtime import logs
 
 if TYPE_CHECKING:
     from synth.gateway.state import Gateway

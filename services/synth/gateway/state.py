@@ -11,9 +11,9 @@ from fastapi import Depends, Request
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
+from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
-from synth.bus.replicas import ReplicaTable
-from synth.bus.secrets import SecretStore
 from synth.events import FileUploaded, JobCreated
 from synth.gateway.auth import KeyRing
 from synth.gateway.event_log import last_of

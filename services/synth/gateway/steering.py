@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from synth.bus.job_log import JobHistory, append_decided
-from synth.bus.secrets import ApiKey
-from synth.catalogue import Event
+from synth.bus.history.job_log import JobHistory, append_decided
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.events import JobCancelRequested, JobPauseRequested, JobResumed, JobWithdrawn
+from synth.events.catalogue import Event
 from synth.gateway.failures import ApiError
 from synth.gateway.projection import JobRow
 from synth.jobs.lifecycle import TERMINAL, State

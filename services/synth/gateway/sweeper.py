@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from synth import logs
 from synth.blobs import BlobStore
 from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
@@ -18,6 +17,7 @@ from synth.gateway.hub import Hub
 from synth.gateway.projection import JobRow
 from synth.gateway.settings import GatewaySettings
 from synth.jobs.lifecycle import State
+from synth.runtime import logs
 
 log = logs.get("sweeper")
 

@@ -9,8 +9,7 @@ from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from synth import logs
-from synth.bus.replicas import Replica, announce
+from synth.bus.kv.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
 from synth.inference.engine_metrics import EngineMetrics
 from synth.inference.openai_api import build_api
@@ -23,6 +22,7 @@ from synth.inference.serve import ServeService
 from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, InvalidKey, bears, internal_token, read_cid
 from synth.models import Registry
+from synth.runtime import logs
 from synth.service import Service, run
 
 log = logs.get("inference")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from synth import logs
 from synth.inference.engines.limits import lora_room
+from synth.runtime import logs
 
 log = logs.get("hosts")
 

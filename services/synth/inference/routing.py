@@ -9,7 +9,7 @@ from pathlib import Path
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.model_refs import find_model
+from synth.bus.history.model_refs import find_model
 from synth.bus.replay import replay
 from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape, ModelRef, PolicyPublished
@@ -17,8 +17,8 @@ from synth.inference.completion import PolicyBinding
 from synth.inference.policies import Loaded, ModelFiles, Policies
 from synth.inference.requests import JobSampling
 from synth.keys import Cid
-from synth.model_files import local_model, training_source
 from synth.models import Registry, parse_finetuned
+from synth.weights.local_model import local_model, training_source
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from synth import logs
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.job_log import read_job
+from synth.bus.history.job_log import read_job
 from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
 from synth.bus.worker import Lease
@@ -24,6 +23,7 @@ from synth.inference.routing import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
+from synth.runtime import logs
 from synth.work import Task
 
 log = logs.get("serve")

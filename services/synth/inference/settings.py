@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from synth.settings import ServiceSettings
+from synth.runtime.settings import ServiceSettings
 
 Workaround = Literal["tied_head", "lora_mask", "clear_cache"]
 

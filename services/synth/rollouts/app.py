@@ -6,7 +6,7 @@ import asyncio
 
 from prometheus_client import REGISTRY
 
-from synth.bus.replicas import ReplicaTable
+from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.worker import TaskWorker
 from synth.rollouts.job import CollectorService
 from synth.rollouts.meters import ConcurrencyMetrics

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from synth.bus.connection import Connection
-from synth.bus.job_log import JobHistory
+from synth.bus.history.job_log import JobHistory
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
 from synth.rollouts.collector import Collector

@@ -15,13 +15,13 @@ import math
 import time
 from collections.abc import Callable
 
-from synth import logs
 from synth.rollouts.gathering import Gathering, Moved
 from synth.rollouts.groups import Collected
 from synth.rollouts.outcome import Rewarded
 from synth.rollouts.pace import Harm, Pace
 from synth.rollouts.places import Order, Places
 from synth.rollouts.request import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot, Tried, Try
+from synth.runtime import logs
 from synth.trajectories import CompletionRecord, branches_of
 
 log = logs.get("collector")

@@ -9,8 +9,7 @@ import time
 
 import structlog
 
-from synth import logs
-from synth.bus.replicas import Replica, ReplicaTable
+from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
@@ -20,6 +19,7 @@ from synth.rollouts.recorder_client import RecorderClient
 from synth.rollouts.request import AtApp, Request, Spot, Tried
 from synth.rollouts.task_client import TaskClient
 from synth.rollouts.versions import PolicyVersions
+from synth.runtime import logs
 
 log = logs.get("drive")
 

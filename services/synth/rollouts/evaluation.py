@@ -6,9 +6,8 @@ import asyncio
 from contextlib import aclosing
 
 from synth.bus.connection import Connection
-from synth.bus.job_log import JobHistory, append_as_owner, start_attempt
+from synth.bus.history.job_log import JobHistory, append_as_owner, start_attempt
 from synth.bus.publish import Fence
-from synth.catalogue import Event
 from synth.errors import Permanent, Problem
 from synth.events import (
     EvalCompleted,
@@ -20,6 +19,7 @@ from synth.events import (
     PolicyLoaded,
     PolicyRefused,
 )
+from synth.events.catalogue import Event
 from synth.jobs.lifecycle import Standing, State
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection import Collection

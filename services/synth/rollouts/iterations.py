@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from contextlib import aclosing
 
-from synth import logs
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import Standing
@@ -21,6 +20,7 @@ from synth.rollouts.pace import Harm
 from synth.rollouts.places import busy_share, mean_taken
 from synth.rollouts.record import as_request
 from synth.rollouts.request import Broken, Gathered, Request
+from synth.runtime import logs
 
 log = logs.get("iterations")
 

@@ -14,9 +14,9 @@ import structlog
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.job_log import JobHistory, read_job
-from synth.bus.replicas import ReplicaTable
-from synth.bus.secrets import SecretStore
+from synth.bus.history.job_log import JobHistory, read_job
+from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.worker import Lease
 from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified

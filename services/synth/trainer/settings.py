@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from synth.gpus import visible_gpus
-from synth.settings import ServiceSettings
+from synth.runtime.gpus import visible_gpus
+from synth.runtime.settings import ServiceSettings
 
 
 class TrainerSettings(ServiceSettings):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from synth.bus.delivery import make_broker, on_event, serve_events
-from synth.catalogue import Role
 from synth.events import JobCreated
+from synth.events.catalogue import Role
 from synth.models import Registry
+from synth.runtime.settings import ServiceSettings
 from synth.service import Service, run
-from synth.settings import ServiceSettings
 from synth.validator.handlers import Handlers
 
 

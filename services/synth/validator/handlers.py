@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from synth import logs
 from synth.bus.connection import Connection
-from synth.bus.job_log import JobHistory, append_decided
+from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.recorded import Recorded
-from synth.catalogue import Event
 from synth.errors import Problem
 from synth.events import JobCreated, JobRejected
+from synth.events.catalogue import Event
 from synth.jobs.lifecycle import State
 from synth.models import Registry
+from synth.runtime import logs
 from synth.validator.validate import validate
 
 log = logs.get("validator")

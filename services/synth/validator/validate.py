@@ -8,10 +8,10 @@ import msgspec
 
 from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
-from synth.jobs.check import Kind
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import Document, read_data, read_toml
+from synth.jobs.parse.validate import Kind
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import job_to_data
-from synth.jobs.toml import Document, read_data, read_toml
 from synth.models import Registry
 
 _PROBLEMS_SHOWN = 100

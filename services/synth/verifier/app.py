@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from synth.asks import VERIFY, VERIFY_WITHIN_S, VerifyTaskApp
-from synth.bus.asking import serve_asks
+from synth.bus.asks import VERIFY, VERIFY_WITHIN_S, VerifyTaskApp
 from synth.bus.delivery import make_broker, on_event, serve_events
-from synth.bus.secrets import SecretStore
-from synth.catalogue import Role
+from synth.bus.kv.secrets import SecretStore
+from synth.bus.rpc import serve_asks
 from synth.events import JobResumed, JobValidated
+from synth.events.catalogue import Role
 from synth.http_guard import guarded_client
 from synth.models import Registry
 from synth.service import Service, run

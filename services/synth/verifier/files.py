@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from synth.bus.connection import Connection
 from synth.bus.delivery import leave_place
-from synth.bus.file_log import FileHistory, history_of, read_file
+from synth.bus.history.file_log import FileHistory, history_of, read_file
 from synth.bus.replay import follow, replay
-from synth.catalogue import subject_of
 from synth.errors import Problem, Transient, UserError
 from synth.events import BlobRef, FileDeleted, FileRejected, FileUploaded
+from synth.events.catalogue import subject_of
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -11,20 +11,20 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from synth import logs
-from synth.asks import TaskAppReport, VerifyTaskApp
+from synth.bus.asks import TaskAppReport, VerifyTaskApp
 from synth.bus.connection import Connection
-from synth.bus.job_log import JobHistory, append_decided, read_job
-from synth.bus.model_refs import find_model
+from synth.bus.history.job_log import JobHistory, append_decided, read_job
+from synth.bus.history.model_refs import find_model
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
-from synth.bus.secrets import SecretStore
-from synth.catalogue import Event
 from synth.errors import Permanent, Problem, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
+from synth.events.catalogue import Event
 from synth.jobs.lifecycle import RESUMED, State
 from synth.jobs.resolved import EvalJob, Job, SftJob, job_from_data, training_start
 from synth.models import Registry
+from synth.runtime import logs
 from synth.verifier.files import ReadyFile, wait_for_file
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskApp, TaskAppCheck

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.http_guard import GuardSettings
-from synth.settings import ServiceSettings
+from synth.runtime.settings import ServiceSettings
 
 
 class VerifierSettings(ServiceSettings, GuardSettings):

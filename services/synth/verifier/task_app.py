@@ -14,8 +14,8 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from synth.asks import KEY_REFUSED, TaskAppAttempt, TaskAppReport
-from synth.bus.secrets import EnvironmentKey
+from synth.bus.asks import KEY_REFUSED, TaskAppAttempt, TaskAppReport
+from synth.bus.kv.secrets import EnvironmentKey
 from synth.errors import Problem, UserError
 from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
 

@@ -11,8 +11,8 @@ import nats
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from synth import logs
-from synth.settings import ServiceSettings
+from synth.runtime import logs
+from synth.runtime.settings import ServiceSettings
 
 log = logs.get("bus")
 

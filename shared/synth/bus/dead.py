@@ -4,10 +4,10 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from synth import logs
 from synth.bus.connection import Connection
 from synth.bus.recorded import MSG_ID
-from synth.bus.topology import DEAD, PUBLISH_TIMEOUT_S
+from synth.bus.server.topology import DEAD, PUBLISH_TIMEOUT_S
+from synth.runtime import logs
 
 log = logs.get("dead")
 

@@ -25,15 +25,15 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from synth import logs
 from synth.bus.connection import Connection, connect_options
 from synth.bus.dead import bury
 from synth.bus.recorded import Recorded, from_delivery
-from synth.bus.topology import EVENTS, HEARTBEAT_S, MAX_DELIVERIES, queue_name
-from synth.catalogue import CATALOGUE, Event, Reading, Role, spec_of
+from synth.bus.server.topology import EVENTS, HEARTBEAT_S, MAX_DELIVERIES, queue_name
 from synth.errors import Permanent, Problem, Transient
-from synth.settings import ServiceSettings
-from synth.telemetry import traced
+from synth.events.catalogue import CATALOGUE, Event, Reading, Role, spec_of
+from synth.runtime import logs
+from synth.runtime.settings import ServiceSettings
+from synth.runtime.telemetry import traced
 
 log = logs.get("delivery")
 

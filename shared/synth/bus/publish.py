@@ -19,14 +19,14 @@ from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
-from synth import logs
 from synth.bus.connection import Connection
 from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, encode
-from synth.bus.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
-from synth.catalogue import Event, Write, spec_of, subject_of
+from synth.bus.server.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
 from synth.errors import Conflict, Fenced, Permanent, Transient
 from synth.events import JobStarted
-from synth.telemetry import current_traceparent
+from synth.events.catalogue import Event, Write, spec_of, subject_of
+from synth.runtime import logs
+from synth.runtime.telemetry import current_traceparent
 from synth.work import TASKS, Task
 
 log = logs.get("publish")

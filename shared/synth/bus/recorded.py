@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 # The catalogue is empty until its events have entered themselves.
 import synth.events  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from synth.catalogue import CATALOGUE, Event
+from synth.events.catalogue import CATALOGUE, Event
 
 MSG_ID = "Nats-Msg-Id"
 SCHEMA = "Synth-Schema"

@@ -19,10 +19,10 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NoStreamResponseError
 
-from synth import logs
 from synth.bus.recorded import Recorded, delivery_numbers, from_delivery
-from synth.bus.topology import EVENTS
+from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
+from synth.runtime import logs
 
 log = logs.get("replay")
 

@@ -24,11 +24,11 @@ from nats.js import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from synth import logs
 from synth.bus.connection import Connection
 from synth.bus.dead import bury
-from synth.bus.topology import HEARTBEAT_S, MAX_DELIVERIES, WORK, task_queue_name
+from synth.bus.server.topology import HEARTBEAT_S, MAX_DELIVERIES, WORK, task_queue_name
 from synth.errors import Fenced, Permanent, Transient
+from synth.runtime import logs
 from synth.work import Task
 
 log = logs.get("worker")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from synth.catalogue import Event, Reading, Role, event
+from synth.events.catalogue import Event, Reading, Role, event
 from synth.events.references import BlobRef
 
 

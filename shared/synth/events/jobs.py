@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from synth.catalogue import Event, Reading, Role, Write, event
 from synth.errors import Problem
+from synth.events.catalogue import Event, Reading, Role, Write, event
 from synth.events.references import BlobRef, ModelRef
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from synth.catalogue import Event, Reading, Role, Write, event
 from synth.errors import Problem
+from synth.events.catalogue import Event, Reading, Role, Write, event
 from synth.events.references import BlobRef
 
 

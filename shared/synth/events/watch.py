@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synth.catalogue import Event, Role, event
+from synth.events.catalogue import Event, Role, event
 
 
 @event("watch.heartbeat", by=Role.GATEWAY)

@@ -145,7 +145,7 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The collapse watch: see `synth.jobs.watch.Watch`, whose keys these are. A threshold of 0 is off."""
+    """The collapse watch: see `synth.jobs.schema.watch.Watch`, whose keys these are. A threshold of 0 is off."""
 
     action: Literal["warn", "pause", "stop"]
     patience: int

@@ -34,8 +34,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from synth.env_file import read_env_file
 from synth.errors import Problem, UserError
+from synth.runtime.env_file import read_env_file
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply, completions_url

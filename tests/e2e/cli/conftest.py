@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 
 OURS = ("SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL")
 

@@ -11,11 +11,11 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from synth.bus.connection import Connection, connect
-from synth.bus.provision import provision
 from synth.bus.replay import Follower
-from synth.bus.server import ServerConfig, free_port, new_users, start, wait_healthy
-from synth.bus.topology import topology
-from synth.settings import ServiceSettings
+from synth.bus.server.embedded import ServerConfig, free_port, new_users, start, wait_healthy
+from synth.bus.server.provision import provision
+from synth.bus.server.topology import topology
+from synth.runtime.settings import ServiceSettings
 
 ACK_WAIT_S = 1.0
 HEARTBEAT_S = 0.25

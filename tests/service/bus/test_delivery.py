@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from synth.bus.delivery import GiveUp, leave_place, make_broker, on_event, serve_events, watch_consumers
-from synth.bus.job_log import append_decided
+from synth.bus.history.job_log import append_decided
 from synth.bus.recorded import Recorded
-from synth.bus.topology import MAX_DELIVERIES
-from synth.catalogue import Role
+from synth.bus.server.topology import MAX_DELIVERIES
 from synth.errors import Permanent, Problem, Transient
 from synth.events import FileUploaded, JobCreated
+from synth.events.catalogue import Role
 from synth.ids import new_job_id
 from tests.service.bus.own_server import ACK_WAIT_S, OwnServer, left_in, next_dead_letter
 

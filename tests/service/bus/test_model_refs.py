@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from synth.bus.job_log import start_attempt
-from synth.bus.model_refs import find_model
+from synth.bus.history.job_log import start_attempt
+from synth.bus.history.model_refs import find_model
 from synth.bus.publish import Publisher
 from synth.errors import UserError
 from synth.events import BlobExpired, BlobRef, CheckpointSaved, ModelRef

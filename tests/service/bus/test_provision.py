@@ -10,11 +10,11 @@ import pytest
 from nats.errors import TimeoutError as NatsTimeout
 
 from synth.bus.connection import connect_options
-from synth.bus.provision import drift, provision
 from synth.bus.publish import enqueue
-from synth.bus.topology import SERVICES, topology
-from synth.catalogue import CATALOGUE, Role
+from synth.bus.server.provision import drift, provision
+from synth.bus.server.topology import SERVICES, topology
 from synth.errors import Permanent
+from synth.events.catalogue import CATALOGUE, Role
 from synth.work import TASKS, Task
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
-from synth.bus.replicas import Replica, ReplicaTable
-from synth.bus.topology import REPLICAS
+from synth.bus.kv.replicas import Replica, ReplicaTable
+from synth.bus.server.topology import REPLICAS
 
 
 async def test_a_record_that_cannot_be_read_ends_nobody(bus_as):

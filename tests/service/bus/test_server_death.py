@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from synth.bus.job_log import append_decided, read_job
+from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.publish import Publisher, enqueue
 from synth.bus.replay import follow, replay
 from synth.errors import Conflict

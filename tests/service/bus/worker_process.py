@@ -7,10 +7,10 @@ import sys
 
 from pydantic import SecretStr
 
-from synth import logs
 from synth.bus.connection import connect
 from synth.bus.worker import Lease, TaskWorker
-from synth.settings import ServiceSettings
+from synth.runtime import logs
+from synth.runtime.settings import ServiceSettings
 from synth.work import Task
 
 

@@ -15,7 +15,7 @@ import uvicorn
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection, connect
-from synth.bus.secrets import SecretStore
+from synth.bus.kv.secrets import SecretStore
 from synth.gateway.app import setup
 from synth.gateway.settings import GatewaySettings
 from synth.keys import new_api_key

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from synth.bus.connection import Connection
-from synth.bus.job_log import append_as_owner, append_decided, start_attempt
+from synth.bus.history.job_log import append_as_owner, append_decided, start_attempt
 from synth.bus.publish import Fence, Publisher
-from synth.catalogue import Event
 from synth.events import (
     BlobRef,
     JobSucceeded,
@@ -15,6 +14,7 @@ from synth.events import (
     RolloutCompleted,
     TrainStep,
 )
+from synth.events.catalogue import Event
 
 RESOLVED = {"kind": "rl", "model": "tiny", "tags": {"team": "a"}}
 

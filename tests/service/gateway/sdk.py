@@ -8,16 +8,15 @@ from typing import Any
 import openai
 
 from synth.bus.connection import Connection
-from synth.bus.job_log import append_decided, read_job
+from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.publish import Fence
 from synth.bus.replay import replay
 from synth.events import JobCreated, JobValidated, JobVerified, ModelRef
 from synth.models import Registry
 from synth.validator.validate import validate
-
-from . import lives
-from .conftest import Client
-from .waiting import seen
+from tests.service.gateway import lives
+from tests.service.gateway.conftest import Client
+from tests.service.gateway.waiting import seen
 
 MODEL = "Qwen/Qwen3-0.6B"
 APP = {"type": "task_app", "url": "http://127.0.0.1:8001", "env_name": "math", "policy_config": {"max_tokens": 12}}

@@ -7,8 +7,7 @@ import httpx
 from synth.bus.publish import Publisher
 from synth.events import ModelPublished, ModelRef
 from synth.keys import new_api_key
-
-from . import lives
+from tests.service.gateway import lives
 
 
 async def test_without_a_known_key_everything_is_401_and_says_how(start_gateway):

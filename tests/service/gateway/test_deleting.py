@@ -6,14 +6,13 @@ import asyncio
 
 import pytest
 
-from synth.bus.job_log import append_decided, start_attempt
+from synth.bus.history.job_log import append_decided, start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import FileDeleted, FileReady, FileUploaded, JobValidated, JobVerified, ModelRef
 from synth.gateway.deleting import empty_trash
-
-from . import lives
-from .waiting import seen
+from tests.service.gateway import lives
+from tests.service.gateway.waiting import seen
 
 BODY = b'{"messages": []}\n'
 

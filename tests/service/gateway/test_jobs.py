@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from synth.bus.job_log import append_as_owner, read_job
+from synth.bus.history.job_log import append_as_owner, read_job
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.errors import Problem
 from synth.events import EvalCompleted, JobCancelled, JobRejected, ModelPublished, ModelRef
 from synth.ids import new_job_id
 from synth.jobs.lifecycle import State
-
-from . import lives
+from tests.service.gateway import lives
 
 BODY = {"config": "[model]\nbase = 'tiny'", "config_name": "rl.toml", "seed": 7}
 

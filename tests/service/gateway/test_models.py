@@ -16,15 +16,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from synth.bus.kv.replicas import Replica, ReplicaTable, announce
 from synth.bus.publish import Publisher
-from synth.bus.replicas import Replica, ReplicaTable, announce
 from synth.events import ModelPublished, ModelRef
 from synth.gateway.failures import ApiError
 from synth.gateway.inference_proxy import InferenceProxy
 from synth.keys import Cid, internal_token, mint_cid
-
-from . import lives
-from .conftest import Server, listen
+from tests.service.gateway import lives
+from tests.service.gateway.conftest import Server, listen
 
 SECRET = "test-cluster-secret"
 

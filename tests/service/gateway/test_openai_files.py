@@ -11,11 +11,10 @@ import pytest
 
 from synth.bus.publish import Publisher
 from synth.events import FileReady, FileRejected, LineProblem, ModelPublished, ModelRef
-
-from . import lives
-from .conftest import Client
-from .sdk import sdk_of
-from .waiting import seen
+from tests.service.gateway import lives
+from tests.service.gateway.conftest import Client
+from tests.service.gateway.sdk import sdk_of
+from tests.service.gateway.waiting import seen
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from synth.bus.job_log import read_job
+from synth.bus.history.job_log import read_job
 from synth.bus.publish import Publisher
 from synth.errors import Problem
 from synth.events import (
@@ -24,10 +24,9 @@ from synth.events import (
 from synth.gateway.openai_api import events as events_of_openai
 from synth.models import Registry
 from synth.validator.validate import validate
-
-from . import lives
-from .conftest import Client
-from .sdk import APP, MODEL, Sdk, rl, sdk_of, sft
+from tests.service.gateway import lives
+from tests.service.gateway.conftest import Client
+from tests.service.gateway.sdk import APP, MODEL, Sdk, rl, sdk_of, sft
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from synth.events import (
     FileRejected,
     LineProblem,
 )
-
-from .conftest import Client
-from .sdk import APP, MODEL, Sdk, rl, sdk_of, sft
+from tests.service.gateway.conftest import Client
+from tests.service.gateway.sdk import APP, MODEL, Sdk, rl, sdk_of, sft
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 from synth.keys import new_api_key
-
-from . import lives
+from tests.service.gateway import lives
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from synth.events import BlobExpired, BlobRef, CheckpointSaved, ModelPublished, 
 from synth.gateway.job_filters import JobFilter
 from synth.gateway.read_model import ReadModel
 from synth.ids import new_org_id
-
-from . import lives
+from tests.service.gateway import lives
 
 
 async def some_history(user, bus_as) -> list:

@@ -11,8 +11,7 @@ import pytest
 
 from synth.bus.publish import Publisher
 from synth.events import TrainStep
-
-from . import lives
+from tests.service.gateway import lives
 
 SSE = {"Accept": "text/event-stream"}
 

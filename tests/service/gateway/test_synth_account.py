@@ -10,16 +10,15 @@ import httpx
 import pytest
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
-from synth.asks import VERIFY, TaskAppAttempt, TaskAppReport, VerifyTaskApp
-from synth.bus.asking import serve_asks
+from synth.bus.asks import VERIFY, TaskAppAttempt, TaskAppReport, VerifyTaskApp
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
-from synth.bus.secrets import SecretStore
+from synth.bus.rpc import serve_asks
 from synth.events import ModelPublished, ModelRef
+from tests.service.gateway import lives
+from tests.service.gateway.waiting import seen
 from tests.service.process import running as running_service
 from tests.service.verifier.task_apps import opened_by, scripted
-
-from . import lives
-from .waiting import seen
 
 PREFIXES = ("/api/v1", "/api/api/v1")
 

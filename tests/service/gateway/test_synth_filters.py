@@ -7,14 +7,13 @@ import uuid
 
 import pytest
 
-from synth.bus.job_log import append_as_owner, start_attempt
+from synth.bus.history.job_log import append_as_owner, start_attempt
 from synth.bus.publish import Publisher
 from synth.events import BlobRef, CheckpointSaved, JobCreated, JobPaused, ModelPublished, ModelRef
 from synth.ids import new_job_id
-
-from . import lives
-from .test_synth_jobs import RL, SFT, create, get
-from .waiting import seen
+from tests.service.gateway import lives
+from tests.service.gateway.test_synth_jobs import RL, SFT, create, get
+from tests.service.gateway.waiting import seen
 
 
 async def twice_started(user, bus_as) -> str:

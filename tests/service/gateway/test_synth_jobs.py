@@ -8,13 +8,12 @@ from datetime import timedelta
 
 import pytest
 
-from synth.bus.job_log import append_as_owner, append_decided
+from synth.bus.history.job_log import append_as_owner, append_decided
 from synth.bus.publish import Publisher
 from synth.errors import Problem
 from synth.events import EvalCompleted, FileRejected, JobCancelled, JobRejected, LineProblem, TrainStep
-
-from . import lives
-from .waiting import seen
+from tests.service.gateway import lives
+from tests.service.gateway.waiting import seen
 
 RL = {
     "job_type": "rl",

@@ -10,16 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from synth.bus.model_refs import find_model
+from synth.bus.history.model_refs import find_model
 from synth.bus.publish import Publisher
 from synth.errors import UserError
 from synth.events import FileReady, ModelPublished, ModelRef
 from synth.keys import Cid, mint_cid
 from synth.models import Registry
 from synth.verifier.files import wait_for_file
-
-from . import lives
-from .conftest import Client, Running
+from tests.service.gateway import lives
+from tests.service.gateway.conftest import Client, Running
 
 Ids = dict[str, str]
 

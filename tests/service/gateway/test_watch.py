@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from synth.bus.job_log import start_attempt
+from synth.bus.history.job_log import start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, PolicyLoaded
@@ -16,8 +16,7 @@ from synth.gateway.read_model import ReadModel
 from synth.gateway.settings import GatewaySettings
 from synth.gateway.sweeper import lacking, sweep_once
 from synth.ids import new_job_id, new_org_id
-
-from . import lives
+from tests.service.gateway import lives
 
 SSE = {"Accept": "text/event-stream"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .conftest import Client
+from tests.service.gateway.conftest import Client
 
 
 async def seen(user: Client, seq: int) -> None:

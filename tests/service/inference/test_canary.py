@@ -13,7 +13,7 @@ import pytest
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.job_log import append_decided, start_attempt
+from synth.bus.history.job_log import append_decided, start_attempt
 from synth.bus.publish import Fence, Publisher
 from synth.bus.replay import follow
 from synth.bus.worker import Lease
@@ -36,12 +36,12 @@ from synth.inference.routing import ServiceRouter
 from synth.inference.serve import ServeService
 from synth.inference.settings import InferenceSettings
 from synth.jobs.resolved import RlJob, job_from_data, lora_shape, training_start
-from synth.model_files import training_source
 from synth.models import Registry
 from synth.trainer.canary import score_canary
 from synth.trainer.policy import load_policy
 from synth.trainer.rl import RlTrainer
 from synth.validator.validate import validate
+from synth.weights.local_model import training_source
 from synth.work import Task
 from tests.service.jobs import RL, make_model_dir
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe

@@ -11,8 +11,8 @@ import httpx
 import msgspec
 import pytest
 
-from synth.bus.replicas import Replica, ReplicaTable
-from synth.bus.topology import REPLICAS
+from synth.bus.kv.replicas import Replica, ReplicaTable
+from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
 from synth.rollouts.drive import Driver

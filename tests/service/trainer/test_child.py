@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from synth.trainer.recipe import Lora
-from synth.weights import read_policy
+from synth.weights.policy_file import read_policy
 from tests.service.trainer.child_process import ChildProcess
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
 from tests.unit.trainer.sft_rows import sft_recipe, sums, write_rows

@@ -8,5 +8,5 @@ import sys
 
 def test_an_adapter_without_qlora_does_not_load_bitsandbytes() -> None:
     """It brings torch's compiler, seconds of each process's start."""
-    script = "import sys, synth.light_peft as p; p.LoraConfig(); sys.exit('bitsandbytes' in sys.modules)"
+    script = "import sys, synth.weights.peft_compat as p; p.LoraConfig(); sys.exit('bitsandbytes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

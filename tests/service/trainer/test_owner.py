@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from synth.blobs import BlobStore
-from synth.bus.job_log import JobHistory, append_decided, read_job
+from synth.bus.history.job_log import JobHistory, append_decided, read_job
 from synth.bus.worker import Lease
-from synth.catalogue import Event
 from synth.errors import Transient
 from synth.events import (
     JobCancelRequested,
@@ -24,6 +23,7 @@ from synth.events import (
     JobVerified,
     ModelRef,
 )
+from synth.events.catalogue import Event
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob

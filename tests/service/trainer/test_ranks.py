@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from synth.weights import load_tensors
+from synth.weights.policy_file import load_tensors
 from tests.service.trainer.child_process import ChildProcess
 from tests.service.trainer.rank_group import HALF, RECIPES, STEPS, Trained, read_trained, train, train_together
 from tests.service.trainer.test_child import start_message

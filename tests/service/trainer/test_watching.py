@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from synth.blobs import BlobStore
-from synth.bus.job_log import append_as_owner, append_decided, start_attempt
+from synth.bus.history.job_log import append_as_owner, append_decided, start_attempt
 from synth.bus.replay import replay
-from synth.catalogue import Event
 from synth.events import BlobRef, JobCreated, JobPaused, JobResumed, JobValidated, JobVerified, ModelRef
+from synth.events.catalogue import Event
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.models import Registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from synth.bus.job_log import append_decided, read_job
+from synth.bus.history.job_log import append_decided, read_job
 from synth.bus.replay import replay
 from synth.events import JobCreated, JobRejected, JobValidated, JobWithdrawn
 from synth.ids import new_job_id, new_org_id

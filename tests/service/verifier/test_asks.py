@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from synth.asks import VERIFY, TaskAppReport, VerifyTaskApp
-from synth.bus.asking import ask, serve_asks
-from synth.bus.secrets import EnvironmentKey
+from synth.bus.asks import VERIFY, TaskAppReport, VerifyTaskApp
+from synth.bus.kv.secrets import EnvironmentKey
+from synth.bus.rpc import ask, serve_asks
 from synth.errors import Permanent, Transient
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.verifier.task_app import TaskAppCheck

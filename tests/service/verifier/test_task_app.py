@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from synth.bus.secrets import EnvironmentKey
+from synth.bus.kv.secrets import EnvironmentKey
 from synth.errors import Problem, UserError
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.verifier.task_app import TaskApp, TaskAppCheck, task_name

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from synth.bus.connection import Connection
-from synth.bus.job_log import append_decided, read_job, start_attempt
-from synth.bus.model_refs import find_model
+from synth.bus.history.job_log import append_decided, read_job, start_attempt
+from synth.bus.history.model_refs import find_model
+from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Fence, Publisher
 from synth.bus.replay import replay
-from synth.bus.secrets import SecretStore
 from synth.errors import Transient, UserError
 from synth.events import (
     BlobRef,

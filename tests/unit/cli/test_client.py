@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synth.bus.server import free_port
+from synth.bus.server.embedded import free_port
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from tests.unit.cli.backend import Answer, Request, backend_that, client_of
 

@@ -34,7 +34,7 @@ def test_the_client_imports_neither_the_bus_nor_torch(tmp_path: Path):
 import sys
 import synth.cli.app, synth.cli.client, synth.cli.stream, synth.cli.follow, synth.cli.view
 import synth.cli.submission, synth.cli.uploads, synth.cli.download, synth.cli.checkup
-heavy = {"nats", "faststream", "torch", "transformers", "nacl", "psutil", "obstore", "synth.bus.topology"}
+heavy = {"nats", "faststream", "torch", "transformers", "nacl", "psutil", "obstore", "synth.bus.server.topology"}
 sys.stdout.write(",".join(sorted(heavy & set(sys.modules))))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

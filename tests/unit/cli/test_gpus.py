@@ -10,7 +10,7 @@ from synth.cli.cluster.gpus import Environments, split_gpus
 from synth.cli.cluster.plan import choose_ports, make_plan
 from synth.cli.cluster.state import ClusterState
 from synth.cli.errors import CliError
-from synth.gpus import visible_gpus
+from synth.runtime.gpus import visible_gpus
 
 
 def seen(gpus: Environments) -> dict[str, str]:

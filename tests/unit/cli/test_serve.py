@@ -13,7 +13,7 @@ import pytest
 
 from synth.cli.errors import UsageProblem
 from synth.cli.task_apps import load_task_app
-from synth.env_file import read_env_file
+from synth.runtime.env_file import read_env_file
 from tests.unit.cli.test_command_line import CLEAN, synthctl
 
 ONE = """

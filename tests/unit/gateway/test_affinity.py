@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synth.bus.replicas import Replica
+from synth.bus.kv.replicas import Replica
 from synth.gateway.affinity import in_order, session_of
 
 SESSIONS = [f"session {i}".encode() for i in range(300)]

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from synth.bus.recorded import Recorded, Unknown
-from synth.catalogue import CATALOGUE, Event
 from synth.errors import Problem
 from synth.events import (
     EvalCompleted,
@@ -24,6 +23,7 @@ from synth.events import (
     TrainStep,
     TrainWarned,
 )
+from synth.events.catalogue import CATALOGUE, Event
 from synth.gateway.vocabulary import EVENTS, STATUS, metric_name, our_metric, said
 from synth.jobs.lifecycle import State
 

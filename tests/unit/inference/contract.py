@@ -18,7 +18,7 @@ from torch import Tensor
 from synth.errors import Permanent, SynthError, Transient, UserError
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
 from synth.inference.tokenizers import load_tokenizer
-from synth.weights import write_policy
+from synth.weights.policy_file import write_policy
 from tests.unit.inference.drive import IM_END, begin, complete, endless, prompt
 from tests.unit.inference.tiny import adapt, moved, plain_logprobs, publish, publish_adapter, turn_adapter
 

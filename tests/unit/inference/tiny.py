@@ -11,8 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from synth.light_peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from synth.weights import write_policy
+from synth.weights.peft_compat import LoraConfig, get_peft_model, get_peft_model_state_dict
+from synth.weights.policy_file import write_policy
 
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _PLAIN_MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]

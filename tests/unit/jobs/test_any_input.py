@@ -14,15 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from synth.errors import UserError
-from synth.jobs.check import Kind, load_job_data
-from synth.jobs.eval import Eval, FlatEval
-from synth.jobs.filter import Filter, FilterConfig
-from synth.jobs.resolve import Overrides, check_job, examine, resolve
+from synth.jobs.parse.toml import read_data, read_toml, scan_lines
+from synth.jobs.parse.validate import Kind, load_job_data
+from synth.jobs.resolve.job import Overrides, check_job, examine, resolve
 from synth.jobs.resolved import job_to_data
-from synth.jobs.rl import Evaluation, Model, RlConfig, Rollout, Training
-from synth.jobs.sections import keys_of
-from synth.jobs.sft import Hyperparameters, SftConfig
-from synth.jobs.toml import read_data, read_toml, scan_lines
+from synth.jobs.schema.eval import Eval, FlatEval
+from synth.jobs.schema.filter import Filter, FilterConfig
+from synth.jobs.schema.rl import Evaluation, Model, RlConfig, Rollout, Training
+from synth.jobs.schema.sections import keys_of
+from synth.jobs.schema.sft import Hyperparameters, SftConfig
 from synth.models import Registry
 
 _REGISTRY = Registry(None)

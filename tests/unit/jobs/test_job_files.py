@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from synth.errors import Problem, UserError
-from synth.jobs.check import load_job, load_job_data
-from synth.jobs.resolve import Overrides, check_job
-from synth.jobs.toml import read_data, read_toml
+from synth.jobs.parse.toml import read_data, read_toml
+from synth.jobs.parse.validate import load_job, load_job_data
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.models import Registry
 
 RL = """\

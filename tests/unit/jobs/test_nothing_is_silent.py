@@ -11,15 +11,15 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from synth.jobs.check import Kind
-from synth.jobs.eval import EvalConfig, FlatEval
-from synth.jobs.filter import FilterConfig
-from synth.jobs.resolve import Examined, Overrides, examine
-from synth.jobs.rl import RlConfig
-from synth.jobs.schema_problems import table_of
-from synth.jobs.sections import keys_of
-from synth.jobs.sft import SftConfig
-from synth.jobs.toml import Document, read_toml
+from synth.jobs.parse.problems import table_of
+from synth.jobs.parse.toml import Document, read_toml
+from synth.jobs.parse.validate import Kind
+from synth.jobs.resolve.job import Examined, Overrides, examine
+from synth.jobs.schema.eval import EvalConfig, FlatEval
+from synth.jobs.schema.filter import FilterConfig
+from synth.jobs.schema.rl import RlConfig
+from synth.jobs.schema.sections import keys_of
+from synth.jobs.schema.sft import SftConfig
 from synth.models import Registry
 
 _RL = {

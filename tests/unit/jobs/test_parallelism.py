@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from synth.errors import UserError
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import Parallelism, ResolvedJob, RlJob, SftJob, Topology
-from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 RL = """\

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from synth.errors import UserError
 from synth.events import LoraShape, ModelRef
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data, training_start
-from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "demo"

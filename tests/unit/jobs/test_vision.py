@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import ResolvedJob, RlJob, SftJob, VisionSettings
-from synth.jobs.toml import read_toml
 from synth.models import Registry
 
 SFT = """

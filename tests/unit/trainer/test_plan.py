@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import RlJob
-from synth.jobs.toml import read_toml
 from synth.models import Registry
 from synth.trainer.plan import recipe_of
 from synth.trainer.recipe import RlRecipe

@@ -13,7 +13,7 @@ from synth.trainer.failure import TrainingFailed
 from synth.trainer.policy import Policy, load_policy
 from synth.trainer.recipe import Lora
 from synth.trainer.rl import RlTrainer
-from synth.weights import read_policy
+from synth.weights.policy_file import read_policy
 from tests.unit.inference.tiny import plain_logprobs
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from synth.merging import write_merged_model
-from synth.nf4 import write_rounded_model
 from synth.trainer.failure import TrainingFailed
 from synth.trainer.packing import Sequences, collate
 from synth.trainer.policy import Policy, load_policy
@@ -20,6 +18,8 @@ from synth.trainer.rl import RlTrainer
 from synth.trainer.run import mean_nll
 from synth.trainer.sft import SftTrainer
 from synth.trainer.sft_data import SftData, encode_rows, load_tokenizer
+from synth.weights.lora_merge import write_merged_model
+from synth.weights.nf4 import write_rounded_model
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe, scored_by
 from tests.unit.trainer.sft_rows import sft_recipe, sums
 

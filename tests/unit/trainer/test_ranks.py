@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import SftJob
-from synth.jobs.toml import read_toml
 from synth.models import Registry
 from synth.trainer.job import JobFailure
 from synth.trainer.packing import plan

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from synth.bus.server import binary
+from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.cluster.gpus import Environments
 from synth.cli.cluster.plan import HOST, choose_ports
@@ -23,7 +23,7 @@ from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_l
 from synth.cli.cluster.supervisor import ailment
 from synth.cli.cluster.vllm_env import vllm_python
 from synth.cli.errors import CliError
-from synth.env_file import read_env_file
+from synth.runtime.env_file import read_env_file
 
 START_TIMEOUT_S = 60.0
 # Services drain, then the bus does.

@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from synth.bus.server import ServerConfig, binary, free_port
-from synth.bus.topology import SERVICES
+from synth.bus.server.embedded import ServerConfig, binary, free_port
+from synth.bus.server.topology import SERVICES
 from synth.cli.cluster.state import ClusterState, ProcessState
 from synth.cli.errors import CliError
 

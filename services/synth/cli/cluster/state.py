@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from synth.bus.server import new_users
+from synth.bus.server.embedded import new_users
 from synth.cli.errors import CliError
-from synth.env_file import new_environment_key
 from synth.keys import new_api_key
+from synth.runtime.env_file import new_environment_key
 
 _SAME_MOMENT_S = 2.0
 

@@ -51,12 +51,12 @@ def up(
     Keys and the address go into ./.env (or the first --env-file), beside what is there. Without --detach it runs
     until Ctrl-C.
     """
-    from synth.bus.topology import SERVICES
+    from synth.bus.server.topology import SERVICES
     from synth.cli.cluster.control import prepare, start_detached
     from synth.cli.cluster.gpus import split_gpus
     from synth.cli.cluster.state import StateFile
     from synth.cli.errors import UsageProblem
-    from synth.gpus import visible_gpus
+    from synth.runtime.gpus import visible_gpus
 
     services = tuple(service or SERVICES)
     if unknown := sorted(set(services) - set(SERVICES)):

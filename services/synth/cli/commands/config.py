@@ -17,7 +17,7 @@ from synth.cli.output import Format, Output
 if TYPE_CHECKING:
     from synth.cli.explain import Checked
     from synth.cli.job_files import Flags
-    from synth.jobs.resolve import Examined
+    from synth.jobs.resolve.job import Examined
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
 

@@ -19,10 +19,10 @@ from synth.gateway.openai_api.requests import (
     SupervisedHyperparameters,
     TaskAppGrader,
 )
-from synth.jobs.check import Kind
-from synth.jobs.resolve_rl import LEARNING_RATE as RL_RATE
-from synth.jobs.resolve_sft import LEARNING_RATE as SFT_RATE
-from synth.jobs.rl import Training
+from synth.jobs.parse.validate import Kind
+from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
+from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
+from synth.jobs.schema.rl import Training
 from synth.jobs.seeds import Seeds, parse_seeds
 from synth.models import parse_finetuned
 

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from synth.bus.secrets import ApiKey
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.auth import Caller
@@ -33,9 +33,9 @@ from synth.gateway.projection import JobRow
 from synth.gateway.state import Gateway, Parts
 from synth.gateway.steering import cancel_job, pause_job, resume_job
 from synth.gateway.submitting import submit_job
-from synth.jobs.resolve import Overrides, check_job
+from synth.jobs.parse.toml import read_data
+from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import EvalJob, RlJob, SftJob, job_from_data
-from synth.jobs.toml import read_data
 
 router = APIRouter(tags=["openai"])
 

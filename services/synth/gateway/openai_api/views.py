@@ -12,8 +12,8 @@ from synth.gateway.projection import File, FileRow, Job, JobRow
 from synth.gateway.results import Checkpoint, Model
 from synth.gateway.vocabulary import STATUS
 from synth.jobs.lifecycle import State
-from synth.jobs.resolve_rl import LEARNING_RATE as RL_RATE
-from synth.jobs.resolve_sft import LEARNING_RATE as SFT_RATE
+from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
+from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
 from synth.jobs.resolved import RlJob, SftJob
 
 _FILE_STATUS = {"processing": "uploaded", "ready": "processed", "failed": "error"}

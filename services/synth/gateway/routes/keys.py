@@ -10,8 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from synth import logs
-from synth.bus.secrets import OF_AN_ORGANISATION, ApiKey, Organisation, Scope
+from synth.bus.kv.secrets import OF_AN_ORGANISATION, ApiKey, Organisation, Scope
 from synth.errors import Problem
 from synth.gateway.auth import Caller, need_scope
 from synth.gateway.failures import ApiError, not_found
@@ -20,6 +19,7 @@ from synth.gateway.openapi import json_response, listing, many, one
 from synth.gateway.state import Gateway, Parts
 from synth.ids import OrgId
 from synth.keys import key_hash
+from synth.runtime import logs
 
 router = APIRouter(prefix="/api", tags=["keys"])
 log = logs.get("keys")

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
-from synth.bus.secrets import ApiKey
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.gateway.auth import Caller
 from synth.gateway.environment import usable_key

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from synth.bus.secrets import ApiKey
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.gateway.auth import Caller
 from synth.gateway.failures import ApiError

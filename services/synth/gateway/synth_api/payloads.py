@@ -13,7 +13,7 @@ import msgspec
 
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
-from synth.jobs.toml import read_toml
+from synth.jobs.parse.toml import read_toml
 
 Table = dict[str, Any]
 

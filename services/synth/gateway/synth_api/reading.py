@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import StreamingResponse
 
-from synth import logs
+from synth.bus.kv.secrets import ApiKey
 from synth.bus.recorded import Recorded
-from synth.bus.secrets import ApiKey
 from synth.errors import Transient
 from synth.gateway.event_log import read_page
 from synth.gateway.projection import JobRow
 from synth.gateway.synth_api.shapes import SynthEvent
 from synth.gateway.synth_api.views import event_view
+from synth.runtime import logs
 
 if TYPE_CHECKING:
     from synth.gateway.state import Gateway

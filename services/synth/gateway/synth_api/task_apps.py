@@ -8,14 +8,14 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from synth.asks import KEY_REFUSED, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp
-from synth.bus.asking import ask
+from synth.bus.asks import KEY_REFUSED, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp
+from synth.bus.rpc import ask
 from synth.errors import Problem
 from synth.gateway.auth import Caller
 from synth.gateway.failures import ApiError
 from synth.gateway.openapi import json_response
 from synth.gateway.state import Parts
-from synth.jobs.resolving import is_http
+from synth.jobs.resolve.context import is_http
 
 router = APIRouter(tags=["jobs"])
 

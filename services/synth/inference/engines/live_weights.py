@@ -10,7 +10,7 @@ from torch import Tensor
 
 from synth.errors import Permanent
 from synth.inference.engines.protocol import WeightProof
-from synth.weights import PolicyWeights, WeightsError, read_policy, tensor_digests
+from synth.weights.policy_file import PolicyWeights, WeightsError, read_policy, tensor_digests
 
 
 class LiveModel:
@@ -23,7 +23,7 @@ class LiveModel:
         self.model = model
         self._adapted: Any = None
         if adapter is not None:
-            from synth.light_peft import PeftModel
+            from synth.weights.peft_compat import PeftModel
 
             self._adapted = PeftModel.from_pretrained(model, str(adapter))
             self._adapted.eval()
@@ -43,7 +43,7 @@ class LiveModel:
         return _prove(weights, live)
 
     def _adapt(self, config: dict[str, Any]) -> None:
-        from synth.light_peft import LoraConfig, get_peft_model
+        from synth.weights.peft_compat import LoraConfig, get_peft_model
 
         known = {k: v for k, v in config.items() if k in LoraConfig.__dataclass_fields__}
         self._adapted = get_peft_model(self.model, LoraConfig(**known))
@@ -63,7 +63,7 @@ class LiveModel:
         return live
 
     def _adapter_tensors(self) -> dict[str, Tensor]:
-        from synth.light_peft import get_peft_model_state_dict
+        from synth.weights.peft_compat import get_peft_model_state_dict
 
         return get_peft_model_state_dict(self._adapted)
 

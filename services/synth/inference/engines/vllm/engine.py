@@ -16,7 +16,7 @@ from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams,
 from synth.inference.engines.vllm import sampling
 from synth.inference.engines.vllm.adapters import Adapter
 from synth.inference.engines.vllm.host import VllmHost
-from synth.weights import PolicyWeights
+from synth.weights.policy_file import PolicyWeights
 
 _ABORT_TIMEOUT_S = 10.0
 _ADMITTED_LOOK_S = 0.01

@@ -1,0 +1,191 @@
+"""The resume checkpoint: everything that a killed process needs to go on as if nothing had happened.
+
+It is a model folder, which can be served, evaluated and trained from as any other, and beside the model a folder with
+the rest of the training's state.
+
+Invariants: the manifest, with a digest of every file, is written last; the folder appears under its final name
+whole or not at all; a checkpoint that does not verify, or does not reproduce its own loss, is never trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from synth.events import RESUME_FOLDER
+from synth.trainer import randomness
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.recipe import Recipe
+from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_whole
+
+OPTIMIZER, PROBE, RNG, BEST, _MANIFEST = (
+    f"{RESUME_FOLDER}/{name}"
+    for name in ("optimizer.safetensors", "probe.safetensors", "rng.json", "best.safetensors", "manifest.json")
+)
+_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides the bytes of a training run besides its inputs (decision 29)."""
+
+    torch: str
+    instruction_set: str
+    device: str
+    threads: int
+    world_size: int
+    sharding: str
+    dtype: str
+    deterministic: bool
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint says of itself.
+
+    step: steps done, which is also the policy version and, for RL, the last batch's iteration; the data cursor of
+    SFT follows from it. reports: what each step since the checkpoint before reported, which nobody may have heard.
+    loss: of the probe under these weights; None before anything was trained. best: the best validation figure so far,
+    and the step that reached it. canary: the tokens of the job's canary, once there are any.
+    """
+
+    kind: Literal["sft", "rl"]
+    step: int
+    recipe: dict[str, Any]
+    fingerprint: Fingerprint
+    reports: dict[int, dict[str, float]]
+    loss: float | None
+    temperature: float = 1.0
+    best: tuple[float, int] | None = None
+    canary: list[int] | None = None
+
+
+class _FileEntry(msgspec.Struct, frozen=True):
+    sha256: str
+    size: int
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    state: CheckpointState
+    weights: str
+    files: dict[str, _FileEntry]
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that was read and verified. weights: `Policy.snapshot`'s; rng: `randomness.capture`'s."""
+
+    state: CheckpointState
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    probe: dict[str, Tensor]
+    rng: dict[str, Any]
+    best_file: Path | None
+
+
+def fingerprint(recipe: Recipe) -> Fingerprint:
+    """The fingerprint of this process under a recipe."""
+    on_gpu = recipe.device == "cuda"
+    return Fingerprint(
+        torch=str(torch.__version__),
+        instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
+        device=torch.cuda.get_device_name() if on_gpu else "cpu",
+        threads=torch.get_num_threads(),
+        world_size=recipe.world_size,
+        sharding=recipe.sharding if recipe.world_size > 1 else "none",
+        dtype=recipe.dtype,
+        deterministic=recipe.deterministic,
+    )
+
+
+def save_checkpoint(
+    folder: Path,
+    state: CheckpointState,
+    *,
+    write_model: Callable[[Path], None],
+    weights_file: str,
+    optimizer: dict[str, Tensor],
+    probe: dict[str, Tensor],
+    best_file: Path | None = None,
+) -> None:
+    """Write a checkpoint folder; it appears under its name only when all of it is durable.
+
+    write_model: makes the folder, with the model in it; weights_file: the float32 masters, one of its files.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    write_model(partial)
+    (partial / RESUME_FOLDER).mkdir()
+    save_tensors(partial / OPTIMIZER, optimizer)
+    save_tensors(partial / PROBE, probe)
+    write_whole(partial / RNG, msgspec.json.encode(randomness.capture()))
+    if best_file is not None:
+        shutil.copyfile(best_file, partial / BEST)
+        sync_path(partial / BEST)
+    files = {
+        f.relative_to(partial).as_posix(): _FileEntry(sha256=_sha256(f), size=f.stat().st_size)
+        for f in sorted(partial.rglob("*"))
+        if f.is_file()
+    }
+    manifest = _Manifest(state=state, weights=weights_file, files=files)
+    write_whole(partial / _MANIFEST, msgspec.json.encode(manifest))
+    os.rename(partial, folder)
+    sync_path(folder.parent)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint and verify every file. Raises `TrainingFailed` (bad_checkpoint) naming what is wrong."""
+    try:
+        manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=_Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TrainingFailed("bad_checkpoint", f"{folder.name}/{_MANIFEST}: {error}") from error
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry.size or _sha256(path) != entry.sha256:
+            raise TrainingFailed(
+                "bad_checkpoint",
+                f"{folder.name}/{name} is not what its manifest says ({entry.size} bytes, sha256 "
+                f"{entry.sha256[:12]}…); fetch the checkpoint again, or resume from the one before",
+            )
+    return Checkpoint(
+        state=manifest.state,
+        weights=load_tensors(folder / manifest.weights)[0],
+        optimizer=load_tensors(folder / OPTIMIZER)[0],
+        probe=load_tensors(folder / PROBE)[0],
+        rng=msgspec.json.decode((folder / RNG).read_bytes()),
+        best_file=folder / BEST if BEST in manifest.files else None,
+    )
+
+
+def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) -> None:
+    """The proof that a resumed policy is the one that was saved.
+
+    Exact on the same fingerprint where training is deterministic; else within 1e-3, or 2e-2 where one of the two is
+    bf16. Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
+    """
+    assert state.loss is not None
+    exact = state.fingerprint == here and here.deterministic
+    tolerance = 0.0 if exact else max(_TOLERANCE[state.fingerprint.dtype], _TOLERANCE[here.dtype])
+    if abs(state.loss - loss_now) <= tolerance:
+        return
+    differs = [
+        f"{f}: {getattr(state.fingerprint, f)} then, {getattr(here, f)} now"
+        for f in Fingerprint.__struct_fields__
+        if getattr(state.fingerprint, f) != getattr(here, f)
+    ]
+    raise TrainingFailed(
+        "resume_mismatch",
+        f"the checkpoint of step {state.step} had loss {state.loss!r} and has {loss_now!r} here; expected a "
+        f"difference of at most {tolerance:g} ({'; '.join(differs) or 'same machine type'}); resume on a machine "
+        "like the one that saved it, or from an earlier checkpoint",
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

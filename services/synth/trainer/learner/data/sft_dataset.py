@@ -1,0 +1,230 @@
+"""Chat rows into token sequences, with a weight for each token: the assistant's own words, and nothing else.
+
+Invariants: the ids before an assistant turn are exactly those that a server would prompt with (prompt and completion
+are tokenised apart, as they are when sampling); the end-of-turn token is trained, what the template writes after it
+is not; what is cut or dropped is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from synth.trainer.chat_row import Row, images_in, messages_of, tools_of
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.packing import Sequences
+from synth.weights.policy_file import load_tensors, save_tensors
+
+_FORMAT = "sft-2"
+
+
+@dataclass(frozen=True)
+class SftData:
+    """Tokenised rows. counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows."""
+
+    sequences: Sequences
+    counts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of rendered text, and the weight of its tokens (0: context)."""
+
+    text: str
+    weight: float
+
+
+def load_tokenizer(model_dir: Path) -> Any:
+    """The tokenizer and chat template of a model folder. Raises `TrainingFailed` (bad_model)."""
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise TrainingFailed("bad_model", f"{model_dir.name} has no tokenizer that loads: {error}") from error
+    if not tokenizer.chat_template:
+        raise TrainingFailed("bad_model", f"{model_dir.name} has no chat template; SFT renders messages with one")
+    return tokenizer
+
+
+def read_rows(dataset: Path) -> Iterable[Row]:
+    """The rows of a JSONL file: `{"messages": […], "tools"?: […]}`. Raises `TrainingFailed` with the line."""
+    with dataset.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = msgspec.json.decode(line)
+                messages = row["messages"]
+                if not all(isinstance(m["role"], str) for m in messages):
+                    raise TypeError("a role is not a string")
+            except (msgspec.DecodeError, KeyError, TypeError) as error:
+                raise TrainingFailed(
+                    "bad_dataset", f"{dataset.name}:{number}: not a chat row ({error!r}); expected messages[]"
+                ) from error
+            yield row
+
+
+def encode_file(
+    dataset: Path,
+    tokenizer: Any,
+    *,
+    sequence_length: int,
+    examples: int | None = None,
+    cache: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> SftData:
+    """Tokenise a JSONL file once: a cache written for the same file, tokenizer and template is read instead.
+
+    examples: only the first rows. progress: called with the number of rows rendered.
+    Raises `TrainingFailed` (bad_dataset).
+    """
+    key = _cache_key(dataset, tokenizer, (sequence_length, examples))
+    if cache is not None and cache.is_file():
+        tensors, header = load_tensors(cache)
+        if header.get("key") == key:
+            arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
+            return SftData(Sequences(**arrays), json.loads(header["counts"]))
+    data = encode_rows(
+        itertools.islice(read_rows(dataset), examples), tokenizer, sequence_length=sequence_length, progress=progress
+    )
+    if cache is not None:
+        s = data.sequences
+        arrays = {"tokens": s.tokens, "weights": s.weights, "cu_seqlens": s.cu_seqlens}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        save_tensors(cache, tensors, header={"key": key, "counts": json.dumps(data.counts)})
+    return data
+
+
+def encode_rows(
+    rows: Iterable[Row],
+    tokenizer: Any,
+    *,
+    sequence_length: int,
+    progress: Callable[[int], None] | None = None,
+) -> SftData:
+    """Render and tokenise chat rows.
+
+    A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
+    assistant turn that no longer continues the text before it opens another, so that every turn is trained in the
+    context that a server would give it. Raises `TrainingFailed` (bad_dataset) for a row with an image, and when nothing
+    at all is trained.
+    """
+    per_sequence: list[list[_Piece]] = []
+    count = {"rows": 0, "sequences": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
+    for row in rows:
+        count["rows"] += 1
+        if images_in(row):
+            raise TrainingFailed(
+                "bad_dataset",
+                f"row {count['rows']} shows an image, and the trainer renders text; expected rows of text; "
+                "upload the conversations without their images",
+            )
+        rendered = _render(row, tokenizer)
+        count["untrained_rows"] += not rendered
+        per_sequence += rendered
+        if progress is not None:
+            progress(count["rows"])
+    texts = [piece.text for pieces in per_sequence for piece in pieces]
+    encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    tokens: list[np.ndarray[Any, Any]] = []
+    weights: list[np.ndarray[Any, Any]] = []
+    for pieces in per_sequence:
+        ids, weight = _tokens(pieces, [next(encoded) for _ in pieces], tokenizer.eos_token_id)
+        count["truncated_rows"] += len(ids) > sequence_length
+        count["truncated_tokens"] += max(0, len(ids) - sequence_length)
+        ids, weight = ids[:sequence_length], weight[:sequence_length]
+        if not weight[1:].any():
+            count["untrained_rows"] += 1
+            continue
+        tokens.append(ids)
+        weights.append(weight)
+    if not tokens:
+        raise TrainingFailed(
+            "bad_dataset",
+            f"none of the {count['rows']} rows has an assistant token to train within {sequence_length} tokens; "
+            "expected assistant messages with weight above 0; raise sequence_length if rows are long",
+        )
+    count["sequences"] = len(tokens)
+    return SftData(
+        Sequences(
+            tokens=np.concatenate(tokens),
+            weights=np.concatenate(weights),
+            cu_seqlens=np.cumsum([0, *(len(t) for t in tokens)], dtype=np.int64),
+        ),
+        {name: float(value) for name, value in count.items()},
+    )
+
+
+def _render(row: Row, tokenizer: Any) -> list[list[_Piece]]:
+    """The sequences of a row, as alternating context and completion; those without a trained turn are left out."""
+    messages, tools = messages_of(row), tools_of(row)
+    sequences: list[list[_Piece]] = []
+    so_far = ""
+    for i, message in enumerate(row["messages"]):
+        if message["role"] != "assistant":
+            continue
+        weight = message.get("weight")
+        upto = _template(tokenizer, messages[: i + 1], tools, prompt=False)
+        before = _prompt_of(tokenizer, messages[:i], tools, upto)
+        if not (so_far and before.startswith(so_far)):
+            so_far = ""
+            sequences.append([])
+        sequences[-1] += [
+            _Piece(before[len(so_far) :], 0.0),
+            _Piece(upto[len(before) :], 1.0 if weight is None else float(weight)),
+        ]
+        so_far = upto
+    return [pieces for pieces in sequences if any(p.weight for p in pieces)]
+
+
+def _prompt_of(tokenizer: Any, messages: list[Row], tools: Any, upto: str) -> str:
+    """The prompt whose continuation is the assistant turn that `upto` ends with.
+
+    The longest one that `upto` starts with: a template may put an empty `<think>` block into the prompt when thinking
+    is off, and then it is not the model's to write.
+    """
+    for options in ({"enable_thinking": False}, {}):
+        prompt = _template(tokenizer, messages, tools, prompt=True, **options)
+        if upto.startswith(prompt):
+            return prompt
+    raise TrainingFailed(
+        "bad_dataset",
+        "the chat template renders an assistant turn that does not continue its own generation prompt "
+        f"({prompt[-40:]!r}); expected the conversation to start with the prompt; check the template",
+    )
+
+
+def _template(tokenizer: Any, messages: list[Row], tools: Any, *, prompt: bool, **options: Any) -> str:
+    return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **options)
+
+
+def _tokens(pieces: list[_Piece], encoded: list[list[int]], eos_id: int) -> tuple[Any, Any]:
+    """ids (int32) and weights (float32) of one sequence. Of a completion, what follows its last end-of-turn token is
+    the template's, not the model's."""
+    ids: list[int] = []
+    weights: list[float] = []
+    for piece, piece_ids in zip(pieces, encoded, strict=True):
+        own = len(piece_ids)
+        if piece.weight and eos_id in piece_ids:
+            own -= piece_ids[::-1].index(eos_id)
+        ids += piece_ids
+        weights += [piece.weight] * own + [0.0] * (len(piece_ids) - own)
+    return np.asarray(ids, dtype=np.int32), np.asarray(weights, dtype=np.float32)
+
+
+def _cache_key(dataset: Path, tokenizer: Any, options: tuple[int, int | None]) -> str:
+    digest = hashlib.sha256(f"{_FORMAT}\n{options}\n{tokenizer.chat_template}\n".encode())
+    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    with dataset.open("rb") as file:
+        digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,150 @@
+"""Supervised fine-tuning: load rows, loop over epochs, step, validate now and then, keep the best.
+
+Invariants: the loss of a step is Σ weight·nll / Σ weight over its whole batch, however it is cut and shared out;
+which rows a step takes is a pure function of (seed, step), so the step is the data cursor.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from synth.trainer.failure import TrainingFailed
+from synth.trainer.packing import collate, plan
+from synth.trainer.policy import Policy
+from synth.trainer.randomness import reseed, shuffled
+from synth.trainer.recipe import SftRecipe
+from synth.trainer.run import Progress, Run, StepResult, mean_nll, peak_memory_bytes
+from synth.trainer.schedule import learning_rate
+from synth.trainer.sft_data import SftData
+from synth.weights.policy_file import load_tensors, save_tensors
+
+
+class SftTrainer:
+    """Trains a policy on tokenised rows; `step` until `run.step` reaches `total`, then `use_best`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        recipe: SftRecipe,
+        data: SftData,
+        *,
+        validation: SftData | None = None,
+        best_file: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """best_file: where the best weights are kept; needed with `best_metric`."""
+        if recipe.best_metric and (validation is None or best_file is None or not recipe.validation_every):
+            raise TrainingFailed(
+                "bad_recipe",
+                f"best_metric {recipe.best_metric!r} needs a validation file and validation_every above 0",
+            )
+        self.policy = policy
+        self.recipe = recipe
+        self.data = data
+        self.validation = validation
+        self.run = Run(policy)
+        self._ranks = policy.ranks
+        self._best_file = best_file
+        self._progress: Progress = progress or (lambda stage, done, of: None)
+        self._steps_per_epoch = math.ceil(len(data.sequences) / recipe.batch_size)
+        self.total = recipe.steps if recipe.steps is not None else recipe.epochs * self._steps_per_epoch
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def step(self) -> StepResult:
+        """One optimizer step over `batch_size` rows. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
+        started = time.perf_counter()
+        step = self.run.step + 1
+        rate = learning_rate(self.recipe, step, self.total)
+        sequences = self.data.sequences
+        rows = self._rows(step)
+        weight = float(sum(sequences.weights[sequences.trained(i)].sum() for i in rows))
+        if not self._ranks.leads:
+            # Rank 0 goes on with the generator that a checkpoint keeps; the others need none that lasts.
+            reseed(self.recipe.seed, step, self._ranks.rank)
+        sums = self._backward(rows, weight)
+        loss = sums["loss"]
+        if not math.isfinite(loss):
+            raise TrainingFailed(
+                "nan_loss", f"the loss of step {step} is {loss}; resume from before it with a lower learning rate"
+            )
+        grad_norm = self.run.optimizer.move(rate)
+        self.run.step = step
+        self.run.keep_probe(sequences, rows)
+        tokens = sum(sequences.lengths_of(rows).values())
+        seconds = time.perf_counter() - started
+        values = self.run.reports[step] = {
+            "loss": loss,
+            "lr": rate,
+            "grad_norm": grad_norm,
+            "epoch": step / self._steps_per_epoch,
+            "tokens": float(tokens),
+            "trained_tokens": sums["trained"],
+            "tokens_per_second": tokens / seconds,
+            "seconds_train": seconds,
+            "truncated_rows": self.data.counts["truncated_rows"],
+            "truncated_tokens": self.data.counts["truncated_tokens"],
+            "untrained_rows": self.data.counts["untrained_rows"],
+            "peak_memory_bytes": sums["memory/max"],
+            **self._validate(step),
+        }
+        return StepResult(step=step, values=values)
+
+    def _backward(self, rows: list[int], weight: float) -> dict[str, float]:
+        """The gradients of these rows; what all ranks saw of them: loss, trained tokens, memory."""
+        recipe, sequences = self.recipe, self.data.sequences
+        groups = plan(
+            sequences.lengths_of(rows),
+            budget=recipe.micro_batch_tokens,
+            packing=recipe.packing,
+            ranks=self._ranks.size,
+        )
+        mine = self._ranks.share(groups)
+        loss, trained = 0.0, 0
+        for done, (group, idle) in enumerate(mine, start=1):
+            micro = collate(sequences, group, packing=recipe.packing, device=self.policy.device, idle=idle)
+            logp_N, _ = self.policy.logprobs(micro)
+            part = -(logp_N * micro.gather(sequences.weights)).sum() / weight
+            if micro.idle:
+                (part * 0.0).backward()
+                continue
+            part.backward()
+            loss += float(part.detach())
+            trained += len(logp_N)
+            self._progress("train", done, len(mine))
+        memory = peak_memory_bytes(self.policy.device)
+        return self._ranks.together({"loss": loss, "trained": float(trained), "memory/max": memory})
+
+    def use_best(self) -> None:
+        """Put the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
+        if self.recipe.best_metric and self.run.best is not None and self._best_file is not None:
+            self._ranks.meet()  # rank 0 has written it
+            best, _ = load_tensors(self._best_file)
+            self.policy.load(best)
+
+    def _rows(self, step: int) -> list[int]:
+        epoch, place = divmod(step - 1, self._steps_per_epoch)
+        if self._order[0] != epoch:
+            self._order = (epoch, shuffled(len(self.data.sequences), self.recipe.seed, epoch))
+        size = self.recipe.batch_size
+        return self._order[1][place * size : (place + 1) * size]
+
+    def _validate(self, step: int) -> dict[str, float]:
+        every = self.recipe.validation_every
+        if self.validation is None or not every or (step % every and step != self.total):
+            return {}
+        started = time.perf_counter()
+        loss = mean_nll(
+            self.policy,
+            self.validation.sequences,
+            on_micro=lambda done, of: self._progress("validate", done, of),
+        )
+        if self.recipe.best_metric and (self.run.best is None or loss < self.run.best[0]):
+            assert self._best_file is not None
+            self.run.best = (loss, step)
+            snapshot = self.policy.snapshot()
+            if self._ranks.leads:
+                save_tensors(self._best_file, snapshot)
+        values = {"validation_loss": loss, "seconds_validate": time.perf_counter() - started}
+        return values if self.run.best is None else {**values, "best_step": float(self.run.best[1])}

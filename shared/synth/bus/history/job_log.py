@@ -1,0 +1,135 @@
+"""A job as its log tells it: the state, the facts, and the compare-and-set that adds one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import uuid4
+
+from synth.bus.connection import Connection
+from synth.bus.publish import Fence, Publisher
+from synth.bus.recorded import Recorded
+from synth.bus.replay import replay
+from synth.errors import Conflict, Fenced, Transient
+from synth.events import JobStarted
+from synth.events.catalogue import Event, spec_of
+from synth.jobs.lifecycle import RESUMED, TERMINAL, Standing, State, apply
+
+_E = TypeVar("_E", bound=Event)
+_RACES = 12
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """The `job.*` facts of one job, in order, and where they leave it (state None: no such job)."""
+
+    org: str
+    job_id: str
+    facts: list[Recorded]
+    standing: Standing
+
+    @property
+    def state(self) -> State | None:
+        return self.standing.state
+
+    @property
+    def term(self) -> int:
+        """How often the job has been resumed: tasks of an earlier term are void."""
+        return self.standing.term
+
+    @property
+    def since(self) -> int:
+        """Where this term begins in the log, 0 for the first: who served the job before that has let go of it."""
+        return max((fact.seq for fact in self.facts if fact.type == RESUMED), default=0)
+
+    @property
+    def last_seq(self) -> int:
+        return self.facts[-1].seq if self.facts else 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def attempt(self) -> int:
+        """The last attempt that started; 0 before the first."""
+        started = self.last(JobStarted)
+        return started.attempt if started else 0
+
+    def last(self, kind: type[_E]) -> _E | None:
+        """The last fact of this kind."""
+        return next((f.event for f in reversed(self.facts) if isinstance(f.event, kind)), None)
+
+    def need(self, kind: type[_E]) -> _E:
+        """The last fact of this kind, of a job whose state says that there is one."""
+        found = self.last(kind)
+        if found is None:
+            raise Transient(f"{self.job_id} has no {spec_of(kind).type} yet")
+        return found
+
+
+async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:
+    """Read a job's lifecycle from the log."""
+    facts = await replay(bus.nc, [f"job.*.{org}.{job_id}"])
+    standing = Standing()
+    for fact in facts:
+        standing.add(fact.type)
+    return JobHistory(org=org, job_id=job_id, facts=facts, standing=standing)
+
+
+async def append_decided(
+    bus: Connection, org: str, job_id: str, decide: Callable[[JobHistory], Event | None]
+) -> tuple[JobHistory, int | None]:
+    """Append the fact that `decide` chooses on the job as it stands; decide again when another writer was first.
+
+    Returns the history that was decided on, and the sequence of the new fact (None: nothing to add).
+    Raises `IllegalTransition` when the fact cannot follow the state.
+    """
+    publisher = Publisher(bus)
+    for _ in range(_RACES):
+        history = await read_job(bus, org, job_id)
+        event = decide(history)
+        if event is None:
+            return history, None
+        fact = spec_of(event).type
+        apply(history.state, fact)
+        try:
+            # Ours alone, and one for every retry of this very append, which is so recognised as ours. (A client id
+            # would not do: each server of the bus counts its own.)
+            id = f"{history.last_seq}:{uuid4().hex}"
+            seq = await publisher.lifecycle(event, org=org, key=job_id, id=id, after=history.last_seq)
+            return history, seq
+        except Conflict:
+            continue
+    raise Transient(f"{job_id}: lost {_RACES} races for its next fact")
+
+
+async def start_attempt(
+    bus: Connection, org: str, job_id: str, *, worker: str, term: int = 0
+) -> tuple[JobHistory, Fence | None]:
+    """Become the job's owner: append the next `job.started`. term: of the task that says so.
+
+    No fence is returned for a job that has ended, is paused, or was resumed since the task was queued.
+    """
+
+    def decide(history: JobHistory) -> Event | None:
+        return None if history.standing.is_over(term) else JobStarted(attempt=history.attempt + 1, worker=worker)
+
+    history, seq = await append_decided(bus, org, job_id, decide)
+    if seq is None:
+        return history, None
+    return history, Fence(org=org, job_id=job_id, attempt=history.attempt + 1, seq=seq)
+
+
+async def append_as_owner(
+    bus: Connection, fence: Fence, decide: Callable[[JobHistory], Event | None]
+) -> tuple[JobHistory, int | None]:
+    """Like `append_decided`, for the owner of an attempt. Raises `Fenced` when another attempt has started."""
+
+    def guarded(history: JobHistory) -> Event | None:
+        if history.attempt != fence.attempt:
+            raise Fenced(f"{fence.job_id}: attempt {history.attempt} has started since attempt {fence.attempt}")
+        return decide(history)
+
+    return await append_decided(bus, fence.org, fence.job_id, guarded)

@@ -1,0 +1,83 @@
+"""Where a model is: a base of the registry, or what a job of the organisation made, by the log.
+
+A job makes its finished model, and checkpoints, each of which is a model for as long as it is kept.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from synth.bus.connection import Connection
+from synth.bus.replay import replay
+from synth.errors import Problem, UserError
+from synth.events import BlobExpired, CheckpointSaved, ModelPublished, ModelRef
+from synth.events.catalogue import subject_of
+from synth.models import FineTunedId, Registry, parse_finetuned
+
+
+async def find_model(bus: Connection, org: str, model_id: str, registry: Registry) -> ModelRef:
+    """The model's reference. Raises `UserError`, with the nearest id that there is."""
+    wanted = parse_finetuned(model_id)
+    if wanted is None:
+        spec = registry.find(model_id)
+        return ModelRef(id=spec.id, path=registry.weights(spec), stand_in=spec.stand_in)
+    if wanted.checkpoint is not None:
+        return await _find_checkpoint(bus, org, wanted)
+    published = await replay(bus.nc, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
+    models = [r.event.model for r in published if isinstance(r.event, ModelPublished)]
+    found = next((m for m in models if names(wanted, m.id)), None)
+    if found is None:
+        raise UserError(_missing(wanted, [m.id for m in models]))
+    return found
+
+
+async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId) -> ModelRef:
+    kinds = (CheckpointSaved, BlobExpired, ModelPublished)
+    there: dict[str, ModelRef] = {}
+    gone: list[str] = []
+    for recorded in await replay(bus.nc, [subject_of(kind, org, wanted.job_id) for kind in kinds]):
+        match recorded.event:
+            case CheckpointSaved(model=model, tree=tree):
+                there[tree.uri] = model
+            case BlobExpired(uris=uris):
+                gone += [there.pop(uri).id for uri in uris if uri in there]
+            case ModelPublished(model=model):
+                there[model.id] = model
+            case _:
+                continue
+    found = next((m for m in there.values() if names(wanted, m.id)), None)
+    if found is None:
+        expired = any(names(wanted, id) for id in gone)
+        raise UserError(_no_checkpoint(wanted, [m.id for m in reversed(there.values())], expired=expired))
+    return found
+
+
+def names(wanted: FineTunedId, model_id: str) -> bool:
+    """Whether `wanted` is this published model; `ft:` stands for any way of making it (decision 18)."""
+    actual = parse_finetuned(model_id)
+    if actual is None or wanted.prefix not in ("ft", actual.prefix):
+        return False
+    if wanted.base.lower() != actual.base.lower():
+        return False
+    return (wanted.job_id, wanted.checkpoint) == (actual.job_id, actual.checkpoint)
+
+
+def _no_checkpoint(wanted: FineTunedId, ids: list[str], *, expired: bool) -> Problem:
+    """ids: what there is of the job, newest first."""
+    return Problem(
+        what=f"the checkpoint {str(wanted)!r} {'has expired' if expired else 'was not saved'}",
+        expected=f"what its job keeps: {', '.join(ids)}" if ids else "a job that keeps checkpoints",
+        fix=f"did you mean {ids[0]!r}?" if ids else "`synthctl jobs ls` shows the jobs",
+        where="model",
+    )
+
+
+def _missing(wanted: FineTunedId, ids: list[str]) -> Problem:
+    same_job = [i for i in ids if (other := parse_finetuned(i)) and other.job_id == wanted.job_id]
+    near = same_job or difflib.get_close_matches(str(wanted), ids, n=1)
+    return Problem(
+        what=f"the model {str(wanted)!r} has not been published",
+        expected="a base model, or a fine-tuned model of your organisation whose job has succeeded",
+        fix=f"did you mean {near[0]!r}?" if near else "`synthctl models ls` shows them",
+        where="model",
+    )

@@ -1,0 +1,107 @@
+"""Which inference processes there are, and what they serve: announced every 3 s, forgotten after 10."""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+from nats.errors import Error as NatsError
+from nats.js.errors import Error as JetStreamError
+
+from synth.bus.connection import Connection
+from synth.bus.replay import Follower
+from synth.bus.server.topology import HEARTBEAT_S, REPLICA_TTL_S, REPLICAS
+from synth.runtime import logs
+
+log = logs.get("replicas")
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One inference process. models: what it has loaded, policies of jobs (by job id) included.
+
+    boot: of this very process. A successor has the same id and knows nothing of what its predecessor recorded.
+    """
+
+    id: str
+    boot: str
+    url: str
+    pool: str
+    models: list[str]
+    running: int = 0
+    waiting: int = 0
+
+    @property
+    def recorder(self) -> str:
+        """The name that a rollout's credential pins."""
+        return f"{self.id}-{self.boot}"
+
+
+async def announce(bus: Connection, describe: Callable[[], Replica], changed: asyncio.Event) -> None:
+    """Say what this process serves, every 3 s and whenever `changed` is set, for ever."""
+    while True:
+        replica = describe()
+        try:
+            await bus.js.publish(
+                f"$KV.{REPLICAS}.{replica.id}", msgspec.json.encode(replica), timeout=2, stream=f"KV_{REPLICAS}"
+            )
+        except (NatsError, JetStreamError, TimeoutError) as error:
+            log.warning("cannot announce", error=repr(error))
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                await changed.wait()
+        except TimeoutError:
+            continue
+        changed.clear()
+
+
+class ReplicaTable:
+    """The replicas that have announced themselves within their time to live."""
+
+    def __init__(self, bus: Connection) -> None:
+        self._bus = bus
+        self._seen: dict[str, tuple[float, Replica]] = {}
+        self._news = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Keep the table, for ever."""
+        follower = Follower(self._bus.nc, [f"$KV.{REPLICAS}.>"], stream=f"KV_{REPLICAS}", last=True)
+        try:
+            async for msg in follower.messages():
+                try:
+                    replica = msgspec.json.decode(msg.data, type=Replica)
+                except msgspec.DecodeError as error:
+                    # A deletion's empty marker, or another version's record: whoever it is of can be done without.
+                    log.warning("a replica's record cannot be read", subject=msg.subject, error=str(error))
+                    continue
+                self._seen[replica.id] = (time.monotonic(), replica)
+                self._news.set()
+        finally:
+            await follower.close()
+
+    def forget(self, replica: Replica) -> None:
+        """It did not answer: leave it out until it announces itself again."""
+        known = self._seen.get(replica.id)
+        if known is not None and known[1].boot == replica.boot:
+            del self._seen[replica.id]
+
+    def alive(self) -> list[Replica]:
+        """Every live replica."""
+        since = time.monotonic() - REPLICA_TTL_S
+        return [replica for seen, replica in self._seen.values() if seen > since]
+
+    def serving(self, model: str) -> list[Replica]:
+        """The live replicas that have this model (or job's policy) loaded, the least busy first."""
+        able = [r for r in self.alive() if model in r.models]
+        return sorted(able, key=lambda r: r.running + r.waiting)
+
+    async def wait_serving(self, model: str, *, timeout: float) -> list[Replica]:
+        """Like `serving`, waiting for the first one. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout):
+            while not (found := self.serving(model)):
+                self._news.clear()
+                await self._news.wait()
+            return found

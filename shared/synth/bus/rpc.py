@@ -1,0 +1,89 @@
+"""Request and reply: a question with one answer, within a deadline. What must survive a restart is an event or a task.
+
+Invariant. Whoever asks gets an answer, or `Transient` at the deadline; an answerer that fails says so at once.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from synth.bus.asks import ASKS
+from synth.bus.connection import Connection
+from synth.errors import Permanent, Transient
+from synth.runtime import logs
+
+log = logs.get("asking")
+
+_Q = TypeVar("_Q", bound=msgspec.Struct)
+_A = TypeVar("_A", bound=msgspec.Struct)
+_FAILED = "Synth-Failed"
+
+
+async def ask(bus: Connection, subject: str, question: msgspec.Struct, answer: type[_A], *, within: float) -> _A:
+    """Ask whichever replica of the answering service takes it. within: seconds; then, or refused, `Transient`."""
+    answerer = ASKS[subject][1]
+    try:
+        reply = await bus.nc.request(subject, msgspec.json.encode(question), timeout=within)
+    except NoRespondersError as error:
+        raise Transient(f"no {answerer} is running", delay=5) from error
+    except (NatsError, TimeoutError) as error:
+        raise Transient(f"the {answerer} did not answer within {within:g} s ({error!r})", delay=5) from error
+    if (reply.headers or {}).get(_FAILED):
+        raise Transient(f"the {answerer} could not answer; its log has the details", delay=5)
+    return msgspec.json.decode(reply.data, type=answer)
+
+
+async def serve_asks(
+    bus: Connection,
+    subject: str,
+    question: type[_Q],
+    answer: Callable[[_Q], Awaitable[msgspec.Struct]],
+    stop: asyncio.Event,
+    *,
+    at_once: int,
+    within: float,
+) -> None:
+    """Answer this question, shared with the service's other replicas, until `stop`; then end what was begun.
+
+    at_once: questions that are looked into at a time. within: seconds for one, waiting for its turn included.
+    """
+    if ASKS[subject][1] != bus.service:
+        raise Permanent(f"{subject} is answered by {ASKS[subject][1]}, not by {bus.service}")
+    turn = asyncio.Semaphore(at_once)
+    running: set[asyncio.Task[None]] = set()
+
+    async def reply_to(msg: Msg) -> None:
+        try:
+            async with asyncio.timeout(within), turn:
+                body = msgspec.json.encode(await answer(msgspec.json.decode(msg.data, type=question)))
+            await bus.nc.publish(msg.reply, body)
+        except TimeoutError:
+            log.warning("a question was not answered in time", subject=subject)
+            await bus.nc.publish(msg.reply, headers={_FAILED: "late"})
+        except Exception:
+            # Whatever it is, whoever asks must not wait for it.
+            log.exception("a question could not be answered", subject=subject)
+            await bus.nc.publish(msg.reply, headers={_FAILED: "error"})
+
+    async def arrived(msg: Msg) -> None:
+        task = asyncio.create_task(reply_to(msg))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    subscription = await bus.nc.subscribe(subject, queue=bus.service, cb=arrived)
+    await stop.wait()
+    try:
+        await subscription.drain()
+    except NatsError as error:
+        log.warning("could not leave a question's queue", subject=subject, error=repr(error))
+    while running:
+        await asyncio.wait(set(running))

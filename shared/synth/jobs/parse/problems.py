@@ -1,0 +1,130 @@
+"""What is wrong with the keys and values of a job file, in words: where, what, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import types
+from collections.abc import Iterable
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from synth.errors import Problem
+from synth.jobs.parse.toml import Document, Path
+from synth.jobs.schema.sections import keys_of
+
+_NEAR = 0.7
+_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text in quotes",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "string_too_short": "text that is not empty",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def nearest(key: str, names: Iterable[str], *, near: float = _NEAR) -> str | None:
+    """The name that a misspelt key most resembles. near: how much it must, of 1."""
+    found = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=near)
+    return found[0] if found else None
+
+
+@functools.cache
+def table_of(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key holds; None where it holds a value."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((m for a in get_args(annotation) if (m := table_of(a))), None)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def unknown_key(
+    key: str, near: str | None, table: type[BaseModel], path: Path, document: Document, config: type[BaseModel]
+) -> Problem:
+    """A key that its table does not have. near: the one that it resembles. config: the schema of the whole file."""
+    elsewhere = None if near else _section_with(key, config)
+    if near:
+        fix = f"did you mean {near!r}?"
+    elif elsewhere:
+        fix = f"did you mean to put it into [{elsewhere}]?"
+    else:
+        fix = "remove it"
+    thing = "section" if not path and isinstance(document.get((key,)), dict) else "key"
+    return Problem(
+        what=f"unknown {thing} {key!r}",
+        expected="" if near or elsewhere else f"one of {', '.join(keys_of(table))}",
+        fix=fix,
+        where=document.where((*path, key)),
+    )
+
+
+def bad_value(error: ErrorDetails, config: type[BaseModel], document: Document) -> Problem:
+    """A value that its key cannot have, or a key that is missing."""
+    path: Path = error["loc"]
+    description = _description(config, path)
+    where = document.where(path)
+    name = next((part for part in reversed(path) if isinstance(part, str)), "the file")
+    if error["type"] == "missing":
+        return Problem(what=f"the key {name!r} is missing", expected=description or "", where=where)
+    what = f"{name} = {_shown(error['input'])} will not do"
+    return Problem(what=what, expected=_expected(error), fix=description or "", where=where)
+
+
+def _section_with(key: str, config: type[BaseModel]) -> str | None:
+    for name, info in keys_of(config).items():
+        table = table_of(info.annotation)
+        if table is not None and key in keys_of(table):
+            return name
+    return None
+
+
+def _expected(error: ErrorDetails) -> str:
+    kind = error["type"]
+    context = error.get("ctx", {})
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"a number of {words} {context[key]:g}"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "too_short":
+        return f"a list of at least {context['min_length']}"
+    if kind == "too_long":
+        return f"a list of at most {context['max_length']}"
+    if kind == "value_error":
+        return str(context["error"])
+    return error["msg"][:1].lower() + error["msg"][1:]
+
+
+def _description(config: type[BaseModel], path: Path) -> str | None:
+    current: type[BaseModel] | None = config
+    found: str | None = None
+    for part in path:
+        if current is None or not isinstance(part, str) or part not in keys_of(current):
+            break
+        info = keys_of(current)[part]
+        found = info.description
+        current = table_of(info.annotation)
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    return f"{name}: {found}" if found else None
+
+
+def _shown(value: Any) -> str:
+    text = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else repr(value)
+    text = text or ""
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,98 @@
+"""From a parsed job to a resolved one: a pure function, run by the validator service and by the client alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from synth.errors import Problem, UserError
+from synth.jobs.parse.toml import Document
+from synth.jobs.parse.validate import Kind, ParsedJob, in_file_order, line_of, parse_leniently
+from synth.jobs.resolve.context import Overrides, Resolving
+from synth.jobs.resolve.eval import resolve_eval
+from synth.jobs.resolve.filter import NOT_SUBMITTED, resolve_filter
+from synth.jobs.resolve.rl import resolve_rl
+from synth.jobs.resolve.sft import resolve_sft
+from synth.jobs.resolved import Job, ResolvedJob, job_to_data
+from synth.jobs.schema.eval import EvalConfig, FlatEval
+from synth.jobs.schema.filter import FilterConfig
+from synth.jobs.schema.rl import RlConfig
+from synth.models import Registry
+
+__all__ = ["Examined", "Overrides", "check_job", "examine", "job_of", "resolve"]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """All that can be said of a job file without running it.
+
+    job: None where there are problems, and for a filter, which is no job of the cluster. values: everything resolved,
+    as JSON data. origins: of each field by its dotted name. changed: fields that are not what was asked for, and why.
+    """
+
+    kind: Kind | None
+    job: Job | None
+    problems: list[Problem]
+    warnings: list[str] = field(default_factory=list[str])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+    changed: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def examine(
+    document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
+) -> Examined:
+    """Check and resolve in one go: every problem and every warning, whatever else is wrong.
+
+    kind: where whoever sent the job already says it. uploaded: False before the upload, when a dataset may still be
+    a path rather than a file id.
+    """
+    parsed, problems = parse_leniently(document, kind=kind)
+    if parsed is None:
+        return Examined(kind, None, in_file_order(problems))
+    return _examined(parsed, problems, overrides, registry, uploaded=uploaded)
+
+
+def check_job(
+    document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
+) -> ResolvedJob:
+    """The resolved job, as `examine`. Raises UserError with every problem."""
+    return job_of(examine(document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded), document)
+
+
+def resolve(parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool = True) -> ResolvedJob:
+    """Apply flags, registry and defaults. Raises UserError with every problem."""
+    return job_of(_examined(parsed, [], overrides, registry, uploaded=uploaded), parsed.document)
+
+
+def job_of(examined: Examined, document: Document) -> ResolvedJob:
+    """The job that was found in a document. Raises UserError with every problem."""
+    if examined.kind == "filter" and not examined.problems:
+        raise UserError(Problem(**NOT_SUBMITTED, where=document.where(("filter",))))
+    if examined.job is None:
+        raise UserError(examined.problems)
+    return ResolvedJob(job=examined.job, origins=examined.origins, warnings=examined.warnings)
+
+
+def _examined(
+    parsed: ParsedJob, problems: list[Problem], overrides: Overrides, registry: Registry, *, uploaded: bool
+) -> Examined:
+    state = Resolving.of(parsed, overrides, registry)
+    config = parsed.config
+    job: Job | None = None
+    values: dict[str, Any] = {}
+    if isinstance(config, RlConfig):
+        job = resolve_rl(config, state)
+    elif isinstance(config, EvalConfig | FlatEval):
+        job = resolve_eval(config, state)
+    elif isinstance(config, FilterConfig):
+        values = resolve_filter(config, state)
+    else:
+        job = resolve_sft(config, state, uploaded=uploaded)
+    problems = in_file_order([*problems, *state.problems])
+    warnings = sorted(state.warnings, key=line_of)
+    if problems:
+        return Examined(parsed.kind, None, problems, warnings)
+    if job is not None:
+        values = job_to_data(job)
+    return Examined(parsed.kind, job, [], warnings, values, state.origins, state.changed)

@@ -1,0 +1,91 @@
+"""What an RL job optimises: its loss, how far that lets the policy go, and what holds it near a reference."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from synth.jobs.parse.toml import Path
+from synth.jobs.resolve.context import Resolving
+from synth.jobs.resolved import Loss, Mode, Placement
+from synth.jobs.schema.rl import RlConfig, Training
+
+
+class _Defaults(NamedTuple):
+    """clip_low, clip_high: in the loss's own measure. token_truncation: the cap on a token's correction."""
+
+    clip_low: float
+    clip_high: float
+    token_truncation: float
+
+
+#: gspo: arXiv 2507.18071, §5.1. grpo: DAPO's ends (arXiv 2503.14476). dppo: the bounds on a probability of the open
+#: implementations of arXiv 2602.04879, whose §5.4 warns of a tight truncation.
+DEFAULTS: dict[Loss, _Defaults] = {
+    "gspo": _Defaults(3e-4, 4e-4, 2.0),
+    "gspo_token": _Defaults(3e-4, 4e-4, 2.0),
+    "grpo": _Defaults(0.2, 0.28, 2.0),
+    "dppo": _Defaults(0.2, 0.2, 20.0),
+}
+#: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.
+_OTHERS = 20
+
+
+def resolve_loss(config: RlConfig, state: Resolving) -> Loss:
+    """`[training] loss`, else what `[algorithm] variety` names."""
+    loss = state.first("loss", [(config.training, "loss"), (config.algorithm, "variety")], "gspo")
+    # Another kind's variety is a problem already.
+    return loss if loss in DEFAULTS else "gspo"
+
+
+def resolve_clip(training: Training, loss: Loss, state: Resolving) -> tuple[float, float]:
+    """The two ends of the clip; a value that belongs to another loss's measure is warned about."""
+    defaults = DEFAULTS[loss]
+    found: list[float] = []
+    for key, default in (("clip_low", defaults.clip_low), ("clip_high", defaults.clip_high)):
+        value: float = state.take(key, training, key, default)
+        if not default / _OTHERS <= value <= default * _OTHERS:
+            state.warn(("training", key), f"= {value:g} is far from {default:g}, what {loss} is used with")
+        found.append(value)
+    return found[0], found[1]
+
+
+def resolve_truncation(training: Training, loss: Loss, state: Resolving) -> float:
+    """The cap on how much more a token may count because the policy that sampled it found it less likely."""
+    return state.take("token_truncation", training, "token_truncation", DEFAULTS[loss].token_truncation)
+
+
+def resolve_reference(config: RlConfig, mode: Mode, state: Resolving) -> Placement:
+    """Where the reference model lives: "none" exactly where there is no KL term."""
+    path, asked = _asked(config)
+    where = "default" if path is None else state.document.where(path)
+    beta = config.training.kl_beta
+    if asked == "none" and beta > 0:
+        state.problem(
+            ("training", "kl_beta"),
+            f"kl_beta = {beta:g} has no reference model to be measured against",
+            expected='[reference] placement = "shared" or "dedicated"',
+            fix='set placement = "shared", or remove kl_beta',
+        )
+    if path is not None and asked != "none" and not beta:
+        state.warn(path, "has no effect: [training].kl_beta is 0, so there is no KL term")
+        return state.change("reference", state.note("reference", "none", where), f"{asked!r} is not used: kl_beta is 0")
+    if path is not None and asked == "shared" and mode == "full":
+        state.warn(path, '= "shared" is a frozen copy of the source: every weight of the policy itself is trained')
+    return state.note("reference", asked, where)
+
+
+def _asked(config: RlConfig) -> tuple[Path | None, Placement]:
+    """The published client writes "none" where its user wrote nothing, so that any other word counts for more."""
+    named: list[tuple[Path, Placement | None]] = []
+    if config.reference is not None:
+        named.append((("reference", "placement"), config.reference.placement))
+    if config.topology is not None:
+        named.append((("topology", "reference_placement"), config.topology.reference_placement))
+    if config.compute is not None and config.compute.topology is not None:
+        placement = config.compute.topology.reference_placement
+        named.append((("compute", "topology", "reference_placement"), placement))
+    given: list[tuple[Path, Placement]] = [(path, asked) for path, asked in named if asked is not None]
+    for path, asked in given:
+        if asked != "none":
+            return path, asked
+    return given[0] if given else (None, "none")

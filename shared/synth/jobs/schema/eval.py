@@ -1,0 +1,167 @@
+"""The TOML of an evaluation: one `[eval]` table, or the same keys at the top (older files)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from synth.jobs.schema.sections import (
+    Free,
+    Name,
+    NonNegative,
+    NonNegativeFloat,
+    Ops,
+    PolicyConfig,
+    Positive,
+    PositiveFloat,
+    Section,
+    SeedSet,
+    Tags,
+)
+
+
+class Eval(Section):
+    """`[eval]`: rollouts of one model over fixed seeds."""
+
+    app_id: Name | None = None
+    """the task app's id, checked against what the app says of itself"""
+    model: Name | None = None
+    """a base or fine-tuned model's id; `--model` replaces it"""
+    task_app_url: Name | None = None
+    """the task app's address; `--task-url` replaces it"""
+    seeds: SeedSet | None = None
+    """which seeds, one rollout each; a list, "0-99", or {start, count}"""
+    num_episodes: Positive | None = None
+    """the first so many of `seeds`; without them, so many from `seed_start` on"""
+    seed_start: NonNegative | None = None
+    """first seed, where `seeds` does not say; 0"""
+    concurrency: Positive | None = None
+    """rollouts at the task app at one time; 16"""
+    parallel_episodes: Positive | None = None
+    """the same as `concurrency`, in older files"""
+    env_name: Name | None = None
+    """the environment that the task app is asked for; `app_id`, else the app's own"""
+    policy_name: Name | None = None
+    """the policy that the task app is asked for; "policy\""""
+    max_turns: Positive | None = None
+    """calls of the model a rollout; `policy_config.max_llm_calls`, else 1"""
+    max_llm_calls: Positive | None = None
+    """the same as `max_turns`"""
+    ops: Ops | None = None
+    """what one turn consists of; ["agent", "env"]"""
+    temperature: NonNegativeFloat | None = None
+    """of the sampling; 1, the policy as it was trained (greedy flatters it)"""
+    max_tokens: Positive | None = None
+    """sampled tokens a call, at most; 512"""
+    thinking_mode: Literal["think", "no_think"] | None = None
+    """whether a thinking model thinks"""
+    thinking_budget: Positive | None = None
+    """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
+    env_config: Free | None = None
+    """passed to the environment as it is"""
+    policy_config: PolicyConfig = PolicyConfig()
+    """sampling, and what else the policy wants"""
+    failure_reward: float = 0.0
+    """reward of a rollout in which the policy itself failed"""
+    rollout_timeout_s: PositiveFloat = 300.0
+    """seconds until a rollout is given up as an error of the environment"""
+    max_retries: NonNegative = 3
+    """how often a rollout is tried again after an error of the environment or of the connection"""
+    constrain_tools: bool = True
+    """whether a `tool_choice` that the task app forces is enforced; RL does so only where its file says so"""
+    split: Name | None = None
+    """of the dataset"""
+    trace_format: Literal["compact", "full", "structured"] | None = None
+    """of stored traces"""
+    return_trace: bool | None = None
+    """whether traces are asked for"""
+    provider: Name | None = None
+    """of another service's models"""
+    use_vision: bool | None = None
+    """whether observations carry an image"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text"""
+    max_steps: Positive | None = None
+    """steps of the environment"""
+    max_steps_per_episode: Positive | None = None
+    """steps of the environment"""
+    collect_traces: bool | None = None
+    """whether traces are stored"""
+    trace_db: Name | None = None
+    """where the client stores traces"""
+    use_tools: bool | None = None
+    """whether the model may call tools"""
+    policy: PolicyConfig | None = None
+    """the same as `policy_config`, which comes before it"""
+    reasoning_effort: str | None = None
+    """of hosted models"""
+    system_hint: str | None = None
+    """added to the system prompt"""
+    tool_choice: Any = None
+    """of the calls"""
+    inference_url: str | None = None
+    """where the model is"""
+    env_file: str | None = None
+    """of the client"""
+    metadata: Free | None = None
+    """a filter on seeds"""
+    metadata_sql: str | None = None
+    """the same in SQL"""
+    judge: Any = None
+    """a scoring function"""
+    judges: Any = None
+    """scoring functions"""
+    tags: Tags = Tags()
+    """to find the job by"""
+
+
+class TaskApp(Section):
+    """`[task_app]`: where the task app is, in older files."""
+
+    url: Name | None = None
+    """the same as `task_app_url`"""
+
+
+class EvalRollout(Section):
+    """`[rollout]`: how a rollout goes, in older files; the keys of `[eval]` come before it."""
+
+    env_name: Name | None = None
+    """the environment that the task app is asked for"""
+    policy_name: Name | None = None
+    """the policy that the task app is asked for"""
+    max_turns: Positive | None = None
+    """calls of the model a rollout"""
+    ops: Ops | None = None
+    """what one turn consists of"""
+    env_config: Free | None = None
+    """passed to the environment as it is"""
+    policy_config: PolicyConfig | None = None
+    """sampling, and what else the policy wants"""
+
+
+class Beside(Section):
+    """The tables that may stand beside the keys of an evaluation."""
+
+    type: Literal["rl", "sft"] | None = None
+    """how the model was trained, in older files"""
+    policy: PolicyConfig | None = None
+    """the same as `policy_config`, which comes before it"""
+    task_app: TaskApp | None = None
+    """where the task app is"""
+    rollout: EvalRollout | None = None
+    """how a rollout goes"""
+    env: Free | None = None
+    """the same as `env_config`"""
+    task: Free | None = None
+    """of the script that ran the file"""
+    tags: Tags = Tags()
+    """to find the job by"""
+
+
+class FlatEval(Eval, Beside):
+    """An evaluation whose keys stand at the top of the file."""
+
+
+class EvalConfig(Beside):
+    """An evaluation job."""
+
+    eval: Eval

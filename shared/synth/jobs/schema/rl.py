@@ -1,0 +1,303 @@
+"""The TOML of an RL job: names as in the published client's contract, ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from synth.jobs.schema.rewards import Judge, Rewards, Rubric
+from synth.jobs.schema.sections import (
+    Algorithm,
+    Betas,
+    Compute,
+    Fraction,
+    Free,
+    LearningRate,
+    Lora,
+    Name,
+    NonNegative,
+    NonNegativeFloat,
+    Ops,
+    Policy,
+    PolicyConfig,
+    Positive,
+    PositiveFloat,
+    Scheduler,
+    Section,
+    SeedSet,
+    Tags,
+    Topology,
+)
+from synth.jobs.schema.watch import Watch
+
+
+class Services(Section):
+    """`[services]`: what the job talks to."""
+
+    task_url: Name | None = None
+    """the task app's address, such as "http://127.0.0.1:8001"; `--task-url` replaces it"""
+    judge_url: Name | None = None
+    """the judge's address"""
+
+
+class Vllm(Section):
+    """`[vllm]`: the serving engine's own settings."""
+
+    tensor_parallel_size: Positive | None = None
+    """GPUs that one copy of the model is spread over"""
+    max_model_len: Positive | None = None
+    """tokens of prompt and reply together, at most"""
+    limit_mm_per_prompt: Free | None = None
+    """such as {image = 1}"""
+
+
+class Reference(Section):
+    """`[reference]`: the frozen model that a KL term is measured against."""
+
+    placement: Literal["none", "shared", "dedicated"] = "none"
+    """shared: the policy's own base, its adapter off, or a frozen copy beside it where every weight is trained;
+    dedicated: a frozen copy, on a device of its own where the trainer has one. Both need `[training] kl_beta`"""
+    port: Positive | None = None
+    """of a reference server"""
+    tp: Positive | None = None
+    """its tensor parallelism"""
+    health_max_wait_s: PositiveFloat | None = None
+    """seconds to wait for it"""
+    health_interval_ms: Positive | None = None
+    """milliseconds between looks at it"""
+
+
+class Model(Section):
+    """`[model]`: what is trained, and how much of it."""
+
+    base: Name | None = None
+    """a base model's id: exactly one of this and `source`"""
+    source: Name | None = None
+    """a fine-tuned model's id, to continue from: exactly one of this and `base`"""
+    trainer_mode: Literal["full", "lora", "qlora"] | None = None
+    """full: every weight; lora: an adapter; qlora: one on a base in 4 bits. lora where `[lora]` is given, else full"""
+    label: str | None = None
+    """a name to find the job by"""
+    supports_vision: bool | None = None
+    """whether prompts may carry images"""
+    max_images_per_message: Positive | None = None
+    """images a message"""
+    vision_processor_id: str | None = None
+    """where the image processor comes from"""
+
+
+class Rollout(Section):
+    """`[rollout]`: how experience is collected."""
+
+    env_name: Name | None = None
+    """the environment that the task app is asked for; the app's own when not said"""
+    policy_name: Name = "policy"
+    """the policy that the task app is asked for"""
+    max_turns: Positive | None = None
+    """calls of the model a rollout; `[training] max_turns`, else `policy_config.max_llm_calls`, else 1"""
+    episodes_per_batch: Positive | None = None
+    """a hint; what counts is `[training] batch_size` x `group_size`"""
+    max_concurrent_rollouts: Positive = 64
+    """rollouts at the task app at one time, over the whole cluster, at most: the run finds how many are good for it"""
+    batches_per_step: Positive | None = None
+    """batches a training step"""
+    ops: Ops | None = None
+    """what one turn consists of; ["agent", "env"]"""
+    env_config: Free = Field(default={})
+    """passed to the environment as it is"""
+    policy_config: PolicyConfig = PolicyConfig()
+    """sampling, and what else the policy wants"""
+    failure_reward: float = 0.0
+    """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
+    rollout_timeout_s: PositiveFloat = 300.0
+    """seconds until a rollout is given up as an error of the environment"""
+    group_timeout_s: PositiveFloat | None = None
+    """seconds, from when all rollouts of a group are under way, after which it goes with those that are done, where two
+    or more are, and is dropped otherwise; off when not said, as what is slow is often what is long"""
+    max_retries: NonNegative = 3
+    """how often a rollout is tried again after an error of the environment or of the connection"""
+    constrain_tools: bool = False
+    """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
+    use_vision: bool | None = None
+    """whether observations carry an image"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text"""
+    max_images_per_step: Positive | None = None
+    """images an observation"""
+    task_app_origin_rewards_only: bool | None = None
+    """whether judges are left out"""
+    rubric_rewards_only: bool | None = None
+    """whether the environment's own reward is left out"""
+
+
+class Evaluation(Section):
+    """`[evaluation]`: rollouts on fixed seeds that nothing is learned from."""
+
+    instances: Positive | None = None
+    """how many seeds; all of `seeds`"""
+    every_n_iters: NonNegative = 0
+    """iterations between two evaluations; 0 is never"""
+    seeds: SeedSet | None = None
+    """which seeds; from 1000000 on, which task apps keep apart from training"""
+
+
+class WeightSync(Section):
+    """`[training.weight_sync]`: how new weights reach the serving engine."""
+
+    enable: bool | None = None
+    """without it nothing could be on-policy"""
+    targets: list[Name] | None = None
+    """["policy"]"""
+    mode: str | None = None
+    """how weights travel"""
+    direct: bool | None = None
+    """from GPU to GPU"""
+    verify_every_k: NonNegative = 1
+    """versions between two whose canary, a few tokens, must have the trainer's log-probabilities at the serving
+    engine; 0 is never. Every version is proven by its digests"""
+    weight_sync_interval: Positive | None = None
+    """iterations between two updates"""
+
+
+class Training(Rewards):
+    """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
+
+    num_epochs: Positive = 1
+    """the job runs num_epochs x iterations_per_epoch iterations"""
+    iterations_per_epoch: Positive | None = None
+    """the job runs num_epochs x iterations_per_epoch iterations; 10 when not said"""
+    batch_size: Positive = 8
+    """groups (seeds) an iteration"""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """rollouts of each seed: a rollout is judged against its own group, so two at least"""
+    max_turns: Positive | None = None
+    """calls of the model a rollout, where `[rollout] max_turns` does not say"""
+    learning_rate: LearningRate | None = None
+    """AdamW's; 1e-6 for full, 1e-5 for lora and qlora"""
+    lr_scheduler: Scheduler = "constant"
+    """after the warm-up; constant, as the policy's data change under it anyhow"""
+    min_lr_ratio: Fraction = 0.0
+    """where linear and cosine end, as a share of learning_rate"""
+    warmup_ratio: Fraction = 0.05
+    """share of all optimizer steps over which the rate rises from 0"""
+    betas: Betas = Field(default=[0.9, 0.95])
+    """AdamW's"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's; 0, as RL moves weights too little to need it"""
+    grad_clip: PositiveFloat = 1.0
+    """largest norm of the gradient"""
+    minibatches: Positive = 4
+    """optimizer steps a batch: with 1 the ratio is always 1 and the clip never acts"""
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = None
+    """the policy-gradient loss, as in docs/losses.md; the one that `[algorithm] variety` names, else gspo"""
+    clip_low: PositiveFloat | None = None
+    """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
+    0.2), probability of a token (dppo: 0.2)"""
+    clip_high: PositiveFloat | None = None
+    """and how far up: 4e-4 (gspo, gspo_token), 0.28 (grpo), 0.2 (dppo)"""
+    token_truncation: PositiveFloat | None = None
+    """how many times more a token may count because the policy that sampled it found it less likely than the one in
+    training does; 2, for dppo 20"""
+    kl_beta: NonNegativeFloat = 0.0
+    """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
+    advantage_std: bool = True
+    """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    dynamic_sampling: bool = False
+    """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
+    off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""
+    async_level: Annotated[int, Field(ge=0, le=16)] = 1
+    """iterations collected ahead of training; 0 is strictly on-policy, 1 hides the shorter of the two"""
+    max_staleness: Annotated[int, Field(ge=0, le=32)] | None = None
+    """versions by which a trained token may be behind: no rollout begins on an older policy, and no older token is
+    trained; async_level"""
+    async_semaphore_max: Positive | None = None
+    """another bound on rollouts at one time; the smaller holds. A high one is safe: the run slows down by itself"""
+    max_completion_tokens: Positive | None = None
+    """sampled tokens a call, at most; the smaller of this and policy_config.max_tokens, else 512"""
+    micro_batch_tokens: Positive = 8192
+    """tokens in one forward and backward pass: memory, not mathematics"""
+    packing: bool = True
+    """put sequences end to end rather than pad them"""
+    activation_checkpointing: bool = False
+    """compute activations twice rather than keep them"""
+    checkpoint_every: Positive = 1
+    """iterations between two resume points"""
+    keep_checkpoints: Positive = 3
+    """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
+    seed: NonNegative = 0
+    """of everything random: order of seeds, initial adapter"""
+    lora: Lora | None = None
+    """the same as `[lora]`"""
+    weight_sync: WeightSync | None = None
+    """how new weights reach the serving engine"""
+    watch: Watch | None = None
+    """signs of a collapsing policy"""
+    rewards: Rewards | None = None
+    """the reward keys of `[training]`, in a table of their own"""
+    gradient_accumulation_steps: Positive | None = None
+    """batches an optimizer step; `minibatches` and `micro_batch_tokens` decide this here"""
+    max_accumulated_minibatch: Positive | None = None
+    """the same in another unit"""
+    log_interval: Positive | None = None
+    """steps between two logs; here every step is an event"""
+    weight_sync_interval: Positive | None = None
+    """iterations between two updates of the serving engine"""
+    step_rewards_weights: dict[str, float] | None = None
+    """weight of each achievement"""
+    step_rewards_k_limits: dict[str, int] | None = None
+    """how often each achievement counts"""
+    max_images_per_message: Positive | None = None
+    """images a message"""
+    supports_vision: bool | None = None
+    """whether prompts may carry images"""
+    ops: Ops | None = None
+    """the same as `[rollout] ops`, in older files"""
+    reward_positive: float | None = None
+    """of a right answer"""
+    reward_negative_no_tool: float | None = None
+    """of a reply without a tool call"""
+    reward_negative_no_answer: float | None = None
+    """of a reply without an answer"""
+
+
+class RlData(Section):
+    """`[data]`: the seeds that are trained on."""
+
+    seeds: SeedSet | None = None
+    """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
+    seed_start: NonNegative | None = None
+    """first of 100000 seeds, where `seeds` does not say"""
+    split: Name | None = None
+    """of the dataset"""
+    episodes_per_iteration: Positive | None = None
+    """rollouts an iteration"""
+    evaluation_split: Name | None = None
+    """of the dataset"""
+    evaluation_episodes: Positive | None = None
+    """rollouts an evaluation"""
+
+
+class RlConfig(Section):
+    """An RL job."""
+
+    type: Literal["rl"] | None = None
+    """the kind of job, in older files"""
+    algorithm: Algorithm | None = None
+    services: Services = Services()
+    compute: Compute | None = None
+    topology: Topology | None = None
+    vllm: Vllm | None = None
+    reference: Reference | None = None
+    model: Model = Model()
+    policy: Policy | None = None
+    lora: Lora | None = None
+    rollout: Rollout = Rollout()
+    evaluation: Evaluation | None = None
+    training: Training = Training()
+    data: RlData = RlData()
+    judge: Judge | None = None
+    rubric: Rubric | None = None
+    tags: Tags = Tags()
+    smoke: Free | None = None
+    """of the client's own trial run"""

@@ -1,0 +1,206 @@
+"""The TOML of an SFT job: names as in the published client's contract, ours where it has none."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from synth.jobs.schema.sections import (
+    Algorithm,
+    Betas,
+    Compute,
+    Fraction,
+    Free,
+    LearningRate,
+    Lora,
+    Name,
+    NonNegative,
+    NonNegativeFloat,
+    Policy,
+    Positive,
+    PositiveFloat,
+    Scheduler,
+    Section,
+    Tags,
+)
+
+
+class Job(Section):
+    """`[job]`: what is trained on what."""
+
+    model: Name | None = None
+    """a base or fine-tuned model's id; `--model` replaces it"""
+    data: Name | None = None
+    """the dataset, a JSONL of rows with `messages`: a path, or the id of an uploaded file"""
+    data_path: Name | None = None
+    """the same as `data`"""
+    poll_seconds: PositiveFloat | None = None
+    """seconds between two looks at the job"""
+    modalities: list[Literal["text", "image"]] | None = None
+    """what the rows hold"""
+    description: str | None = None
+    """a note for readers"""
+
+
+class SftData(Section):
+    """`[data]`: what stands beside the dataset."""
+
+    topology: Free | None = None
+    """how rows are shared out"""
+    validation_path: Name | None = None
+    """rows that are only measured, a JSONL like the dataset"""
+
+
+class BestModel(Section):
+    """When the validation loss is measured, and what it decides."""
+
+    evaluation_strategy: Literal["no", "steps"] | None = None
+    """"steps", or "no" for never; steps"""
+    eval_steps: NonNegative | None = None
+    """optimizer steps between two validations; 100 where it is 0 or not said"""
+    save_best_model_at_end: bool | None = None
+    """whether the result is the best checkpoint rather than the last; true"""
+    load_best_model_at_end: bool | None = None
+    """the same as `save_best_model_at_end`"""
+    metric_for_best_model: Literal["val.loss"] | None = None
+    """what best means; val.loss"""
+    greater_is_better: Literal[False] | None = None
+    """a loss is better when smaller"""
+
+
+class Validation(BestModel):
+    """`[training.validation]`: the loss on rows that are not trained."""
+
+    enabled: bool = True
+    """whether the validation file is used"""
+
+
+class SftTraining(Section):
+    """`[training]`: what is trained."""
+
+    mode: Literal["lora", "full_finetune", "sft_offline"] | None = None
+    """full_finetune: every weight; lora: an adapter; sft_offline leaves it to the other keys"""
+    use_qlora: bool | None = None
+    """an adapter on a base in 4 bits (NF4), which is also the base that is served with it"""
+    validation: Validation | None = None
+    """the loss on rows that are not trained"""
+    lora: Lora | None = None
+    """the same as `[lora]`"""
+
+
+class Parallelism(BestModel):
+    """`[hyperparameters.parallelism]`: how the model is spread; the keys of `[training.validation]` may stand here."""
+
+    use_deepspeed: bool | None = None
+    """shard over the GPUs as DeepSpeed's ZeRO does, here by FSDP"""
+    deepspeed_stage: NonNegative | None = None
+    """0: every GPU holds all; 1 and 2: its part of masters, gradients and optimizer state; 3: of the weights too, which
+    are gathered block by block. 2 where only `use_deepspeed` says so; 3 where nothing does"""
+    fsdp: bool | None = None
+    """true: as stage 3; false: as stage 0"""
+    bf16: bool | None = None
+    """the forward in bfloat16 on GPUs (masters, log-probabilities and loss stay float32), or not; on CPU the trainer's
+    own setting holds"""
+    fp16: bool | None = None
+    """train in float16"""
+    activation_checkpointing: bool | None = None
+    """compute activations twice rather than keep them"""
+    tensor_parallel_size: Positive | None = None
+    """GPUs that each layer is spread over; 1"""
+    pipeline_parallel_size: Positive | None = None
+    """GPUs that the layers are dealt out to; 1"""
+
+
+class Hyperparameters(BestModel):
+    """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
+
+    n_epochs: Positive | None = None
+    """passes over the dataset; 1"""
+    total_steps: Positive | None = None
+    """optimizer steps; where it is given it decides, whatever n_epochs says"""
+    train_steps: Positive | None = None
+    """the same as `total_steps`"""
+    steps: Positive | None = None
+    """the same as `total_steps`"""
+    batch_size: Positive | None = None
+    """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
+    global_batch: Positive | None = None
+    """rows an optimizer step; per_device_batch x gradient_accumulation_steps, else 32"""
+    per_device_batch: Positive | None = None
+    """the same as batch_size"""
+    gradient_accumulation_steps: Positive | None = None
+    """forward passes a step"""
+    sequence_length: Positive = 2048
+    """tokens a row, longer ones are cut and counted"""
+    learning_rate: LearningRate | None = None
+    """AdamW's; 1e-5 for full, 2e-4 for lora and qlora"""
+    lr_scheduler: Scheduler = "cosine"
+    """after the warm-up"""
+    min_lr_ratio: Fraction = 0.1
+    """where linear and cosine end, as a share of learning_rate"""
+    warmup_ratio: Fraction = 0.03
+    """share of all steps over which the rate rises from 0"""
+    warmup_steps: NonNegative | None = None
+    """the same in steps; where it is given it decides"""
+    betas: Betas = Field(default=[0.9, 0.95])
+    """AdamW's"""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's"""
+    grad_clip: PositiveFloat = 1.0
+    """largest norm of the gradient"""
+    train_kind: Literal["peft", "fft"] | None = None
+    """peft: an adapter; fft: every weight"""
+    packing: bool = True
+    """put rows end to end rather than pad them"""
+    micro_batch_tokens: Positive = 8192
+    """tokens in one forward and backward pass: memory, not mathematics"""
+    checkpoint_every: Positive = 100
+    """steps between two resume points"""
+    keep_checkpoints: Positive = 3
+    """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
+    seed: NonNegative = 0
+    """of everything random: order of rows, initial adapter, dropout"""
+    lora_rank: Positive | None = None
+    """the same as `[lora] r`"""
+    lora_alpha: Positive | None = None
+    """the same as `[lora] alpha`"""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """the same as `[lora] dropout`"""
+    lora_target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
+    """the same as `[lora] target_modules`"""
+    world_size: Positive | None = None
+    """GPUs that train; all that the trainer has when not said, more than that ends the job; no effect on CPU"""
+    parallelism: Parallelism | None = None
+    """how the model is spread over GPUs"""
+
+
+class ModelConfig(Section):
+    """`[model_config]`: what the model can do, as the file has it."""
+
+    supports_vision: bool | None = None
+    """whether rows may carry images"""
+    max_images_per_message: Positive | None = None
+    """images a message"""
+    max_model_len: Positive | None = None
+    """tokens of prompt and reply together, at most"""
+
+
+class SftConfig(Section):
+    """An SFT job."""
+
+    type: Literal["sft"] | None = None
+    """the kind of job, in older files"""
+    algorithm: Algorithm | None = None
+    job: Job = Job()
+    data: SftData = SftData()
+    compute: Compute | None = None
+    training: SftTraining = SftTraining()
+    hyperparameters: Hyperparameters = Hyperparameters()
+    lora: Lora | None = None
+    # pydantic keeps the name `model_config` for itself.
+    described_model: ModelConfig | None = Field(default=None, alias="model_config")
+    metadata: Free | None = None
+    """what the client keeps beside the job"""
+    policy: Policy | None = None
+    tags: Tags = Tags()
