@@ -22,11 +22,11 @@ from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.rollouts.groups import Collected, build_batch, collection_values
-from synth.trainer import randomness
-from synth.trainer.plan import recipe_of
-from synth.trainer.policy import load_policy
-from synth.trainer.recipe import RlRecipe
-from synth.trainer.rl import RlTrainer
+from synth.trainer.config import RlRecipe
+from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.owner.learner_config import recipe_of
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import CompletionRecord, RolloutBatch, branches_of
 
@@ -60,7 +60,7 @@ async def run(start: Start) -> None:
     model_dir = Path(start.model_dir)
     engine = await TransformersEngine.load(model_dir, settings=EngineSettings(threads=start.threads, seed=0))
     chat = ChatFormat(load_tokenizer(model_dir))
-    randomness.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
+    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
     trainer = RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
     weights = Path(start.work_dir) / "policy.safetensors"
     for k in range(1, job.iterations + 1):

@@ -19,13 +19,13 @@ from synth.cli.make_model import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.trainer.packing import Sequences
-from synth.trainer.policy import Policy, load_policy
-from synth.trainer.recipe import Lora, RlRecipe, SftRecipe
-from synth.trainer.rl import RlTrainer
-from synth.trainer.run import peak_memory_bytes
-from synth.trainer.sft import SftTrainer
-from synth.trainer.sft_data import SftData
+from synth.trainer.config import Lora, RlRecipe, SftRecipe
+from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.model.policy import Policy, load_policy
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.learner.sft import SftTrainer
+from synth.trainer.learner.state import peak_memory_bytes
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 Device = Literal["cpu", "cuda"]

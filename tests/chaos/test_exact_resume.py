@@ -13,11 +13,11 @@ import pytest
 from synth.blobs import BlobStore
 from synth.events import JobStarted, JobValidated, JobVerified, ModelPublished, RolloutBatched, TrainResumed, TrainStep
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.trainer import randomness
-from synth.trainer.plan import recipe_of
-from synth.trainer.policy import load_policy
-from synth.trainer.recipe import RlRecipe
-from synth.trainer.rl import RlTrainer
+from synth.trainer.config import RlRecipe
+from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.owner.learner_config import recipe_of
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
 from synth.weights.local_model import training_source
@@ -79,7 +79,7 @@ async def _replay(log: Witness, blobs: BlobStore, work: Path) -> Path:
     recipe = recipe_of(job, TrainerSettings())
     assert isinstance(recipe, RlRecipe)
     source = await training_source(verified.source, None, blobs, work / "models")
-    randomness.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
+    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
     trainer = RlTrainer(load_policy(source.model, recipe, dropout=False), recipe)
     for batched in (r.event for r in log.of("rollout.batch")):
         assert isinstance(batched, RolloutBatched)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synth.trainer.watch import NO_LEARNING_SIGNAL, RULES
+from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL, RULES
 from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import JOB_S, Platform, rl
 from tests.e2e.task_apps import Served

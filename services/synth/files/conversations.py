@@ -3,7 +3,7 @@
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…", "weight": 1}], "tools": […]}
 
 Every shape that the published clients write is taken as it is; the trainer reads the same shapes
-(`synth.trainer.chat_row`), so that only rows with images are ever written anew.
+(`synth.trainer.learner.data.chat_rows`), so that only rows with images are ever written anew.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ import functools
 
 from synth.bus.worker import TaskWorker
 from synth.service import Service, run
-from synth.trainer import training
-from synth.trainer.job import TrainerService
-from synth.trainer.process import TrainingProcesses
+from synth.trainer.owner import attempt_run
+from synth.trainer.owner.learner_process import TrainingProcesses
+from synth.trainer.owner.owner import TrainerService
 from synth.trainer.settings import TrainerSettings
 
 
@@ -19,7 +19,7 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         processes = TrainingProcesses(threads=settings.threads)
-        train = functools.partial(training.train, processes=processes)
+        train = functools.partial(attempt_run.train, processes=processes)
         trainer = TrainerService(service.bus, service.blobs, settings, train)
         worker = TaskWorker(
             service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from synth.trainer.failure import TrainingFailed
+from synth.trainer.errors import TrainingFailed
 
 R = TypeVar("R", bound="Recipe")
 

@@ -1,7 +1,7 @@
 """peft without bitsandbytes.
 
 peft imports bitsandbytes, and with it torch's compiler, wherever it is installed: 2 s in each process that has a LoRA
-layer. It wants its layer classes alone, and ours (`synth.trainer.quantised`) is a plain linear layer to peft.
+layer. It wants its layer classes alone, and ours (`synth.trainer.learner.model.qlora`) is a plain linear layer to peft.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ from synth.inference.serve import ServeService
 from synth.inference.settings import InferenceSettings
 from synth.jobs.resolved import RlJob, job_from_data, lora_shape, training_start
 from synth.models import Registry
-from synth.trainer.canary import score_canary
-from synth.trainer.policy import load_policy
-from synth.trainer.rl import RlTrainer
+from synth.trainer.learner.canary import score_canary
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.rl import RlTrainer
 from synth.validator.validate import validate
 from synth.weights.local_model import training_source
 from synth.work import Task

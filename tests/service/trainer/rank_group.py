@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from synth.trainer import randomness
-from synth.trainer.policy import load_policy
-from synth.trainer.ranks import ALONE, Ranks, join, listen
-from synth.trainer.recipe import Lora, Recipe, RlRecipe, SftRecipe
-from synth.trainer.reference import load_reference
-from synth.trainer.rl import RlTrainer
-from synth.trainer.sft import SftTrainer
-from synth.trainer.sft_data import encode_rows, load_tokenizer
+from synth.trainer.config import Lora, Recipe, RlRecipe, SftRecipe
+from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
+from synth.trainer.learner.distributed.process_group import ALONE, Ranks, join, listen
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.model.reference import load_reference
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
 from tests.unit.trainer.sft_rows import sft_recipe, sums
 
@@ -52,7 +52,7 @@ def train(name: str, model_dir: Path, folder: Path, *, ranks: Ranks = ALONE, res
     recipe = RECIPES[name]
     changed: Any = {field: getattr(recipe, field) for field in recipe.__struct_fields__} | {"world_size": ranks.size}
     recipe = type(recipe)(**changed)
-    randomness.seed_everything(recipe.seed, threads=1, deterministic=True)
+    rng.seed_everything(recipe.seed, threads=1, deterministic=True)
     policy = load_policy(model_dir, recipe, dropout=isinstance(recipe, SftRecipe))
     if isinstance(recipe, RlRecipe):
         reference = load_reference(policy, recipe, ranks=ranks)

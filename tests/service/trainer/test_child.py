@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.trainer.recipe import Lora
+from synth.trainer.config import Lora
 from synth.weights.policy_file import read_policy
 from tests.service.trainer.child_process import ChildProcess
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe

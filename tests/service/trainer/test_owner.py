@@ -28,7 +28,7 @@ from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob
 from synth.models import Registry
-from synth.trainer.job import Attempt, TrainerService
+from synth.trainer.owner.owner import Attempt, TrainerService
 from synth.trainer.settings import TrainerSettings
 from synth.validator.validate import validate
 from synth.work import Task

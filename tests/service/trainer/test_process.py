@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from synth.trainer.process import TrainingProcess, TrainingProcesses, TrainingStopped
+from synth.trainer.owner.learner_process import TrainingProcess, TrainingProcesses, TrainingStopped
 from synth.trainer.protocol import Failed, Start
 
 DEADLINE_S = 60
@@ -36,7 +36,7 @@ async def one_is_waiting(processes: TrainingProcesses) -> None:
 
 
 def children() -> list[int]:
-    return [c.pid for c in psutil.Process().children() if "synth.trainer.child" in c.cmdline()]
+    return [c.pid for c in psutil.Process().children() if "synth.trainer.learner.main" in c.cmdline()]
 
 
 def bad_start(folder: Path) -> Start:

@@ -14,9 +14,9 @@ from synth.events.catalogue import Event
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.models import Registry
-from synth.trainer.attempt import Announcer, read_past
+from synth.trainer.owner.announcer import Announcer, read_past
+from synth.trainer.owner.collapse_watch import Watching
 from synth.trainer.protocol import Paused, Stepped
-from synth.trainer.watching import Watching
 from synth.validator.validate import validate
 from tests.service.jobs import RL, make_model_dir
 

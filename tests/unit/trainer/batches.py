@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import torch
 
-from synth.trainer.packing import Sequences, collate
-from synth.trainer.policy import Policy
-from synth.trainer.recipe import RlRecipe
+from synth.trainer.config import RlRecipe
+from synth.trainer.learner.data.packing import Sequences, collate
+from synth.trainer.learner.model.policy import Policy
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 # Behaviour log-probabilities that no policy gave must not be gated away.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from synth.trainer.losses import LossInputs
+from synth.trainer.learner.losses.base import LossInputs
 
 
 def loss_inputs(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synth.trainer.recipe import SftRecipe
+from synth.trainer.config import SftRecipe
 
 
 def sft_recipe(**changes: Any) -> SftRecipe:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from synth.trainer import attention
-from synth.trainer.packing import MicroBatch, Sequences, collate
-from synth.trainer.policy import Policy, load_policy
+from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
+from synth.trainer.learner.model import varlen_attention
+from synth.trainer.learner.model.policy import Policy, load_policy
 from tests.unit.trainer.batches import rl_recipe
 
 LENGTHS = (5, 64, 1, 27, 40)
@@ -55,7 +55,7 @@ def gradients(policy: Policy, micro: MicroBatch) -> dict[str, torch.Tensor]:
 
 def test_packed_rows_score_and_learn_as_with_the_mask_of_transformers(model_dir: Path) -> None:
     ours, theirs = policy(model_dir), policy(model_dir)
-    assert ours.model.config._attn_implementation == attention.BY_SEQUENCE
+    assert ours.model.config._attn_implementation == varlen_attention.BY_SEQUENCE
     theirs.model.set_attn_implementation("sdpa")
     micro = packed()
     assert torch.allclose(ours.logprobs(micro)[0], theirs.logprobs(micro)[0], atol=1e-5)
@@ -117,4 +117,4 @@ def test_activations_that_are_recomputed_are_not_kept(model_dir: Path) -> None:
 def test_a_model_with_windows_keeps_the_attention_of_transformers(model_dir: Path) -> None:
     config = policy(model_dir).model.config
     config.layer_types = ["full_attention", "sliding_attention"]
-    assert attention.choose(config, torch.device("cpu"), torch.float32) == "sdpa"
+    assert varlen_attention.choose(config, torch.device("cpu"), torch.float32) == "sdpa"

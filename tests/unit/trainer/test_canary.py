@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from synth.trainer.canary import canary_tokens, score_canary
-from synth.trainer.packing import Sequences
-from synth.trainer.policy import load_policy
-from synth.trainer.rl import RlTrainer
+from synth.trainer.learner.canary import canary_tokens, score_canary
+from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch
 from tests.unit.inference.tiny import plain_model
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from synth.files.conversations import Measured, read_line
-from synth.trainer.chat_row import messages_of, tools_of
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.sft_data import encode_rows, load_tokenizer
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.chat_rows import messages_of, tools_of
+from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 
 MOVE = {"type": "function", "function": {"name": "move", "arguments": {"to": 1}}}
 CALL = '<tool_call>\n{"name": "move", "arguments": {"to": 1}}\n</tool_call>'

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.trainer.checkpoint import check_same_loss, load_checkpoint
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.policy import load_policy
-from synth.trainer.rl import RlTrainer
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint.checkpoint import check_same_loss, load_checkpoint
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.rl import RlTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
 
 

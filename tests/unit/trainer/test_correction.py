@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from synth.trainer.correction import correct, rates
+from synth.trainer.learner.losses.importance_correction import correct, rates
 from tests.unit.trainer.batches import rl_recipe
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from synth.trainer.gspo import gspo_loss
-from synth.trainer.losses import Clip, LossOutput
+from synth.trainer.learner.losses.base import Clip, LossOutput
+from synth.trainer.learner.losses.gspo import gspo_loss
 from tests.unit.trainer.loss_inputs import loss_inputs
 
 CLIP = Clip(low=3e-4, high=4e-4)

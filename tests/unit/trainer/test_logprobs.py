@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from synth.trainer.logprobs import token_logprobs
+from synth.trainer.learner.model.logprobs import token_logprobs
 
 
 @pytest.mark.parametrize("chunk_elements", [1 << 25, 37 * 4, 37])

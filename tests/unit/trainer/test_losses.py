@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from synth.trainer.dppo import dppo_loss
-from synth.trainer.grpo import grpo_loss
-from synth.trainer.gspo import gspo_loss, gspo_token_loss
-from synth.trainer.losses import Clip, LossOutput
+from synth.trainer.learner.losses.base import Clip, LossOutput
+from synth.trainer.learner.losses.dppo import dppo_loss
+from synth.trainer.learner.losses.grpo import grpo_loss
+from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from tests.unit.trainer.loss_inputs import gradient, loss_inputs
 
 TIGHT, WIDE, FAR = Clip(low=3e-4, high=4e-4), Clip(low=0.2, high=0.28), Clip(low=0.2, high=0.2)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from synth.trainer.packing import Sequences, collate, plan
-from synth.trainer.policy import Policy, load_policy
-from synth.trainer.rl import RlTrainer
-from synth.trainer.run import mean_nll
-from synth.trainer.sft import SftTrainer
-from synth.trainer.sft_data import SftData
+from synth.trainer.learner.data.packing import Sequences, collate, plan
+from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.model.policy import Policy, load_policy
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.learner.sft import SftTrainer
+from synth.trainer.learner.state import mean_nll
 from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe
 from tests.unit.trainer.sft_rows import sft_recipe
 

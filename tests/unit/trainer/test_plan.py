@@ -8,8 +8,8 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
-from synth.trainer.plan import recipe_of
-from synth.trainer.recipe import RlRecipe
+from synth.trainer.config import RlRecipe
+from synth.trainer.owner.learner_config import recipe_of
 from synth.trainer.settings import TrainerSettings
 
 _JOB = """\

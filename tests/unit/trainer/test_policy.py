@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.policy import Policy, load_policy
-from synth.trainer.recipe import Lora
-from synth.trainer.rl import RlTrainer
+from synth.trainer.config import Lora
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.model.policy import Policy, load_policy
+from synth.trainer.learner.rl import RlTrainer
 from synth.weights.policy_file import read_policy
 from tests.unit.inference.tiny import plain_logprobs
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe

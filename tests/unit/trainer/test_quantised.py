@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.packing import Sequences, collate
-from synth.trainer.policy import Policy, load_policy
-from synth.trainer.quantised import Nf4Linear
-from synth.trainer.recipe import Lora
-from synth.trainer.rl import RlTrainer
-from synth.trainer.run import mean_nll
-from synth.trainer.sft import SftTrainer
-from synth.trainer.sft_data import SftData, encode_rows, load_tokenizer
+from synth.trainer.config import Lora
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.packing import Sequences, collate
+from synth.trainer.learner.data.sft_dataset import SftData, encode_rows, load_tokenizer
+from synth.trainer.learner.model.policy import Policy, load_policy
+from synth.trainer.learner.model.qlora import Nf4Linear
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.learner.sft import SftTrainer
+from synth.trainer.learner.state import mean_nll
 from synth.weights.lora_merge import write_merged_model
 from synth.weights.nf4 import write_rounded_model
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe, scored_by

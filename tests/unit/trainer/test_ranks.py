@@ -12,12 +12,12 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, check_job
 from synth.jobs.resolved import SftJob
 from synth.models import Registry
-from synth.trainer.job import JobFailure
-from synth.trainer.packing import plan
-from synth.trainer.plan import recipe_of
-from synth.trainer.ranks import ALONE, Ranks
+from synth.trainer.learner.data.packing import plan
+from synth.trainer.learner.distributed.process_group import ALONE, Ranks
+from synth.trainer.owner.attempt_run import check_ranks
+from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.owner import JobFailure
 from synth.trainer.settings import TrainerSettings
-from synth.trainer.training import check_ranks
 
 
 @given(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.packing import Sequences, collate
-from synth.trainer.policy import load_policy
-from synth.trainer.reference import FrozenCopy, SourceOfAdapter, load_reference, reference_kl
-from synth.trainer.rl import RlTrainer
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.packing import Sequences, collate
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.model.reference import FrozenCopy, SourceOfAdapter, load_reference, reference_kl
+from synth.trainer.learner.rl import RlTrainer
 from synth.weights.nf4 import write_rounded_model
 from tests.unit.trainer.batches import OPEN_GATES, at_iteration, random_batch, rl_recipe
 from tests.unit.trainer.loss_inputs import gradient, loss_inputs

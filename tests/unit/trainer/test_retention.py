@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synth.trainer.retention import kept_checkpoints
+from synth.trainer.owner.checkpoint_retention import kept_checkpoints
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.policy import Policy, load_policy
-from synth.trainer.rl import RlTrainer
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.model.policy import Policy, load_policy
+from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch
 from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe, scored_by
 

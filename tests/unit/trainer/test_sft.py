@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.policy import load_policy
-from synth.trainer.recipe import SftRecipe, parse_recipe
-from synth.trainer.run import mean_nll
-from synth.trainer.schedule import learning_rate
-from synth.trainer.sft import SftTrainer
-from synth.trainer.sft_data import SftData, encode_rows, load_tokenizer
+from synth.trainer.config import SftRecipe, parse_recipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.sft_dataset import SftData, encode_rows, load_tokenizer
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.sft import SftTrainer
+from synth.trainer.learner.state import mean_nll
 from tests.unit.trainer.sft_rows import sft_recipe, sums
 
 

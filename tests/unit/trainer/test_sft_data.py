@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.sft_data import SftData, encode_file, encode_rows, load_tokenizer
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.sft_dataset import SftData, encode_file, encode_rows, load_tokenizer
 from tests.unit.trainer.sft_rows import sums, write_rows
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
 from synth.jobs.schema.watch import Watch as Section
-from synth.trainer.watch import NO_LEARNING_SIGNAL, RULES, Watch
+from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL, RULES, Watch
 
 DEFAULTS = msgspec.convert(Section().model_dump(exclude={"enabled"}), WatchSettings)
 Values = dict[str, float]

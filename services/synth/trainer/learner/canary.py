@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from synth.events import Canary
-from synth.trainer.packing import Sequences, collate
-from synth.trainer.policy import Policy
+from synth.trainer.learner.data.packing import Sequences, collate
+from synth.trainer.learner.model.policy import Policy
 
 #: A fault shows in any of them, and a forward of so few costs nothing beside a step's.
 _TOKENS = 64

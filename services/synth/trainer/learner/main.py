@@ -1,4 +1,4 @@
-"""The training process itself: `python -m synth.trainer.child`, one JSON line in, JSON lines out.
+"""The training process itself: `python -m synth.trainer.learner.main`, one JSON line in, JSON lines out.
 
 The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The messages are in `protocol.py`.
 
@@ -22,20 +22,20 @@ import msgspec
 import torch
 
 from synth.events import Canary
-from synth.trainer import randomness
-from synth.trainer.canary import score_canary
-from synth.trainer.checkpoint import fingerprint
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.followers import Followers
-from synth.trainer.policy import Policy, load_policy
+from synth.trainer.config import Recipe, RlRecipe, SftRecipe, parse_recipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.canary import score_canary
+from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.checkpoint.checkpoint import fingerprint
+from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
+from synth.trainer.learner.distributed.launcher import Followers
+from synth.trainer.learner.distributed.process_group import ALONE, Ranks, join, listen
+from synth.trainer.learner.model.policy import Policy, load_policy
+from synth.trainer.learner.model.reference import load_reference
+from synth.trainer.learner.rl import RlTrainer
+from synth.trainer.learner.sft import SftTrainer
+from synth.trainer.learner.state import Resumed, Run
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Step, Stepped
-from synth.trainer.ranks import ALONE, Ranks, join, listen
-from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe, parse_recipe
-from synth.trainer.reference import load_reference
-from synth.trainer.rl import RlTrainer
-from synth.trainer.run import Resumed, Run
-from synth.trainer.sft import SftTrainer
-from synth.trainer.sft_data import encode_file, load_tokenizer
 from synth.trajectories import RolloutBatch
 
 _PROGRESS_SECONDS = 0.5
@@ -239,7 +239,7 @@ def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
 
 
 def _load(start: Start, recipe: Recipe, parent: Parent, *, dropout: bool) -> Policy:
-    randomness.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
+    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
     parent.progress("load", 0, 1)
     return load_policy(Path(start.model_dir), recipe, adapter_dir=_adapter_dir(start), dropout=dropout)
 

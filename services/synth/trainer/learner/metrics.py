@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from synth.trainer.correction import rates
-from synth.trainer.packing import Sequences
-from synth.trainer.ranks import Ranks
+from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.distributed.process_group import Ranks
+from synth.trainer.learner.losses.importance_correction import rates
 from synth.trajectories import RolloutBatch
 
 

@@ -19,21 +19,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from synth.trainer.canary import canary_tokens
-from synth.trainer.correction import correct
-from synth.trainer.dppo import dppo_loss
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.grpo import grpo_loss
-from synth.trainer.gspo import gspo_loss, gspo_token_loss
-from synth.trainer.losses import Clip, LossInputs
-from synth.trainer.packing import MicroBatch, Sequences, collate, plan
-from synth.trainer.policy import Policy
-from synth.trainer.randomness import shuffled
-from synth.trainer.recipe import RlRecipe
-from synth.trainer.reference import Reference, reference_kl
-from synth.trainer.rl_values import Tally, batch_values
-from synth.trainer.run import Progress, Run, StepResult, peak_memory_bytes
-from synth.trainer.schedule import learning_rate
+from synth.trainer.config import RlRecipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.canary import canary_tokens
+from synth.trainer.learner.checkpoint.rng import shuffled
+from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan
+from synth.trainer.learner.losses.base import Clip, LossInputs
+from synth.trainer.learner.losses.dppo import dppo_loss
+from synth.trainer.learner.losses.grpo import grpo_loss
+from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
+from synth.trainer.learner.losses.importance_correction import correct
+from synth.trainer.learner.metrics import Tally, batch_values
+from synth.trainer.learner.model.policy import Policy
+from synth.trainer.learner.model.reference import Reference, reference_kl
+from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.state import Progress, Run, StepResult, peak_memory_bytes
 from synth.trajectories import RolloutBatch
 
 _LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, "dppo": dppo_loss}

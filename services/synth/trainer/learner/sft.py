@@ -10,14 +10,14 @@ import math
 import time
 from pathlib import Path
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.packing import collate, plan
-from synth.trainer.policy import Policy
-from synth.trainer.randomness import reseed, shuffled
-from synth.trainer.recipe import SftRecipe
-from synth.trainer.run import Progress, Run, StepResult, mean_nll, peak_memory_bytes
-from synth.trainer.schedule import learning_rate
-from synth.trainer.sft_data import SftData
+from synth.trainer.config import SftRecipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint.rng import reseed, shuffled
+from synth.trainer.learner.data.packing import collate, plan
+from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.model.policy import Policy
+from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.state import Progress, Run, StepResult, mean_nll, peak_memory_bytes
 from synth.weights.policy_file import load_tensors, save_tensors
 
 

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from synth.trainer import randomness
-from synth.trainer.checkpoint import (
+from synth.trainer.config import RlRecipe, recipe_as_json
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.checkpoint.checkpoint import (
     CheckpointState,
     check_same_loss,
     fingerprint,
     load_checkpoint,
     save_checkpoint,
 )
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.optimizer import Optimizer
-from synth.trainer.packing import Sequences, collate, plan
-from synth.trainer.policy import Policy
-from synth.trainer.recipe import RlRecipe, recipe_as_json
+from synth.trainer.learner.data.packing import Sequences, collate, plan
+from synth.trainer.learner.model.policy import Policy
+from synth.trainer.learner.optim.adamw import Optimizer
 
 # (stage, done, of): called at least once a micro-batch.
 Progress = Callable[[str, int, int], None]
@@ -150,7 +150,7 @@ class Run:
         here = fingerprint(self.policy.recipe)
         if now is not None and state.loss is not None:
             check_same_loss(state, now, here)
-        randomness.restore(found.rng)
+        rng.restore(found.rng)
         return Resumed(
             loss_then=state.loss,
             loss_now=now,

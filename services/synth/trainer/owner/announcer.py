@@ -31,8 +31,8 @@ from synth.events import (
     TrainStep,
 )
 from synth.runtime import logs
+from synth.trainer.owner.collapse_watch import Watching
 from synth.trainer.protocol import Paused, Ready, Stepped
-from synth.trainer.watching import Watching
 
 log = logs.get("attempt")
 

@@ -17,16 +17,16 @@ from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVeri
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
-from synth.trainer.attempt import Announcer, Past
-from synth.trainer.job import Attempt, JobFailure
-from synth.trainer.plan import recipe_of
-from synth.trainer.process import TrainingProcess, TrainingProcesses, TrainingStopped
+from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
+from synth.trainer.owner.announcer import Announcer, Past
+from synth.trainer.owner.checkpoint_retention import kept_checkpoints
+from synth.trainer.owner.collapse_watch import Watching
+from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_process import TrainingProcess, TrainingProcesses, TrainingStopped
+from synth.trainer.owner.owner import Attempt, JobFailure
+from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Step, Stepped
-from synth.trainer.retention import kept_checkpoints
-from synth.trainer.rollout_feed import RolloutFeed
 from synth.trainer.settings import TrainerSettings
-from synth.trainer.watch import NO_LEARNING_SIGNAL
-from synth.trainer.watching import Watching
 from synth.weights.local_model import LocalModel, training_source
 
 log = logs.get("training")

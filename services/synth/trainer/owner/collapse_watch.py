@@ -13,7 +13,7 @@ from synth.bus.replay import replay
 from synth.events import JobPaused, TrainStep, TrainWarned
 from synth.jobs.resolved import RlJob
 from synth.runtime import logs
-from synth.trainer.watch import Watch
+from synth.trainer.collapse.rules import Watch
 
 log = logs.get("watch")
 

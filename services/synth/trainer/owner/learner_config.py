@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from synth.jobs.resolved import RlJob, SftJob
-from synth.trainer.recipe import Recipe, RlRecipe, SftRecipe
+from synth.trainer.config import Recipe, RlRecipe, SftRecipe
 from synth.trainer.settings import TrainerSettings
 
 

@@ -28,7 +28,7 @@ class TrainingStopped(Transient):
 
 
 class TrainingProcess:
-    """One `python -m synth.trainer.child`. Its log lines are ours; its messages come out of `hear`."""
+    """One `python -m synth.trainer.learner.main`. Its log lines are ours; its messages come out of `hear`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -43,7 +43,7 @@ class TrainingProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "synth.trainer.child",
+            "synth.trainer.learner.main",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -35,8 +35,8 @@ from synth.events.catalogue import Event
 from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob, job_from_data
 from synth.runtime import logs
-from synth.trainer.attempt import Past, read_past
-from synth.trainer.process import TrainingStopped
+from synth.trainer.owner.announcer import Past, read_past
+from synth.trainer.owner.learner_process import TrainingStopped
 from synth.trainer.settings import TrainerSettings
 from synth.work import Task
 

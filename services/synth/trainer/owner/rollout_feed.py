@@ -11,8 +11,8 @@ from synth.bus.replay import follow
 from synth.errors import Transient
 from synth.events import EvalCompleted, RolloutBatched, RolloutRequested
 from synth.jobs.resolved import RlJob
-from synth.trainer.attempt import Announcer
-from synth.trainer.job import Attempt
+from synth.trainer.owner.announcer import Announcer
+from synth.trainer.owner.owner import Attempt
 
 
 class RolloutFeed:

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from synth.events import RESUME_FOLDER
-from synth.trainer import randomness
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.recipe import Recipe
+from synth.trainer.config import Recipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint import rng
 from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_whole
 
 OPTIMIZER, PROBE, RNG, BEST, _MANIFEST = (
@@ -79,7 +79,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was read and verified. weights: `Policy.snapshot`'s; rng: `randomness.capture`'s."""
+    """A checkpoint that was read and verified. weights: `Policy.snapshot`'s; rng: `rng.capture`'s."""
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -123,7 +123,7 @@ def save_checkpoint(
     (partial / RESUME_FOLDER).mkdir()
     save_tensors(partial / OPTIMIZER, optimizer)
     save_tensors(partial / PROBE, probe)
-    write_whole(partial / RNG, msgspec.json.encode(randomness.capture()))
+    write_whole(partial / RNG, msgspec.json.encode(rng.capture()))
     if best_file is not None:
         shutil.copyfile(best_file, partial / BEST)
         sync_path(partial / BEST)

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 import torch
 
-from synth.trainer.chat_row import Row, images_in, messages_of, tools_of
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.packing import Sequences
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.chat_rows import Row, images_in, messages_of, tools_of
+from synth.trainer.learner.data.packing import Sequences
 from synth.weights.policy_file import load_tensors, save_tensors
 
 _FORMAT = "sft-2"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from synth.trainer.recipe import Recipe
+from synth.trainer.config import Recipe
 
 
 class Sharded(nn.Module):

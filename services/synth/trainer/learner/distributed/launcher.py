@@ -81,7 +81,7 @@ def _start(rank: int, size: int, port: int) -> subprocess.Popen[bytes]:
         "MASTER_PORT": str(port),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "synth.trainer.child"],
+        [sys.executable, "-m", "synth.trainer.learner.main"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **group},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from synth.trainer.losses import Clip, LossInputs, LossOutput, over_sequences, ratio
+from synth.trainer.learner.losses.base import Clip, LossInputs, LossOutput, over_sequences, ratio
 
 
 def dppo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from synth.trainer.losses import Clip, LossInputs, LossOutput, beyond_clip, clipped_surrogate, over_sequences, ratio
+from synth.trainer.learner.losses.base import (
+    Clip,
+    LossInputs,
+    LossOutput,
+    beyond_clip,
+    clipped_surrogate,
+    over_sequences,
+    ratio,
+)
 
 
 def grpo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from synth.trainer.losses import (
+from synth.trainer.learner.losses.base import (
     LOG_RATIO_CAP,
     Clip,
     LossInputs,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synth.trainer.losses import segment_mean
-from synth.trainer.recipe import RlRecipe
+from synth.trainer.config import RlRecipe
+from synth.trainer.learner.losses.base import segment_mean
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from synth.trainer.attention import choose, ends_of, kept_by_checkpoints
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.logprobs import token_logprobs
-from synth.trainer.packing import MicroBatch
-from synth.trainer.quantised import quantise
-from synth.trainer.ranks import ALONE, Ranks
-from synth.trainer.recipe import Recipe, SftRecipe
-from synth.trainer.shards import spread_like, whole
+from synth.trainer.config import Recipe, SftRecipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.packing import MicroBatch
+from synth.trainer.learner.distributed.dtensor import spread_like, whole
+from synth.trainer.learner.distributed.process_group import ALONE, Ranks
+from synth.trainer.learner.model.logprobs import token_logprobs
+from synth.trainer.learner.model.qlora import quantise
+from synth.trainer.learner.model.varlen_attention import choose, ends_of, kept_by_checkpoints
 from synth.weights.policy_file import Kind, load_tensors, merge_lora, save_tensors, write_policy, write_whole
 
 if TYPE_CHECKING:
-    from synth.trainer.sharding import Sharded
+    from synth.trainer.learner.distributed.fsdp import Sharded
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
@@ -68,7 +68,7 @@ class Policy:
         """Train it together with the other ranks, which hold the same weights; the first thing done with it."""
         self.ranks = ranks
         if self.recipe.sharded:
-            from synth.trainer.sharding import Sharded
+            from synth.trainer.learner.distributed.fsdp import Sharded
 
             self._sharded = Sharded(self.model, self._score, self.recipe)
 

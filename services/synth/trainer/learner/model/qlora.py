@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from synth.trainer.failure import TrainingFailed
+from synth.trainer.errors import TrainingFailed
 from synth.weights import nf4
 from synth.weights.policy_file import WeightsError
 

@@ -15,12 +15,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.losses import LOG_RATIO_CAP, LossInputs, over_sequences, ratio
-from synth.trainer.packing import MicroBatch
-from synth.trainer.policy import Policy, load_policy
-from synth.trainer.ranks import ALONE, Ranks
-from synth.trainer.recipe import RlRecipe
+from synth.trainer.config import RlRecipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.packing import MicroBatch
+from synth.trainer.learner.distributed.process_group import ALONE, Ranks
+from synth.trainer.learner.losses.base import LOG_RATIO_CAP, LossInputs, over_sequences, ratio
+from synth.trainer.learner.model.policy import Policy, load_policy
 
 _ADAPTER = "reference"
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from synth.trainer.failure import TrainingFailed
-from synth.trainer.ranks import ALONE, Ranks
-from synth.trainer.recipe import Recipe
-from synth.trainer.shards import is_shard, spread_like, whole
+from synth.trainer.config import Recipe
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.distributed.dtensor import is_shard, spread_like, whole
+from synth.trainer.learner.distributed.process_group import ALONE, Ranks
 
 
 class Optimizer:

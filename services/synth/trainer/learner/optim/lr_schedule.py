@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from synth.trainer.recipe import Recipe
+from synth.trainer.config import Recipe
 
 
 def learning_rate(recipe: Recipe, step: int, total: int) -> float:
