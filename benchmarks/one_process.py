@@ -21,7 +21,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.rollouts.groups import Collected, build_batch, collection_values
+from synth.rollouts.collection.batching import Collected, build_batch, collection_values
 from synth.trainer.config import RlRecipe
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.model.policy import load_policy

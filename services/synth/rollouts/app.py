@@ -8,8 +8,8 @@ from prometheus_client import REGISTRY
 
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.worker import TaskWorker
-from synth.rollouts.job import CollectorService
-from synth.rollouts.meters import ConcurrencyMetrics
+from synth.rollouts.jobs.owner import CollectorService
+from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.rollouts.settings import RolloutsSettings
 from synth.service import Service, run
 

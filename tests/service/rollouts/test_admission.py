@@ -15,12 +15,12 @@ from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
-from synth.rollouts.drive import Driver
-from synth.rollouts.pace import Harm
-from synth.rollouts.recorder_client import RecorderClient
-from synth.rollouts.request import Request
-from synth.rollouts.task_client import TaskClient
-from synth.rollouts.versions import PolicyVersions
+from synth.rollouts.clients.policy_versions import PolicyVersions
+from synth.rollouts.clients.recorder import RecorderClient
+from synth.rollouts.clients.rollout_runner import Driver
+from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.types import Request
+from synth.rollouts.concurrency.controller import Harm
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
 from tests.unit.rollouts.test_collector import RECORD
 from tests.unit.rollouts.test_task_client import SETTINGS

@@ -11,9 +11,9 @@ from synth.bus.replay import replay
 from synth.errors import Problem
 from synth.events import RolloutCompleted, RolloutFailed
 from synth.ids import new_org_id
-from synth.rollouts.collector import Collector
-from synth.rollouts.record import RolloutLog
-from synth.rollouts.request import AtApp, Gathered, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.types import AtApp, Gathered, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.event_log import RolloutLog
 from tests.unit.rollouts.test_gathering import App, kept_groups
 
 ORG = new_org_id()

@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from synth.errors import Problem, Transient
-from synth.rollouts.collector import Collector
-from synth.rollouts.groups import Collected
-from synth.rollouts.meters import ConcurrencyMetrics
-from synth.rollouts.outcome import EnvironmentFailed, Rewarded
-from synth.rollouts.request import NOTHING_BEFORE, AtApp, Before, Broken, GivenUp, Kept, Request, Spot, Tried
-from synth.rollouts.versions import PolicyVersions
+from synth.rollouts.clients.policy_versions import PolicyVersions
+from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
+from synth.rollouts.collection.types import NOTHING_BEFORE, AtApp, Before, Broken, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.trajectories import CompletionRecord
 
 RECORD = CompletionRecord(

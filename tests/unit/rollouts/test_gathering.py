@@ -8,10 +8,10 @@ import random
 import pytest
 
 from synth.errors import Problem
-from synth.rollouts.collector import Collector
-from synth.rollouts.groups import Collected, build_batch
-from synth.rollouts.outcome import EnvironmentFailed, Rewarded
-from synth.rollouts.request import (
+from synth.rollouts.collection.batching import Collected, build_batch
+from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
+from synth.rollouts.collection.types import (
     NOTHING_BEFORE,
     AtApp,
     Before,

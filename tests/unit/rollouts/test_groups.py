@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from synth.rollouts.groups import Collected, advantages, build_batch
+from synth.rollouts.collection.batching import Collected, advantages, build_batch
 from synth.trajectories import Branch, RolloutBatch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from synth.rollouts.outcome import EnvironmentFailed, Reply, Rewarded, judge
+from synth.rollouts.collection.scoring import EnvironmentFailed, Reply, Rewarded, judge
 from synth.trajectories import CompletionRecord
 
 URL = "http://127.0.0.1:8001/rollout"

@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.rollouts.pace import START, Harm, Pace
+from synth.rollouts.concurrency.controller import START, Harm, Pace
 
 HARMS = st.sampled_from([None, None, None, Harm.OVERLOAD, Harm.TIMEOUT, Harm.STALE])
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from synth.rollouts.places import Order, Places, busy_share, mean_taken
+from synth.rollouts.concurrency.limiter import Order, Places, busy_share, mean_taken
 
 
 class Guests:
@@ -80,7 +80,7 @@ async def test_who_gives_up_waiting_or_holding_leaves_the_place_to_others():
 
 async def test_its_use_is_counted_over_time(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
-    monkeypatch.setattr("synth.rollouts.places.time.monotonic", lambda: now)
+    monkeypatch.setattr("synth.rollouts.concurrency.limiter.time.monotonic", lambda: now)
     guests = Guests(Places(4))
     begun = guests.places.use()
     await guests.come((1, 0), (1, 1))

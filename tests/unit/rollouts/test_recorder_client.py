@@ -11,7 +11,7 @@ import pytest
 
 from synth.errors import Transient
 from synth.keys import internal_token
-from synth.rollouts.recorder_client import RecorderClient
+from synth.rollouts.clients.recorder import RecorderClient
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_to_bytes, records_to_bytes
 
 SECRET = "secret"

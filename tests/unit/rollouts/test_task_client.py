@@ -12,8 +12,8 @@ import pytest
 from synth.http_guard import GuardPolicy
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
-from synth.rollouts.request import Request, Spot
-from synth.rollouts.task_client import TaskClient
+from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.types import Request, Spot
 
 SETTINGS = RolloutSettings(
     task_url="",

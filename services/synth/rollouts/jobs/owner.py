@@ -21,16 +21,16 @@ from synth.bus.worker import Lease
 from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
-from synth.rollouts.collection import Collection
-from synth.rollouts.collector import Collector
-from synth.rollouts.drive import Driver
-from synth.rollouts.evaluation import evaluate, fail
-from synth.rollouts.iterations import collect_iterations
-from synth.rollouts.record import RolloutLog
-from synth.rollouts.recorder_client import RecorderClient
+from synth.rollouts.clients.policy_versions import PolicyVersions
+from synth.rollouts.clients.recorder import RecorderClient
+from synth.rollouts.clients.rollout_runner import Driver
+from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.collector import Collector
+from synth.rollouts.event_log import RolloutLog
+from synth.rollouts.jobs.context import Collection
+from synth.rollouts.jobs.evaluation import evaluate, fail
+from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.settings import RolloutsSettings
-from synth.rollouts.task_client import TaskClient
-from synth.rollouts.versions import PolicyVersions
 from synth.work import Task
 
 #: How long a try waits for a replica of the job's policy: one that died is back, or taken over, well within it.

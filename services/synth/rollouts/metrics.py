@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector as MetricsCollector
 
-from synth.rollouts.collector import Collector
+from synth.rollouts.collection.collector import Collector
 
 
 class ConcurrencyMetrics(MetricsCollector):

@@ -22,9 +22,9 @@ from synth.events import (
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import Standing, State
 from synth.jobs.resolved import EvalJob
-from synth.rollouts.collection import Collection
-from synth.rollouts.groups import collection_values
-from synth.rollouts.request import Broken, Request
+from synth.rollouts.collection.batching import collection_values
+from synth.rollouts.collection.types import Broken, Request
+from synth.rollouts.jobs.context import Collection
 from synth.work import Task
 
 

@@ -15,12 +15,24 @@ import math
 import time
 from collections.abc import Callable
 
-from synth.rollouts.gathering import Gathering, Moved
-from synth.rollouts.groups import Collected
-from synth.rollouts.outcome import Rewarded
-from synth.rollouts.pace import Harm, Pace
-from synth.rollouts.places import Order, Places
-from synth.rollouts.request import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot, Tried, Try
+from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.request_runner import Gathering, Moved
+from synth.rollouts.collection.scoring import Rewarded
+from synth.rollouts.collection.types import (
+    Before,
+    Broken,
+    Gathered,
+    GivenUp,
+    GiveUp,
+    Keep,
+    Kept,
+    Request,
+    Spot,
+    Tried,
+    Try,
+)
+from synth.rollouts.concurrency.controller import Harm, Pace
+from synth.rollouts.concurrency.limiter import Order, Places
 from synth.runtime import logs
 from synth.trajectories import CompletionRecord, branches_of
 

@@ -14,12 +14,12 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection import Collection
-from synth.rollouts.groups import Collected, build_batch, collection_values
-from synth.rollouts.pace import Harm
-from synth.rollouts.places import busy_share, mean_taken
-from synth.rollouts.record import as_request
-from synth.rollouts.request import Broken, Gathered, Request
+from synth.rollouts.collection.batching import Collected, build_batch, collection_values
+from synth.rollouts.collection.types import Broken, Gathered, Request
+from synth.rollouts.concurrency.controller import Harm
+from synth.rollouts.concurrency.limiter import busy_share, mean_taken
+from synth.rollouts.event_log import as_request
+from synth.rollouts.jobs.context import Collection
 from synth.runtime import logs
 
 log = logs.get("iterations")

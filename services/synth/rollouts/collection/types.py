@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from synth.errors import Problem
 from synth.ids import JobId, RolloutId, rollout_id_for
-from synth.rollouts.groups import Collected
-from synth.rollouts.outcome import EnvironmentFailed, Rewarded
-from synth.rollouts.pace import Harm
+from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
+from synth.rollouts.concurrency.controller import Harm
 from synth.trajectories import CompletionRecord
 
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from synth.errors import Problem
-from synth.rollouts.groups import has_signal
-from synth.rollouts.request import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot
+from synth.rollouts.collection.batching import has_signal
+from synth.rollouts.collection.types import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot
 
 #: A request of which more than this share of the rollouts is given up stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5

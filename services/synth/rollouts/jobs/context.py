@@ -9,10 +9,10 @@ from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
-from synth.rollouts.collector import Collector
-from synth.rollouts.record import RolloutLog
+from synth.rollouts.clients.policy_versions import PolicyVersions
+from synth.rollouts.collection.collector import Collector
+from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.settings import RolloutsSettings
-from synth.rollouts.versions import PolicyVersions
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from synth.events import (
     RolloutFailed,
     RolloutRequested,
 )
-from synth.rollouts.groups import Collected
-from synth.rollouts.request import Before, GivenUp, Kept, Request, Spot
+from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.types import Before, GivenUp, Kept, Request, Spot
 from synth.trajectories import RolloutBatch, Trajectory
 
 

@@ -11,8 +11,8 @@ import httpx
 
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.jobs.resolved import RolloutSettings
-from synth.rollouts.outcome import Reply
-from synth.rollouts.request import Request, Spot
+from synth.rollouts.collection.scoring import Reply
+from synth.rollouts.collection.types import Request, Spot
 
 #: One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _IN_FLIGHT = 8
