@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.tax_app import question, reward_of
-from synth.inference.chat import ChatFormat, Conversation, Message
+from synth.inference.chat.prompts import ChatFormat, Conversation, Message
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine

@@ -11,14 +11,14 @@ from starlette.types import ASGIApp
 
 from synth.bus.kv.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
-from synth.inference.engine_metrics import EngineMetrics
-from synth.inference.openai_api import build_api
-from synth.inference.opening import TransformersOpening, VllmOpening, vllm_hosts, warm_up
-from synth.inference.policies import Policies
-from synth.inference.recorder import Recorder
-from synth.inference.recorder_metrics import RecorderMetrics
-from synth.inference.routing import ServiceRouter
-from synth.inference.serve import ServeService
+from synth.inference.api.app import build_api
+from synth.inference.recording.metrics import RecorderMetrics
+from synth.inference.recording.recorder import Recorder
+from synth.inference.serving.engine_factory import TransformersOpening, VllmOpening, vllm_hosts, warm_up
+from synth.inference.serving.metrics import EngineMetrics
+from synth.inference.serving.model_pool import Policies
+from synth.inference.serving.owner import ServeService
+from synth.inference.serving.router import ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, InvalidKey, bears, internal_token, read_cid
 from synth.models import Registry

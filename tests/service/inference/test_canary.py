@@ -30,10 +30,10 @@ from synth.events import (
     PolicyRefused,
 )
 from synth.ids import new_job_id, new_org_id
-from synth.inference.opening import TransformersOpening
-from synth.inference.policies import Policies
-from synth.inference.routing import ServiceRouter
-from synth.inference.serve import ServeService
+from synth.inference.serving.engine_factory import TransformersOpening
+from synth.inference.serving.model_pool import Policies
+from synth.inference.serving.owner import ServeService
+from synth.inference.serving.router import ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.resolved import RlJob, job_from_data, lora_shape, training_start
 from synth.models import Registry

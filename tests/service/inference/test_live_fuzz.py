@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from synth.inference.chat import ROLES, ChatFormat
+from synth.inference.api.requests import ChatRequest
+from synth.inference.chat.prompts import ROLES, ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.requests import ChatRequest
 from synth.inference.tokenizers import load_tokenizer
 from tests.unit.inference.serving import OURS, Served, credential
 from tests.unit.inference.tiny import save_tiny_model

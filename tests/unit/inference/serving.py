@@ -13,13 +13,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from synth.errors import Problem, Transient, UserError
-from synth.inference.chat import ChatFormat
-from synth.inference.completion import PolicyBinding
+from synth.inference.api.app import build_api
+from synth.inference.api.completion import PolicyBinding
+from synth.inference.api.requests import JobSampling
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
-from synth.inference.openai_api import build_api
-from synth.inference.policies import Loaded
-from synth.inference.recorder import Recorder
-from synth.inference.requests import JobSampling
+from synth.inference.recording.recorder import Recorder
+from synth.inference.serving.model_pool import Loaded
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 

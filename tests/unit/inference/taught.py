@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from synth.inference.chat import ChatFormat, Conversation, Message
+from synth.inference.chat.prompts import ChatFormat, Conversation, Message
 from synth.inference.tokenizers import load_tokenizer
 from tests.unit.inference.tiny import plain_model
 

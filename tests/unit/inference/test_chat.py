@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from synth.errors import UserError
-from synth.inference.chat import ChatFormat, Conversation, Message, Part, Thread
-from synth.inference.generation import Part as Tokens
-from synth.inference.reading import Reply, ReplyReader
-from synth.inference.replies import ChunkWriter, Shape
+from synth.inference.api.responses import ChunkWriter, Shape
+from synth.inference.chat.generation import Part as Tokens
+from synth.inference.chat.output_parser import Reply, ReplyReader
+from synth.inference.chat.prompts import ChatFormat, Conversation, Message, Part, Thread
 from synth.inference.tokenizers import load_tokenizer
 
 CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from synth.inference.chat import ChatFormat
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from tests.unit.inference.drive import complete, endless, prompt

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from synth.inference.engine_metrics import EngineMetrics
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.hosts import Hosts
+from synth.inference.serving.metrics import EngineMetrics
+from synth.inference.serving.vllm_pool import Hosts
 
 
 class OneModel:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from synth.inference.chat import ChatFormat
+from synth.inference.api.requests import JobSampling
+from synth.inference.chat.generation import Generation, Part, Plan
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.generation import Generation, Part, Plan
-from synth.inference.requests import JobSampling
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, branches_of
 from tests.unit.inference.serving import Served, credential

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from synth.errors import Permanent
-from synth.inference.hosts import Hosts
+from synth.inference.serving.vllm_pool import Hosts
 
 BASE, OTHER = Path("/models/base"), Path("/models/other")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from synth.inference.chat import ChatFormat
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import branches_of, closed_from_bytes, records_from_bytes

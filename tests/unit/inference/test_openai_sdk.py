@@ -12,7 +12,7 @@ import openai
 import pytest
 import uvicorn
 
-from synth.inference.chat import ChatFormat
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer

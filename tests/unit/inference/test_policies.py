@@ -11,10 +11,10 @@ import pytest
 
 from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape
-from synth.inference.chat import ChatFormat
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.policies import Loaded, ModelFiles, Policies
+from synth.inference.serving.model_pool import Loaded, ModelFiles, Policies
 from synth.inference.tokenizers import load_tokenizer
 
 

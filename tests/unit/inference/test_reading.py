@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from synth.inference.chat import Message
-from synth.inference.families import Family, family_of
-from synth.inference.generation import Part
-from synth.inference.reading import ReplyReader
+from synth.inference.chat.families import Family, family_of
+from synth.inference.chat.generation import Part
+from synth.inference.chat.output_parser import ReplyReader
+from synth.inference.chat.prompts import Message
 from synth.inference.tokenizers import Tokenizer, load_tokenizer
 
 TEMPLATES = {

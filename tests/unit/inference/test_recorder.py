@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from synth.errors import Transient
-from synth.inference.recorder import BudgetSpent, CidVoid, Recorder
+from synth.inference.recording.recorder import BudgetSpent, CidVoid, Recorder
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, records_from_bytes
 

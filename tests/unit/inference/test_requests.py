@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from synth.inference.openai_api import cid_of
-from synth.inference.plans import conversation_of
-from synth.inference.requests import JobSampling, decode_request, one_call, sampling_of
+from synth.inference.api.app import cid_of
+from synth.inference.api.requests import JobSampling, decode_request, one_call, sampling_of
+from synth.inference.api.sampling_plan import conversation_of
 from synth.jobs.resolved import RolloutSettings, Sampling
 
 TOOLS = [{"type": "function", "function": {"name": "move"}}]

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.inference.policies import Loaded, ModelFiles, Policies
-from synth.inference.routing import ServiceRouter
+from synth.inference.serving.model_pool import Loaded, ModelFiles, Policies
+from synth.inference.serving.router import ServiceRouter
 from synth.models import Registry
 
 

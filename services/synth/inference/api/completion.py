@@ -15,16 +15,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from synth.errors import SynthError
-from synth.inference.api_errors import error_body
-from synth.inference.chat import ChatFormat, Conversation
+from synth.inference.api.errors import error_body
+from synth.inference.api.requests import ChatRequest, JobSampling, choices_of
+from synth.inference.api.responses import ChunkWriter, Shape, Usage, choice_json, completion_json, usage_chunk
+from synth.inference.api.sampling_plan import conversation_of, plan_of, without_effect
+from synth.inference.chat.families import CALL_END
+from synth.inference.chat.generation import Generation, Part, another_seed
+from synth.inference.chat.output_parser import Fresh, Reply, ReplyReader
+from synth.inference.chat.prompts import ChatFormat, Conversation
 from synth.inference.engines.protocol import Engine
-from synth.inference.families import CALL_END
-from synth.inference.generation import Generation, Part, another_seed
-from synth.inference.plans import conversation_of, plan_of, without_effect
-from synth.inference.reading import Fresh, Reply, ReplyReader
-from synth.inference.recorder import Call
-from synth.inference.replies import ChunkWriter, Shape, Usage, choice_json, completion_json, usage_chunk
-from synth.inference.requests import ChatRequest, JobSampling, choices_of
+from synth.inference.recording.recorder import Call
 from synth.trajectories import CompletionRecord
 
 # The status that proxies log for a client that went away; nobody reads it.

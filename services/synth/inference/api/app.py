@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from synth.errors import Problem, SynthError, UserError
-from synth.inference.api_errors import error_response
-from synth.inference.completion import Completion, EventStream, PolicyBinding
-from synth.inference.recorder import Call, Recorder
-from synth.inference.refused import refuse_unserved
-from synth.inference.requests import choices_of, decode_request
+from synth.inference.api.completion import Completion, EventStream, PolicyBinding
+from synth.inference.api.errors import error_response
+from synth.inference.api.requests import choices_of, decode_request
+from synth.inference.api.unsupported import refuse_unserved
+from synth.inference.recording.recorder import Call, Recorder
 from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from synth.errors import Transient
 from synth.events import Canary, LoraShape
-from synth.inference.chat import ChatFormat
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine, EngineStats
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from synth.errors import SynthError, Transient
-from synth.inference.chat import Thread
+from synth.inference.chat.prompts import Thread
 from synth.keys import Cid
 from synth.trajectories import CompletionRecord, records_to_bytes
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from synth.inference.chat import Message, ToolCall
-from synth.inference.generation import Part
-from synth.inference.reading import Fresh, Reply
+from synth.inference.chat.generation import Part
+from synth.inference.chat.output_parser import Fresh, Reply
+from synth.inference.chat.prompts import Message, ToolCall
 from synth.inference.tokenizers import Tokenizer
 
 

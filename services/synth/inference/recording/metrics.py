@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from synth.inference.recorder import Recorder
+from synth.inference.recording.recorder import Recorder
 
 
 class RecorderMetrics(Collector):

@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from synth.inference.hosts import Hosts
-from synth.inference.policies import Policies
+from synth.inference.serving.model_pool import Policies
+from synth.inference.serving.vllm_pool import Hosts
 
 _GAUGES = {
     "running": "Requests in the engine's batch",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from synth.errors import Problem, UserError
-from synth.inference.chat import ROLES, Message
+from synth.inference.chat.prompts import ROLES, Message
 from synth.inference.engines.protocol import SamplingParams
 from synth.jobs.resolved import RolloutSettings
 
@@ -70,7 +70,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
-    # Read only to be refused (`synth.inference.refused`).
+    # Read only to be refused (`synth.inference.api.unsupported`).
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None

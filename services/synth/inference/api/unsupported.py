@@ -6,7 +6,7 @@ Only of calls on a user's own account: a rollout's call samples as its job says,
 from __future__ import annotations
 
 from synth.errors import Problem, UserError
-from synth.inference.requests import ChatRequest
+from synth.inference.api.requests import ChatRequest
 
 
 def refuse_unserved(request: ChatRequest) -> None:

@@ -16,10 +16,10 @@ from synth.bus.replay import follow, replay
 from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
-from synth.inference.canary import CanaryMismatch, check_canary
-from synth.inference.policies import Loaded
-from synth.inference.requests import JobSampling
-from synth.inference.routing import ServedJob, ServiceRouter
+from synth.inference.api.requests import JobSampling
+from synth.inference.serving.canary import CanaryMismatch, check_canary
+from synth.inference.serving.model_pool import Loaded
+from synth.inference.serving.router import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape

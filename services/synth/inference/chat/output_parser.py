@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from synth.inference.chat import FunctionCall, Message, ToolCall
-from synth.inference.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
-from synth.inference.generation import Part
+from synth.inference.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.inference.chat.generation import Part
+from synth.inference.chat.prompts import FunctionCall, Message, ToolCall
 from synth.inference.tokenizers import Tokenizer
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synth.inference.canary import check_canary
-from synth.inference.chat import ChatFormat
-from synth.inference.hosts import Hosts
-from synth.inference.policies import Loaded, ModelFiles
+from synth.inference.chat.prompts import ChatFormat
+from synth.inference.serving.canary import check_canary
+from synth.inference.serving.model_pool import Loaded, ModelFiles
+from synth.inference.serving.vllm_pool import Hosts
 from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
 

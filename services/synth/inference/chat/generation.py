@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from synth.errors import Transient, UserError
+from synth.inference.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.inference.engines.protocol import Delta, Engine, FinishReason, SamplingParams
-from synth.inference.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.inference.tokenizers import Tokenizer
 
 

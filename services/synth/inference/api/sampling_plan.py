@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synth.errors import Problem, UserError
-from synth.inference.chat import ChatFormat, Conversation
-from synth.inference.families import Family, functions_of
-from synth.inference.generation import Plan
-from synth.inference.requests import (
+from synth.inference.api.requests import (
     ChatRequest,
     JobSampling,
     asked_budget,
@@ -24,6 +21,9 @@ from synth.inference.requests import (
     tool_choice,
     tools_of,
 )
+from synth.inference.chat.families import Family, functions_of
+from synth.inference.chat.generation import Plan
+from synth.inference.chat.prompts import ChatFormat, Conversation
 
 # What stands in a tool call as it is, in any family's format.
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)

@@ -13,9 +13,9 @@ from synth.bus.history.model_refs import find_model
 from synth.bus.replay import replay
 from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape, ModelRef, PolicyPublished
-from synth.inference.completion import PolicyBinding
-from synth.inference.policies import Loaded, ModelFiles, Policies
-from synth.inference.requests import JobSampling
+from synth.inference.api.completion import PolicyBinding
+from synth.inference.api.requests import JobSampling
+from synth.inference.serving.model_pool import Loaded, ModelFiles, Policies
 from synth.keys import Cid
 from synth.models import Registry, parse_finetuned
 from synth.weights.local_model import local_model, training_source
@@ -38,7 +38,7 @@ class ServedJob:
 
 @dataclass
 class ServiceRouter:
-    """See `synth.inference.openai_api.Router`. jobs: those whose newest policy is live, by their id."""
+    """See `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by their id."""
 
     bus: Connection
     blobs: BlobStore

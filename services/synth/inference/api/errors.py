@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from synth.errors import SynthError, Transient, UserError
-from synth.inference.recorder import BudgetSpent, CidVoid
+from synth.inference.recording.recorder import BudgetSpent, CidVoid
 from synth.keys import InvalidKey
 
 # error -> (status, type, code); the first that fits.
