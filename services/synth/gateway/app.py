@@ -19,25 +19,26 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.bus.server.topology import EVENTS
 from synth.errors import Permanent, SynthError
-from synth.gateway import failures, openapi
+from synth.gateway import errors
+from synth.gateway.api import openapi
+from synth.gateway.api.native import account, events, files, inference, jobs, keys, models
+from synth.gateway.api.openai.mounting import include_openai
+from synth.gateway.api.synth import creating as synth_creating
+from synth.gateway.api.synth import environment_keys, task_apps
+from synth.gateway.api.synth import jobs as synth_jobs
+from synth.gateway.api.synth import listing as synth_listing
+from synth.gateway.api.synth import models as synth_models
+from synth.gateway.api.synth.prefixes import include_everywhere
 from synth.gateway.auth import KeyRing
-from synth.gateway.body_limit import BodyLimit
-from synth.gateway.hub import Hub
-from synth.gateway.inference_proxy import InferenceProxy
-from synth.gateway.meters import Measured
-from synth.gateway.openai_api.mounting import include_openai
-from synth.gateway.read_model import ReadModel
-from synth.gateway.routes import account, events, files, inference, jobs, keys, models
+from synth.gateway.chat_proxy.proxy import InferenceProxy
+from synth.gateway.commands.multipart import UPLOADS
+from synth.gateway.deps import Gateway
+from synth.gateway.middleware.body_limit import BodyLimit
+from synth.gateway.middleware.metrics import Measured
+from synth.gateway.read_model.hub import Hub
+from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.state import Gateway
-from synth.gateway.sweeper import sweep
-from synth.gateway.synth_api import creating as synth_creating
-from synth.gateway.synth_api import environment_keys, task_apps
-from synth.gateway.synth_api import jobs as synth_jobs
-from synth.gateway.synth_api import listing as synth_listing
-from synth.gateway.synth_api import models as synth_models
-from synth.gateway.synth_api.prefixes import include_everywhere
-from synth.gateway.upload import UPLOADS
+from synth.gateway.watchdog import sweep
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
@@ -114,7 +115,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         include_everywhere(app, part.router)
     app.include_router(models.router, prefix="/api")
     include_openai(app)
-    failures.install(app)
+    errors.install(app)
     openapi.describe(app)
     return app
 

@@ -21,7 +21,7 @@ from synth.bus.kv.secrets import API_KEYS, ApiKey, Scope, SecretStore
 from synth.bus.replay import Follower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
-from synth.gateway.failures import ApiError, unavailable
+from synth.gateway.errors import ApiError, unavailable
 from synth.ids import OrgId
 from synth.keys import key_hash, mistyped
 from synth.runtime import logs

@@ -10,7 +10,7 @@ from synth.bus.history.job_log import append_decided, start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import FileDeleted, FileReady, FileUploaded, JobValidated, JobVerified, ModelRef
-from synth.gateway.deleting import empty_trash
+from synth.gateway.commands.delete import empty_trash
 from tests.service.gateway import lives
 from tests.service.gateway.waiting import seen
 
@@ -100,7 +100,6 @@ async def test_the_bytes_of_a_deleted_file_are_removed(start_gateway, client_of,
 async def test_a_job_that_was_verified_with_a_file_keeps_its_bytes_until_it_ends(
     start_gateway, client_of, bus_as, blobs, monkeypatch
 ):
-    from synth.gateway import sweeper
 
     swept = asyncio.get_running_loop().create_future()
 
@@ -108,7 +107,7 @@ async def test_a_job_that_was_verified_with_a_file_keeps_its_bytes_until_it_ends
         if not swept.done():
             swept.set_result(model)
 
-    monkeypatch.setattr(sweeper, "empty_trash", only_note)
+    monkeypatch.setattr(watchdog, "empty_trash", only_note)
     running = await start_gateway()
     user = await client_of(running)
     file = await uploaded(user, BODY * 4)

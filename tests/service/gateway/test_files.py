@@ -13,8 +13,8 @@ import pytest
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import FileReady, FileRejected, FileUploaded, LineProblem
-from synth.gateway.failures import ApiError
-from synth.gateway.upload import receive
+from synth.gateway.commands.multipart import receive
+from synth.gateway.errors import ApiError
 
 
 async def test_an_upload_is_stored_and_announced(user, bus_as):

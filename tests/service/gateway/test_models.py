@@ -19,8 +19,8 @@ from starlette.routing import Route
 from synth.bus.kv.replicas import Replica, ReplicaTable, announce
 from synth.bus.publish import Publisher
 from synth.events import ModelPublished, ModelRef
-from synth.gateway.failures import ApiError
-from synth.gateway.inference_proxy import InferenceProxy
+from synth.gateway.chat_proxy.proxy import InferenceProxy
+from synth.gateway.errors import ApiError
 from synth.keys import Cid, internal_token, mint_cid
 from tests.service.gateway import lives
 from tests.service.gateway.conftest import Server, listen

@@ -21,7 +21,7 @@ from synth.events import (
     JobValidated,
     ModelRef,
 )
-from synth.gateway.openai_api import events as events_of_openai
+from synth.gateway.api.openai import events as events_of_openai
 from synth.models import Registry
 from synth.validator.validate import validate
 from tests.service.gateway import lives

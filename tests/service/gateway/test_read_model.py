@@ -11,8 +11,8 @@ from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.errors import Permanent
 from synth.events import BlobExpired, BlobRef, CheckpointSaved, ModelPublished, ModelRef
-from synth.gateway.job_filters import JobFilter
-from synth.gateway.read_model import ReadModel
+from synth.gateway.read_model.filters import JobFilter
+from synth.gateway.read_model.store import ReadModel
 from synth.ids import new_org_id
 from tests.service.gateway import lives
 

@@ -12,9 +12,9 @@ from synth.bus.history.job_log import start_attempt
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, PolicyLoaded
-from synth.gateway.read_model import ReadModel
+from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.sweeper import lacking, sweep_once
+from synth.gateway.watchdog import lacking, sweep_once
 from synth.ids import new_job_id, new_org_id
 from tests.service.gateway import lives
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.bus.kv.replicas import Replica
-from synth.gateway.affinity import in_order, session_of
+from synth.gateway.chat_proxy.affinity import in_order, session_of
 
 SESSIONS = [f"session {i}".encode() for i in range(300)]
 

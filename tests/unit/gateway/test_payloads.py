@@ -11,7 +11,7 @@ import pytest
 
 from synth.errors import UserError
 from synth.events import JobRejected, JobValidated
-from synth.gateway.synth_api.payloads import Translated, read_body, rl_job, sft_job
+from synth.gateway.api.synth.payloads import Translated, read_body, rl_job, sft_job
 from synth.models import Registry
 from synth.validator.validate import validate
 

@@ -24,7 +24,7 @@ from synth.events import (
     TrainWarned,
 )
 from synth.events.catalogue import CATALOGUE, Event
-from synth.gateway.vocabulary import EVENTS, STATUS, metric_name, our_metric, said
+from synth.gateway.presentation.vocabulary import EVENTS, STATUS, metric_name, our_metric, said
 from synth.jobs.lifecycle import State
 
 #: What one client or another takes for the end of a job.

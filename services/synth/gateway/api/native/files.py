@@ -1,0 +1,110 @@
+"""Files: upload, look at, download, delete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import PurePosixPath
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from synth.blobs import BlobStore
+from synth.events import BlobRef
+from synth.gateway.api.openapi import json_response, listing, many, one
+from synth.gateway.auth import Caller
+from synth.gateway.commands.delete import delete_file
+from synth.gateway.commands.upload import take_file
+from synth.gateway.deps import Parts
+from synth.gateway.read_model.filters import JobFilter
+from synth.gateway.read_model.projection import Deleted, File, Job
+
+router = APIRouter(tags=["files"])
+
+_FORM = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {"purpose": {"type": "string"}, "file": {"type": "string", "format": "binary"}},
+            }
+        }
+    },
+}
+
+
+_Limit = Annotated[int, Query(ge=1, le=200)]
+_After = Annotated[str | None, Query(description="Go on after this id")]
+
+
+@router.post(
+    "/files",
+    status_code=201,
+    summary="Upload a file",
+    responses=one(File, status=201) | one(File, "These bytes are here already"),
+    openapi_extra={"requestBody": _FORM},
+)
+@router.post("/learning/files", include_in_schema=False)
+async def upload(request: Request, caller: Caller, parts: Parts) -> Response:
+    """Upload a file (multipart `purpose` and `file`). The same bytes again are the same file (200)."""
+    row, new = await take_file(request, parts, caller.org)
+    return json_response(row.file, 201 if new else 200)
+
+
+@router.get("/files", summary="List files, newest first", responses=many(File))
+async def list_files(
+    caller: Caller, parts: Parts, purpose: str | None = None, limit: _Limit = 20, after: _After = None
+) -> Response:
+    """Your organisation's files."""
+    before = (await parts.file(caller.org, after)).created_seq if after else None
+    rows = parts.model.files(caller.org, limit=limit + 1, purpose=purpose, before=before)
+    return listing([row.file for row in rows[:limit]], more=len(rows) > limit)
+
+
+@router.get("/files/{file_id}", summary="One file", responses=one(File))
+async def get_file(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """Its status (`processing`, `ready`, `failed`), its counts, and the first lines that are wrong."""
+    return json_response((await parts.file(caller.org, file_id)).file)
+
+
+@router.delete("/files/{file_id}", summary="Delete a file", responses=one(Deleted))
+async def delete(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """Gone at once; its bytes, when the jobs that were verified with it have ended. A job that names it is refused."""
+    await delete_file(parts, caller, file_id)
+    return json_response(Deleted(id=file_id, object="file"))
+
+
+@router.get("/files/{file_id}/jobs", summary="The jobs that name a file, newest first", responses=many(Job))
+async def jobs_of_file(
+    file_id: str, caller: Caller, parts: Parts, limit: _Limit = 20, after: _After = None
+) -> Response:
+    """Jobs that train or validate on it."""
+    await parts.file(caller.org, file_id)
+    before = (await parts.job(caller.org, after)).created_seq if after else None
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[file_id]), before=before)
+    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+
+
+@router.get("/files/{file_id}/content", summary="A file's bytes")
+async def content(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """The bytes as they were uploaded."""
+    row = await parts.file(caller.org, file_id)
+    return await download(parts.blobs, row.blob, row.file.filename)
+
+
+async def download(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
+    """A blob as a response. Raises `BlobMissing` before the first byte is sent."""
+    pieces = blobs.stream(ref)
+    first = await anext(pieces, b"")
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    disposition = f"attachment; filename*=UTF-8''{quote(PurePosixPath(name).name, safe='')}"
+    headers = {"Content-Length": str(ref.size), "Content-Disposition": disposition, "ETag": f'"{ref.sha256}"'}
+    return StreamingResponse(body(), media_type="application/octet-stream", headers=headers)

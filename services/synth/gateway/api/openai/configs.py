@@ -1,0 +1,272 @@
+"""From a fine-tuning request to a job in our own schema, which the validator reads like any other.
+
+What OpenAI calls "auto" is the platform's default. A learning-rate multiplier is one of the platform's default rate.
+Reinforcement learns from seeds of a task app, where OpenAI has rows of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from synth.errors import Problem, UserError
+from synth.gateway.api.openai.requests import (
+    FineTuningRequest,
+    Reinforcement,
+    ReinforcementHyperparameters,
+    SupervisedHyperparameters,
+    TaskAppGrader,
+)
+from synth.jobs.parse.validate import Kind
+from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
+from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
+from synth.jobs.schema.rl import Training
+from synth.jobs.seeds import Seeds, parse_seeds
+from synth.models import parse_finetuned
+
+SEEDS = "seeds:"
+#: What a reinforcement job does where its request says "auto".
+GROUP_SIZE: int = Training.model_fields["group_size"].default
+_BATCH_SIZE: int = Training.model_fields["batch_size"].default
+_MINIBATCHES: int = Training.model_fields["minibatches"].default
+_EVALUATIONS = 5
+
+#: Where a value of the configuration comes from in the request, the longest place first.
+_PLACES = {
+    "[job].model": "model",
+    "[model].base": "model",
+    "[model].source": "model",
+    "[job].data": "training_file",
+    "[data].validation_path": "validation_file",
+    "[data].seeds": "training_file",
+    "[evaluation].seeds": "validation_file",
+    "[evaluation]": "method.reinforcement.hyperparameters.eval_interval",
+    "[services].task_url": "method.reinforcement.grader.url",
+    "[rollout.policy_config]": "method.reinforcement.grader.policy_config",
+    "[rollout.env_config]": "method.reinforcement.grader.env_config",
+    "[rollout]": "method.reinforcement.grader",
+    "[training]": "method.reinforcement.hyperparameters",
+    "[hyperparameters]": "method.supervised.hyperparameters",
+}
+
+
+class Submission(NamedTuple):
+    """A job in our schema, and its kind."""
+
+    kind: Kind
+    config: dict[str, Any]
+
+
+def submission_of(request: FineTuningRequest) -> Submission:
+    """The job that a request asks for. Raises UserError, whose places are fields of the request."""
+    if request.integrations:
+        raise UserError(
+            Problem(
+                what="integrations are not served here",
+                expected="none",
+                fix="leave them out, and read the metrics from the job's events",
+                where="integrations",
+            )
+        )
+    method = request.method
+    kind = method.type if method else "supervised"
+    if kind not in ("supervised", "reinforcement"):
+        raise UserError(Problem(what=f"the method {kind!r} is not served here", expected=_METHODS, where="method.type"))
+    others = {name for name in ("supervised", "reinforcement", "dpo") if method and getattr(method, name) is not None}
+    if unwanted := sorted(others - {kind}):
+        raise UserError(
+            Problem(what=f"settings of another method than {kind!r}", fix="remove them", where=f"method.{unwanted[0]}")
+        )
+    if kind == "supervised":
+        return Submission("sft", _sft(request))
+    reinforcement = method.reinforcement if method else None
+    if reinforcement is None:
+        raise UserError(
+            Problem(what="the method's settings are missing", expected=_GRADER, where="method.reinforcement")
+        )
+    return Submission("rl", _rl(request, reinforcement))
+
+
+def in_words_of_the_request(problem: Problem) -> Problem:
+    """A problem with the configuration, at the place of the request that it comes from."""
+    for ours, theirs in _PLACES.items():
+        _, found, rest = problem.where.partition(ours)
+        if found:
+            fix = problem.fix.replace("--allow-experimental", _EXPERIMENTAL)
+            return Problem(what=problem.what, expected=problem.expected, fix=fix, where=f"{theirs}{rest}")
+    return problem
+
+
+_EXPERIMENTAL = 'extra_body={"allow_experimental": True}'
+_METHODS = '"supervised" or "reinforcement"'
+_GRADER = '{"grader": {"type": "task_app", "url": "https://…", "env_name": "…"}}'
+
+
+def _sft(request: FineTuningRequest) -> dict[str, Any]:
+    method = request.method.supervised if request.method else None
+    if method is not None and request.hyperparameters is not None:
+        raise UserError(
+            Problem(
+                what="hyperparameters are given twice",
+                fix="keep those of method.supervised",
+                where="hyperparameters",
+            )
+        )
+    hyper = method.hyperparameters if method else request.hyperparameters or SupervisedHyperparameters()
+    if request.training_file.startswith(SEEDS):
+        raise UserError(
+            Problem(
+                what=f"{request.training_file[:80]!r} are seeds, which reinforcement learns from",
+                expected="the id of an uploaded file",
+                where="training_file",
+            )
+        )
+    return {
+        "algorithm": {"type": "offline", "method": "sft", "variety": "lora" if hyper.lora_rank else "fft"},
+        "job": {"model": request.model, "data": request.training_file},
+        **({"data": {"validation_path": request.validation_file}} if request.validation_file else {}),
+        "training": {"mode": "lora" if hyper.lora_rank else "full_finetune"},
+        **_lora(hyper),
+        "hyperparameters": _given(
+            n_epochs=hyper.n_epochs,
+            global_batch=hyper.batch_size,
+            learning_rate=_rate(SFT_RATE, hyper),
+            seed=request.seed,
+        ),
+        "tags": _given(suffix=request.suffix),
+    }
+
+
+def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
+    if request.hyperparameters is not None:
+        raise UserError(
+            Problem(
+                what="these are of supervised jobs",
+                fix="move them to method.reinforcement.hyperparameters",
+                where="hyperparameters",
+            )
+        )
+    grader, hyper = _task_app(method.grader), method.hyperparameters
+    if hyper.reasoning_effort not in (None, "default"):
+        raise UserError(
+            Problem(
+                what=f"reasoning_effort is {hyper.reasoning_effort[:40]!r}",
+                expected='"default"',
+                fix='have the model think with the grader\'s policy_config {"thinking_mode": "think"}',
+                where="method.reinforcement.hyperparameters.reasoning_effort",
+            )
+        )
+    seeds = _seeds(request.training_file, "training_file")
+    batch = hyper.batch_size or _BATCH_SIZE
+    group = max(2, round(GROUP_SIZE * (hyper.compute_multiplier or 1)))
+    a_pass = -(-len(seeds) // batch)
+    iterations = a_pass * (hyper.n_epochs or 1)
+    source = "source" if parse_finetuned(request.model) else "base"
+    return {
+        "algorithm": {"type": "online", "method": "policy_gradient", "variety": "gspo"},
+        "services": {"task_url": grader.url},
+        "model": _given(
+            **{source: request.model},
+            trainer_mode="lora" if hyper.lora_rank else "full",
+            label=request.suffix,
+        ),
+        **_lora(hyper),
+        "rollout": _given(
+            env_name=grader.env_name,
+            policy_name=grader.policy_name,
+            max_turns=grader.max_turns,
+            env_config=grader.env_config,
+            policy_config=grader.policy_config,
+        ),
+        "training": _given(
+            num_epochs=hyper.n_epochs or 1,
+            iterations_per_epoch=a_pass,
+            batch_size=batch,
+            group_size=group,
+            minibatches=min(_MINIBATCHES, batch * group),
+            learning_rate=_rate(RL_RATE, hyper),
+            seed=request.seed,
+        ),
+        "data": {"seeds": _as_data(seeds)},
+        **_evaluation(request, hyper, iterations),
+        "tags": _given(suffix=request.suffix),
+    }
+
+
+def _evaluation(request: FineTuningRequest, hyper: ReinforcementHyperparameters, iterations: int) -> dict[str, Any]:
+    """On the seeds of validation_file, else on eval_samples of the platform's held-out ones; none for neither."""
+    if request.validation_file is None and hyper.eval_samples is None:
+        if hyper.eval_interval is not None:
+            raise UserError(
+                Problem(
+                    what="there is nothing to evaluate on",
+                    expected="eval_samples, or seeds as the validation_file",
+                    where="method.reinforcement.hyperparameters.eval_interval",
+                )
+            )
+        return {}
+    every = hyper.eval_interval or max(1, iterations // _EVALUATIONS)
+    seeds = _as_data(_seeds(request.validation_file, "validation_file")) if request.validation_file else None
+    return {"evaluation": _given(every_n_iters=every, instances=hyper.eval_samples, seeds=seeds)}
+
+
+def _task_app(grader: dict[str, Any]) -> TaskAppGrader:
+    place = "method.reinforcement.grader"
+    if grader.get("type") != "task_app":
+        kind = str(grader.get("type"))[:40]
+        raise UserError(
+            Problem(
+                what=f"a grader of type {kind!r} is not served here: your task app plays the rollouts and pays them",
+                expected=_GRADER,
+                where=f"{place}.type",
+            )
+        )
+    try:
+        return TaskAppGrader.model_validate(grader)
+    except ValidationError as error:
+        raise UserError(
+            [
+                Problem(what=e["msg"], expected=_GRADER, where=".".join([place, *map(str, e["loc"])]))
+                for e in error.errors()
+            ]
+        ) from error
+
+
+def _seeds(text: str, place: str) -> Seeds:
+    """`seeds:0-99`, or `seeds:3,14,15`."""
+    named = text.removeprefix(SEEDS)
+    try:
+        if named == text:
+            raise ValueError("seeds of the task app, such as seeds:0-99")
+        parts = named.split(",")
+        listed = all(part.strip().isdecimal() for part in parts)
+        return parse_seeds([int(part) for part in parts] if listed else named)
+    except ValueError as error:
+        raise UserError(
+            Problem(
+                what=f"{text[:80]!r} is not what reinforcement learns from",
+                expected=f"{SEEDS}0-99 or {SEEDS}3,14,15 ({error})",
+                fix="files are for supervised jobs; here the task app makes an episode of each seed",
+                where=place,
+            )
+        ) from error
+
+
+def _as_data(seeds: Seeds) -> Any:
+    return seeds.listed or {"start": seeds.start, "count": seeds.count}
+
+
+def _lora(hyper: SupervisedHyperparameters) -> dict[str, Any]:
+    return {"lora": {"r": hyper.lora_rank, "alpha": 2 * hyper.lora_rank}} if hyper.lora_rank else {}
+
+
+def _rate(defaults: Mapping[str, float], hyper: SupervisedHyperparameters) -> float | None:
+    if hyper.learning_rate_multiplier is None:
+        return None
+    return defaults["lora" if hyper.lora_rank else "full"] * hyper.learning_rate_multiplier
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,97 @@
+"""A job's events as OpenAI lists them: newest first, each a message or a set of metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from synth.bus.connection import Connection
+from synth.bus.recorded import Recorded
+from synth.errors import Transient
+from synth.events import EvalCompleted, Heartbeat, JobCreated, TrainStep
+from synth.gateway.api.openai.views import losses
+from synth.gateway.presentation.vocabulary import said, shown
+from synth.gateway.read_model.event_log import read_page
+from synth.gateway.read_model.projection import JobRow
+
+_LEVELS = {"info": "info", "warning": "warn", "error": "error"}
+_PREFIX = "ftevent_"
+_FIRST_WINDOW = 512
+_LARGEST_WINDOW = 1 << 16
+_A_READ = 1000
+_DEADLINE_S = 20.0
+
+
+class FineTuningEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a job. type: metrics for training steps and evaluations, message for the rest."""
+
+    id: str
+    object: str = "fine_tuning.job.event"
+    created_at: int
+    level: str
+    message: str
+    type: str
+    data: dict[str, Any]
+
+
+def sequence_of(id: str) -> int | None:
+    """The place in the log that an event's id stands for; None for what is no such id."""
+    number = id.removeprefix(_PREFIX)
+    return int(number) if number != id and number.isdecimal() and len(number) < 19 else None
+
+
+async def newest_first(bus: Connection, row: JobRow, *, before: int | None, limit: int) -> tuple[list[Recorded], bool]:
+    """Up to `limit` events of a job below a sequence that are worth showing, and whether there are more.
+
+    The log is read in windows that reach back further and further, as it can only be read forwards. Raises `Transient`.
+    """
+    found: list[Recorded] = []
+    end = row.job.last_seq + 1 if before is None else min(before, row.job.last_seq + 1)
+    width = _FIRST_WINDOW
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            while end > row.created_seq and len(found) <= limit:
+                start = max(row.created_seq, end - width)
+                window = await _window(bus, row, start, end)
+                found += [event for event in reversed(window) if _is_shown(event)]
+                end, width = start, min(width * 4, _LARGEST_WINDOW)
+    except TimeoutError as error:
+        raise Transient(f"the events of {row.job.id} could not be read within {_DEADLINE_S:.0f} s") from error
+    return found[:limit], len(found) > limit
+
+
+def event_object(recorded: Recorded, *, suffix: str | None = None) -> FineTuningEvent:
+    """An event. suffix: the label of its job."""
+    words = said(recorded, "sft")
+    assert words is not None
+    event, level, message, data = recorded.event, _LEVELS[words.level], words.message, words.data
+    if isinstance(event, JobCreated) and suffix:
+        level, message = "warn", f"{message}; the suffix {suffix!r} labels it, and is not part of the model's id"
+    if isinstance(event, TrainStep):
+        data = {"step": event.step, "total_steps": event.of, **losses(event.values), **event.values}
+    return FineTuningEvent(
+        id=f"{_PREFIX}{recorded.seq}",
+        created_at=int(recorded.time.timestamp()),
+        level=level,
+        message=message,
+        type="metrics" if isinstance(event, TrainStep | EvalCompleted) else "message",
+        data=data,
+    )
+
+
+def _is_shown(recorded: Recorded) -> bool:
+    return shown(recorded) and not isinstance(recorded.event, Heartbeat)
+
+
+async def _window(bus: Connection, row: JobRow, start: int, end: int) -> list[Recorded]:
+    """A job's events from `start` up to, and without, `end`."""
+    events: list[Recorded] = []
+    after = start - 1
+    while True:
+        page = await read_page(bus, f"*.*.{row.org}.{row.job.id}", after=after, limit=min(_A_READ, end - 1 - after))
+        events += [event for event in page.events if event.seq < end]
+        if not page.more or not page.events or page.events[-1].seq >= end - 1:
+            return events
+        after = page.events[-1].seq

@@ -1,0 +1,98 @@
+"""Files: upload, list, look at, download, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from synth.errors import Problem
+from synth.gateway.api.native.files import download
+from synth.gateway.api.openai.views import FileObject, file_object
+from synth.gateway.api.openapi import json_response, many, one
+from synth.gateway.auth import Caller
+from synth.gateway.commands.delete import delete_file
+from synth.gateway.commands.multipart import Received
+from synth.gateway.commands.upload import take_file
+from synth.gateway.deps import Parts
+from synth.gateway.errors import ApiError
+
+router = APIRouter(tags=["openai"])
+
+_PURPOSE = "fine-tune"
+_FORM = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "purpose"],
+                "properties": {"purpose": {"const": _PURPOSE}, "file": {"type": "string", "format": "binary"}},
+            }
+        }
+    },
+}
+
+
+@router.post("/files", summary="Upload a file", responses=one(FileObject), openapi_extra={"requestBody": _FORM})
+async def upload(request: Request, caller: Caller, parts: Parts) -> Response:
+    """Upload a JSONL of conversations (multipart `purpose` and `file`). The same bytes again are the same file."""
+    row, _ = await take_file(request, parts, caller.org, check=_check)
+    return json_response(file_object(row))
+
+
+@router.get("/files", summary="List files", responses=many(FileObject))
+async def list_files(
+    caller: Caller,
+    parts: Parts,
+    purpose: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    after: Annotated[str | None, Query(description="Go on after this file id")] = None,
+    order: Annotated[Literal["asc", "desc"], Query(description="By time of upload")] = "desc",
+) -> Response:
+    """Your organisation's files."""
+    cursor = (await parts.file(caller.org, after)).created_seq if after else None
+    place = {"before": cursor} if order == "desc" else {"after": cursor or 0}
+    rows = parts.model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
+    return page([file_object(row) for row in rows[:limit]], more=len(rows) > limit)
+
+
+@router.get("/files/{file_id}", summary="One file", responses=one(FileObject))
+async def get_file(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """`processed` when it can be trained on, `error` when its lines are wrong: `status_details` says which."""
+    return json_response(file_object(await parts.file(caller.org, file_id)))
+
+
+@router.get("/files/{file_id}/content", summary="A file's bytes")
+async def content(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """The bytes as they were uploaded."""
+    row = await parts.file(caller.org, file_id)
+    return await download(parts.blobs, row.blob, row.file.filename)
+
+
+@router.delete("/files/{file_id}", summary="Delete a file")
+async def delete(file_id: str, caller: Caller, parts: Parts) -> Response:
+    """Gone at once; a job that names it afterwards is refused."""
+    await delete_file(parts, caller, file_id)
+    return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+def page(items: list[Any], *, more: bool) -> Response:
+    """A page as the SDK walks through them: it goes on after the last item's id."""
+    first, last = (items[0].id, items[-1].id) if items else (None, None)
+    body = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
+    return json_response(body)
+
+
+def _check(received: Received) -> None:
+    """Files are for training here, and do not expire."""
+    if received.purpose != _PURPOSE:
+        raise _refused("purpose", f"the purpose is {received.purpose[:40]!r}", expected=f'"{_PURPOSE}"')
+    if any(name.startswith("expires_after") for name in received.fields):
+        raise _refused("expires_after", "files do not expire here", fix="leave it out, and delete the file when done")
+
+
+def _refused(param: str, what: str, *, expected: str = "", fix: str = "") -> ApiError:
+    problem = Problem(what=what, expected=expected, fix=fix, where=param)
+    return ApiError(400, problem.text(), param=param, problems=[problem])

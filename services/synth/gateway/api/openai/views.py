@@ -1,0 +1,257 @@
+"""Jobs, checkpoints, files and models in OpenAI's shapes: pure functions of what the read model holds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from synth.gateway.api.openai.configs import GROUP_SIZE, SEEDS
+from synth.gateway.presentation.vocabulary import STATUS
+from synth.gateway.read_model.artifacts import Checkpoint, Model
+from synth.gateway.read_model.projection import File, FileRow, Job, JobRow
+from synth.jobs.lifecycle import State
+from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
+from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
+from synth.jobs.resolved import RlJob, SftJob
+
+_FILE_STATUS = {"processing": "uploaded", "ready": "processed", "failed": "error"}
+_PROBLEMS_SHOWN = 5
+_FILE_FIELDS = ("training_file", "validation_file")
+
+
+class JobError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job failed. param: the field of the request that is to blame, where one is."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class FineTuningJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as OpenAI shows one. Times are unix seconds."""
+
+    id: str
+    object: str = "fine_tuning.job"
+    created_at: int
+    error: JobError | None
+    fine_tuned_model: str | None
+    finished_at: int | None
+    hyperparameters: dict[str, Any]
+    model: str
+    organization_id: str
+    result_files: list[str] = []
+    seed: int
+    status: str
+    trained_tokens: int | None
+    training_file: str
+    validation_file: str | None
+    estimated_finish: int | None
+    integrations: list[Any] = []
+    metadata: dict[str, str]
+    method: dict[str, Any] | None
+    user_provided_suffix: str | None
+
+
+class FineTuningCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that serves under `fine_tuned_model_checkpoint`."""
+
+    id: str
+    object: str = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    metrics: dict[str, float]
+    step_number: int
+
+
+class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as OpenAI shows one. status_details: its first problems."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+
+
+class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as OpenAI shows one. stand_in: the local model whose weights run under this id, where they do."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    stand_in: str | None = None
+
+
+def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
+    """resolved: the job with every default applied; None where its configuration is wrong."""
+    job = row.job
+    status = STATUS[job.state].openai
+    return FineTuningJob(
+        id=job.id,
+        created_at=_unix(job.created_at),
+        error=_error(job),
+        fine_tuned_model=job.model if job.state is State.SUCCEEDED else None,
+        finished_at=_unix(job.ended_at) if job.ended_at else None,
+        hyperparameters=_supervised(resolved) if isinstance(resolved, SftJob) else {},
+        model=job.source_model or (resolved.model if resolved else ""),
+        organization_id=row.org,
+        seed=resolved.seed if resolved else 0,
+        status=status,
+        trained_tokens=job.trained_tokens if job.ended_at else None,
+        training_file=_training_file(job, resolved),
+        validation_file=_validation_file(job, resolved),
+        estimated_finish=_estimate(job) if status == "running" else None,
+        metadata={k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in job.metadata.items()},
+        method=_method(resolved),
+        user_provided_suffix=suffix_of(job, resolved),
+    )
+
+
+def suffix_of(job: Job, resolved: SftJob | RlJob | None) -> str | None:
+    """The label that the request gave its job."""
+    suffix = (resolved.tags if resolved else job.tags).get("suffix")
+    return suffix if isinstance(suffix, str) else None
+
+
+def checkpoint_object(checkpoint: Checkpoint) -> FineTuningCheckpoint:
+    """Its metrics are those of its step."""
+    values = checkpoint.values
+    metrics = {"step": float(checkpoint.step)} | losses(values)
+    if "reward_mean" in values:
+        metrics["reward_mean"] = values["reward_mean"]
+    return FineTuningCheckpoint(
+        id=f"ftckpt_{checkpoint.job_id}_{checkpoint.step}",
+        created_at=_unix(checkpoint.created_at),
+        fine_tuned_model_checkpoint=checkpoint.model,
+        fine_tuning_job_id=checkpoint.job_id,
+        metrics=metrics,
+        step_number=checkpoint.step,
+    )
+
+
+def losses(values: dict[str, float]) -> dict[str, float]:
+    """A step's losses under OpenAI's names; a validation is always over the whole file."""
+    named = {"train_loss": "loss", "valid_loss": "validation_loss", "full_valid_loss": "validation_loss"}
+    return {theirs: values[ours] for theirs, ours in named.items() if ours in values}
+
+
+def file_object(row: FileRow) -> FileObject:
+    """A file."""
+    file = row.file
+    return FileObject(
+        id=file.id,
+        bytes=file.bytes,
+        created_at=_unix(file.created_at),
+        filename=file.filename,
+        purpose=file.purpose,
+        status=_FILE_STATUS.get(file.status, "uploaded"),
+        status_details=file_problems(file) if file.status == "failed" else None,
+    )
+
+
+def file_problems(file: File) -> str:
+    """The first lines that are wrong, and how many there are."""
+    first = "; ".join(f"line {p.line} {p.path}: {p.reason}" for p in file.problems[:_PROBLEMS_SHOWN])
+    return f"{file.bad_lines} bad lines: {first}"
+
+
+def model_object(model: Model, org: str) -> ModelObject:
+    """A model that a job of this organisation made, or a base."""
+    return ModelObject(
+        id=model.id,
+        created=_unix(model.created_at) if model.created_at else 0,
+        owned_by=org if model.job_id else "base",
+        stand_in=model.stand_in,
+    )
+
+
+def _error(job: Job) -> JobError | None:
+    if job.state not in (State.FAILED, State.REJECTED):
+        return None
+    places = [p.where.split(" ", 1)[0] for p in job.problems]
+    return JobError(
+        code=job.code or "failed",
+        message="\n".join(p.text() for p in job.problems),
+        param=next((place for place in places if place in _FILE_FIELDS), None),
+    )
+
+
+def _supervised(job: SftJob) -> dict[str, Any]:
+    return {
+        # Where steps are given they decide, whatever the epochs say.
+        "n_epochs": job.epochs if job.steps is None else "auto",
+        "batch_size": job.batch_size,
+        "learning_rate_multiplier": round(job.lr / SFT_RATE[job.mode], 6),
+        "lora_rank": job.lora.r if job.lora else None,
+    }
+
+
+def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
+    if job is None:
+        return None
+    if isinstance(job, SftJob):
+        return {"type": "supervised", "supervised": {"hyperparameters": _supervised(job)}}
+    evaluation = job.evaluation
+    hyperparameters = {
+        "n_epochs": max(1, round(job.iterations * job.batch_size / len(job.train_seeds))),
+        "batch_size": job.batch_size,
+        "learning_rate_multiplier": round(job.lr / RL_RATE[job.mode], 6),
+        "lora_rank": job.lora.r if job.lora else None,
+        "compute_multiplier": job.group_size / GROUP_SIZE,
+        "eval_interval": evaluation.every_n_iters if evaluation else None,
+        "eval_samples": len(evaluation.seeds) if evaluation else None,
+        "reasoning_effort": "default",
+    }
+    rollout = job.rollout
+    grader = {
+        "type": "task_app",
+        "name": rollout.env_name or rollout.task_url,
+        "url": rollout.task_url,
+        "env_name": rollout.env_name,
+        "policy_name": rollout.policy_name,
+        "max_turns": rollout.max_turns,
+        "env_config": rollout.env_config,
+        "policy_config": rollout.policy_config
+        | {"temperature": rollout.sampling.temperature, "max_tokens": rollout.sampling.max_tokens},
+    }
+    return {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
+
+
+def _training_file(job: Job, resolved: SftJob | RlJob | None) -> str:
+    if isinstance(resolved, RlJob):
+        seeds = resolved.train_seeds
+        return _seeds(seeds.listed or range(seeds.start, seeds.start + seeds.count))
+    return job.training_file or ""
+
+
+def _validation_file(job: Job, resolved: SftJob | RlJob | None) -> str | None:
+    if isinstance(resolved, RlJob):
+        return _seeds(resolved.evaluation.seeds) if resolved.evaluation else None
+    return job.validation_file
+
+
+def _seeds(seeds: list[int] | range) -> str:
+    first, last = seeds[0], seeds[-1]
+    if isinstance(seeds, range) or seeds == list(range(first, last + 1)):
+        return f"{SEEDS}{first}-{last}"
+    return SEEDS + ",".join(map(str, seeds))
+
+
+def _estimate(job: Job) -> int | None:
+    """As if every step to come took as long as those so far."""
+    if not job.started_at or not job.step or not job.steps:
+        return None
+    a_step = (job.updated_at - job.started_at) / job.step
+    return _unix(job.updated_at + a_step * (job.steps - job.step))
+
+
+def _unix(time: datetime) -> int:
+    return int(time.timestamp())

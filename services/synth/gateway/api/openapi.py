@@ -1,0 +1,67 @@
+"""The API document: schemas of the msgspec types that handlers answer with, beside FastAPI's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from synth.gateway.errors import Failure
+
+_REF = "#/components/schemas/{name}"
+#: What routes say that they answer with: each type enters itself, so that the document lacks none.
+_DOCUMENTED: dict[str, type] = {Failure.__name__: Failure}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """A body of msgspec structs (and plain values) as JSON."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def listing(items: list[Any], *, more: bool = False) -> Response:
+    """A list as every route gives it."""
+    return json_response({"object": "list", "data": items, "has_more": more})
+
+
+def one(kind: type, description: str = "", *, status: int = 200) -> Responses:
+    """Documents a route that answers with one of `kind`."""
+    return {status: _documented(_reference(kind), description or kind.__name__)}
+
+
+def many(kind: type) -> Responses:
+    """Documents a route that answers with `listing` of `kind`."""
+    items = {"type": "array", "items": _reference(kind)}
+    properties = {"object": {"const": "list"}, "data": items, "has_more": {"type": "boolean"}}
+    return {200: _documented({"type": "object", "properties": properties}, f"A list of {kind.__name__}")}
+
+
+def describe(app: FastAPI) -> None:
+    """Make `/openapi.json` complete."""
+    generate = app.openapi
+
+    def complete() -> dict[str, Any]:
+        document = generate()
+        _, schemas = msgspec.json.schema_components(_DOCUMENTED.values(), ref_template=_REF)
+        document["components"]["schemas"].update(schemas)
+        for path in document["paths"].values():
+            for operation in path.values():
+                failure = _documented(_reference(Failure), "What is wrong, and what to do")
+                operation["responses"]["default"] = failure
+                operation["responses"].pop("422", None)
+        return document
+
+    app.openapi = complete
+
+
+def _reference(kind: type) -> dict[str, Any]:
+    known = _DOCUMENTED.setdefault(kind.__name__, kind)
+    assert known is kind, f"two types are called {kind.__name__}"
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+def _documented(schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,23 @@
+"""Going on after an id in a list that is short enough to be read whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from synth.gateway.errors import not_found
+
+_Item = TypeVar("_Item")
+
+
+def after_id(items: list[_Item], id: str | None, *, kind: str, id_of: Callable[[_Item], str]) -> list[_Item]:
+    """The items that follow the one of this id, all of them without one. Raises a 404 for an id that is not there.
+
+    kind: what the items are, for the message.
+    """
+    if not id:
+        return items
+    place = next((i for i, item in enumerate(items) if id_of(item) == id), None)
+    if place is None:
+        raise not_found(kind, id)
+    return items[place + 1 :]

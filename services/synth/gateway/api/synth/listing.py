@@ -1,0 +1,102 @@
+"""The Synth API's lists of jobs, and the moments that its clients write."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from synth.bus.kv.secrets import ApiKey
+from synth.errors import Problem
+from synth.gateway.api.openapi import json_response, one
+from synth.gateway.api.synth.shapes import SynthJobs
+from synth.gateway.api.synth.views import job_view
+from synth.gateway.auth import Caller
+from synth.gateway.deps import Gateway, Parts
+from synth.gateway.errors import ApiError
+from synth.gateway.presentation.vocabulary import STATUS
+from synth.gateway.read_model.filters import JobFilter
+
+router = APIRouter(tags=["synth api"])
+
+_MOST = 200
+_KINDS = {"sft_offline": "sft", "sft": "sft", "rl_online": "rl", "rl": "rl", "eval": "eval"}
+# Within what 64 bits of nanoseconds hold.
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(2262, 1, 1, tzinfo=UTC)
+
+
+class Filters(BaseModel):
+    """What a list of jobs is asked for; a moment is ISO 8601, or seconds since 1970."""
+
+    status: Literal["queued", "running", "succeeded", "failed", "cancelled"] | None = None
+    type: Literal["sft_offline", "sft_online", "rl_online", "dpo", "sft", "rl", "eval"] | None = None
+    created_after: str | None = None
+    created_before: str | None = None
+    model: str | None = Field(default=None, description="Trained or made, a checkpoint too")
+    file_id: str | None = Field(default=None, description="Trained or validated on")
+    limit: int = Field(default=20, ge=1, le=100_000, description="200 at most are given")
+    after: str | None = Field(default=None, description="Go on after this job id")
+
+
+Asked = Annotated[Filters, Query()]
+
+
+@router.get("/learning/jobs", summary="Jobs of every kind, newest first", responses=one(SynthJobs))
+async def jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+    """Jobs without their configurations."""
+    return await _listed(parts, caller, asked, None)
+
+
+@router.get("/rl/jobs", summary="RL jobs, newest first", responses=one(SynthJobs))
+async def rl_jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+    """Jobs without their configurations."""
+    return await _listed(parts, caller, asked, "rl")
+
+
+@router.get("/sft/jobs", summary="SFT jobs, newest first", responses=one(SynthJobs))
+async def sft_jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+    """Jobs without their configurations."""
+    return await _listed(parts, caller, asked, "sft")
+
+
+def moment(name: str, text: str | None) -> datetime | None:
+    """A moment that a client gives, without a zone in UTC; one that no log reaches is the nearest. Raises a 400."""
+    if text is None:
+        return None
+    try:
+        try:
+            given = datetime.fromtimestamp(float(text), UTC)
+        except ValueError:
+            # A plus of an address that nobody has quoted arrives as a space.
+            given = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
+            given = given if given.tzinfo else given.replace(tzinfo=UTC)
+        return min(max(given, _EARLIEST), _LATEST)
+    except (ValueError, OverflowError, OSError) as error:
+        problem = Problem(
+            what=f"{text[:60]!r} is no moment",
+            expected="ISO 8601, such as 2026-11-21T09:00:00Z, or seconds since 1970",
+            where=f"query {name}",
+        )
+        raise ApiError(400, problem.text(), param=name, problems=[problem]) from error
+
+
+async def _listed(parts: Gateway, caller: ApiKey, asked: Filters, kind: str | None) -> Response:
+    kinds = None if kind is None else {kind}
+    if asked.type is not None:
+        of_type = {_KINDS[asked.type]} if asked.type in _KINDS else set[str]()
+        kinds = of_type if kinds is None else of_type & kinds
+    wanted = JobFilter(
+        states=None if asked.status is None else [s for s, words in STATUS.items() if words.synth == asked.status],
+        kinds=kinds,
+        created_after=moment("created_after", asked.created_after),
+        created_before=moment("created_before", asked.created_before),
+        names=[name for name in (asked.model, asked.file_id) if name is not None],
+    )
+    before = (await parts.job(caller.org, asked.after)).created_seq if asked.after else None
+    limit = min(asked.limit, _MOST)
+    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

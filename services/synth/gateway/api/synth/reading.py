@@ -1,0 +1,104 @@
+"""A job's events for the Synth API: the shown ones, by page and as a stream.
+
+Invariant. An event is shown once the read model has it: who sees a job's last event finds its end in the job too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from synth.bus.kv.secrets import ApiKey
+from synth.bus.recorded import Recorded
+from synth.errors import Transient
+from synth.gateway.api.synth.shapes import SynthEvent
+from synth.gateway.api.synth.views import event_view
+from synth.gateway.read_model.event_log import read_page
+from synth.gateway.read_model.projection import JobRow
+from synth.runtime import logs
+
+if TYPE_CHECKING:
+    from synth.gateway.deps import Gateway
+
+log = logs.get("synth api")
+
+_BATCH = 500
+_PING = b": ping\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a job's events: after one sequence, before another, and from a moment on."""
+
+    after: int
+    before: int | None = None
+    since: datetime | None = None
+
+
+async def read_events(parts: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
+    """The first `limit` shown events of a part."""
+    shown: list[SynthEvent] = []
+    async for event in _events(parts, row, f"*.*.{row.org}.{row.job.id}", span):
+        view = event_view(event, row.job.kind)
+        if view is not None:
+            shown.append(view)
+        if len(shown) == limit:
+            break
+    return shown
+
+
+async def read_facts(parts: Gateway, row: JobRow) -> list[Recorded]:
+    """The facts of a job's lifecycle, in their order."""
+    return [fact async for fact in _events(parts, row, f"job.*.{row.org}.{row.job.id}", Span(0))]
+
+
+def stream_events(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
+    """The shown events of a part, then those that come, until the part's or the job's last; one `data:` line each."""
+    chunks = _stream(parts, caller, row, span)
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _stream(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
+    yield _PING
+    with parts.hub.watch(row.org, row.job.id) as watcher:
+        while not watcher.closed and parts.keys.still_opens(caller):
+            # What comes while the log is read wakes the next turn.
+            watcher.resume()
+            watcher.take()
+            row = await parts.job(row.org, row.job.id)
+            try:
+                events = await read_events(parts, row, span, limit=_BATCH)
+            except Transient as error:
+                # The client comes back with its cursor, which is the retry.
+                log.warning("stream ends, the log cannot be read", job=row.job.id, error=str(error))
+                return
+            if events:
+                span = replace(span, after=events[-1].seq, since=None)
+                yield b"".join(b"data: %s\n\n" % msgspec.json.encode(event) for event in events)
+            if len(events) < _BATCH:
+                if row.ended_seq is not None or span.before is not None:
+                    return
+                if not await watcher.wait(parts.settings.ping_s):
+                    yield _PING
+
+
+async def _events(parts: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
+    end, cursor, since, more = parts.model.applied, span.after, span.since, True
+    if span.before is not None:
+        end = min(end, span.before - 1)
+    while more:
+        page = await read_page(parts.bus, subject, after=cursor, limit=_BATCH, since=since)
+        for event in page.events:
+            if event.seq > end:
+                return
+            if event.seq > span.after:
+                yield event
+        more = page.more and bool(page.events)
+        if page.events:
+            cursor, since = page.events[-1].seq, None

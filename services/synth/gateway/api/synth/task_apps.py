@@ -1,0 +1,77 @@
+"""Looking at a task app before a job is submitted: asked of the verifier, which may call what users name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from synth.bus.asks import KEY_REFUSED, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp
+from synth.bus.rpc import ask
+from synth.errors import Problem
+from synth.gateway.api.openapi import json_response
+from synth.gateway.auth import Caller
+from synth.gateway.deps import Parts
+from synth.gateway.errors import ApiError
+from synth.jobs.resolve.context import is_http
+
+router = APIRouter(tags=["jobs"])
+
+_CANDIDATES = 15
+
+
+class Endpoint(BaseModel):
+    """A task app."""
+
+    endpoint_base_url: str = Field(max_length=2048, description="Its address, such as http://127.0.0.1:8001")
+
+
+@router.post("/rl/verify_task_app", summary="Whether a task app works, with each of your environment keys")
+async def verify_task_app(body: Endpoint, caller: Caller, parts: Parts) -> Response:
+    """`any_ok`: an environment key of yours opens it. `attempts`: what came of each, by the key's public id."""
+    url = body.endpoint_base_url.strip().rstrip("/")
+    if not is_http(url):
+        problem = Problem(
+            what=f"{url[:80]!r} is not the address of a task app",
+            expected='an address such as "http://127.0.0.1:8001"',
+            where="endpoint_base_url",
+        )
+        raise ApiError(400, problem.text(), param="endpoint_base_url", problems=[problem])
+    question = VerifyTaskApp(org=caller.org, url=url)
+    report = await ask(parts.bus, VERIFY, question, TaskAppReport, within=VERIFY_WITHIN_S)
+    return json_response(_shown(report, url))
+
+
+def _shown(report: TaskAppReport, url: str) -> dict[str, Any]:
+    # Clients print the first thousand characters of it, so the reason comes first.
+    return {
+        "any_ok": any(attempt.ok for attempt in report.attempts),
+        "detail": _said(report),
+        "endpoint_base_url": url,
+        "task_name": report.task_name,
+        "candidates_first15": report.key_ids[:_CANDIDATES],
+        "attempts": [
+            {"key": a.key_id, "ok": a.ok, "status": a.status, "path": a.path, "reason": a.reason}
+            for a in report.attempts
+        ],
+    }
+
+
+def _said(report: TaskAppReport) -> str:
+    opened = next((a for a in report.attempts if a.ok), None)
+    if opened is not None:
+        return f"the task app {report.task_name!r} works, with {opened.key_id or 'no key'}"
+    last = report.attempts[-1]
+    if last.status not in KEY_REFUSED:
+        return last.reason
+    if not report.key_ids:
+        return (
+            "the task app asks for a key, and your organisation has none; store the one that it was started with (its "
+            "ENVIRONMENT_API_KEY): POST /api/environment-keys, or `synth-ai` serve or deploy, which upload it"
+        )
+    return (
+        f"the task app refuses every environment key of your organisation ({len(report.key_ids)}); start it with one "
+        "of them, or store the one that it was started with: POST /api/environment-keys"
+    )

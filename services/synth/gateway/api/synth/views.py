@@ -1,0 +1,204 @@
+"""Jobs, events, metrics and timelines in the Synth API's shapes: pure functions of our own views."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from synth.bus.recorded import Recorded
+from synth.gateway.api.synth.shapes import (
+    SynthCheckpoint,
+    SynthEvent,
+    SynthJob,
+    SynthPhase,
+    SynthPoint,
+    SynthRun,
+)
+from synth.gateway.presentation.vocabulary import STATUS, metric_name, said
+from synth.gateway.read_model.artifacts import Checkpoint
+from synth.gateway.read_model.metrics import PublishedPoint
+from synth.gateway.read_model.projection import Job, JobRow
+from synth.models import parse_finetuned
+
+_TRAINING_TYPE = {"sft": "sft_offline", "rl": "rl_online", "eval": "eval"}
+_HYPERPARAMETERS = {"sft": "hyperparameters", "rl": "training"}
+
+
+#: What a fact of a job's life is called in its timeline. A cancelled job ends by its status alone: clients would
+#: take the word for a failure.
+PHASES = {
+    "job.created": "created",
+    "job.validated": "validated",
+    "job.verified": "ready",
+    "job.started": "training",
+    "job.cancel_requested": "cancelling",
+    "job.pause_requested": "pausing",
+    "job.paused": "paused",
+    "job.resumed": "resumed",
+    "job.withdrawn": "withdrawn",
+    "job.cancelled": "stopped",
+    "job.succeeded": "succeeded",
+    "job.failed": "failed",
+    "job.rejected": "failed",
+    "job.refused": "failed",
+}
+
+_CLOSING = ("job.started", "job.paused", "job.succeeded", "job.failed", "job.cancelled", "job.withdrawn")
+
+
+def job_view(row: JobRow, config: str | None = None, *, message: str | None = None) -> SynthJob:
+    """A job; config: its text as it was submitted.
+
+    `updated_at` moves with the job's state alone: a client prints a status line whenever it does.
+    """
+    job = row.job
+    sent = as_sent(config)
+    made = parse_finetuned(job.source_model) if job.source_model else None
+    kind = job.kind or ""
+    return SynthJob(
+        id=job.id,
+        job_id=job.id,
+        job_type=job.kind,
+        type=job.kind,
+        training_type=_TRAINING_TYPE.get(kind),
+        status=STATUS[job.state].synth,
+        name=job.name,
+        model=job.source_model,
+        model_id=job.source_model,
+        base_model=made.base if made else job.source_model,
+        stand_in=job.stand_in,
+        fine_tuned_model=job.model,
+        training_file_id=job.training_file,
+        validation_file_id=job.validation_file,
+        step=job.step,
+        total_steps=job.steps,
+        created_at=job.created_at,
+        updated_at=row.since,
+        started_at=job.started_at,
+        finished_at=job.ended_at,
+        error="\n".join(p.text() for p in job.problems) or None,
+        warnings=[*job.warnings, *(warned.problem.text() for warned in job.warned.values())],
+        hyperparameters=_table(sent, _HYPERPARAMETERS.get(kind, "")),
+        config=sent,
+        tags=job.tags,
+        metadata=job.metadata,
+        message=message,
+    )
+
+
+def as_sent(config: str | None) -> Any:
+    """A configuration as it was sent: parsed where it came as JSON, a TOML as its text."""
+    if config is None:
+        return None
+    try:
+        return msgspec.json.decode(config)
+    except msgspec.DecodeError:
+        return config
+
+
+def event_view(recorded: Recorded, kind: str | None) -> SynthEvent | None:
+    """An event of a job of this kind; None for one that is not shown."""
+    words = said(recorded, kind)
+    if words is None:
+        return None
+    return SynthEvent(
+        seq=recorded.seq,
+        id=f"evt_{recorded.seq}",
+        event_id=f"evt_{recorded.seq}",
+        type=words.type,
+        level=words.level,
+        message=words.message,
+        data=words.data,
+        created_at=recorded.time,
+        timestamp=recorded.time,
+        job_id=recorded.key,
+    )
+
+
+def point_view(point: PublishedPoint, job_id: str) -> SynthPoint:
+    """A point of a job's metrics."""
+    name = metric_name(point.name)
+    late = point.measured != point.step
+    return SynthPoint(
+        name=name,
+        step=point.step,
+        value=point.value,
+        phase="eval" if name.startswith(("eval.", "val.")) else "train",
+        created_at=point.time,
+        job_id=job_id,
+        data={"measured_at_step": point.measured} if late else {},
+    )
+
+
+def phase_view(recorded: Recorded, kind: str | None) -> SynthPhase | None:
+    """A lifecycle fact in the timeline; None for an event that is none."""
+    phase, words = PHASES.get(recorded.type), said(recorded, kind)
+    if phase is None or words is None:
+        return None
+    if phase == "training" and kind == "eval":
+        phase = "evaluating"
+    return SynthPhase(
+        phase=phase,
+        message=words.message,
+        created_at=recorded.time,
+        timestamp=recorded.time,
+        job_id=recorded.key,
+    )
+
+
+class Attempt(NamedTuple):
+    """An attempt at a job: the fact that began it, and the one that began the next."""
+
+    start: Recorded
+    next: Recorded | None
+
+
+def run_named(facts: list[Recorded], job_id: str, name: str) -> Attempt | None:
+    """The attempt of this number or id (`runs_view`), from the facts of the job's lifecycle."""
+    starts = [fact for fact in facts if fact.type == "job.started"]
+    for number, start in enumerate(starts, 1):
+        if name in (str(number), f"{job_id}:{number}"):
+            return Attempt(start, starts[number] if number < len(starts) else None)
+    return None
+
+
+def runs_view(facts: list[Recorded], job: Job) -> list[SynthRun]:
+    """The attempts at a job, from its lifecycle facts in their order."""
+    starts = [(i, fact) for i, fact in enumerate(facts) if fact.type == "job.started"]
+    runs: list[SynthRun] = []
+    for number, (i, start) in enumerate(starts, 1):
+        # Another attempt, a pause, or the end of the job: what comes first.
+        end = next((fact for fact in facts[i + 1 :] if fact.type in _CLOSING), None)
+        ended = end is not None and end.type not in ("job.started", "job.paused")
+        running = "running" if end is None else "interrupted"
+        runs.append(
+            SynthRun(
+                id=f"{job.id}:{number}",
+                run_number=number,
+                engine="synth",
+                status=STATUS[job.state].synth if ended else running,
+                created_at=start.time,
+                started_at=start.time,
+                ended_at=end.time if end else None,
+                duration_seconds=(end.time - start.time).total_seconds() if end else None,
+            )
+        )
+    return runs
+
+
+def checkpoint_view(checkpoint: Checkpoint) -> SynthCheckpoint:
+    """A checkpoint, its values under the Synth API's names."""
+    return SynthCheckpoint(
+        id=checkpoint.model,
+        job_id=checkpoint.job_id,
+        step=checkpoint.step,
+        bytes=checkpoint.bytes,
+        created_at=checkpoint.created_at,
+        metrics={metric_name(name): value for name, value in checkpoint.values.items()},
+    )
+
+
+def _table(config: Any, name: str) -> dict[str, Any]:
+    value = cast(dict[str, Any], config).get(name) if isinstance(config, dict) else None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

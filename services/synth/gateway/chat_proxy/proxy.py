@@ -1,0 +1,203 @@
+"""Chat completions on their way to an inference replica, and the bytes there and back.
+
+The answer is passed on as it comes, so that a stream stays a stream; a client that hangs up ends the call at the
+replica, which frees its place in the batch. A call that nothing was answered to is tried at the next replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from synth.bus.kv.replicas import Replica, ReplicaTable
+from synth.gateway.chat_proxy.affinity import in_order, session_of
+from synth.gateway.errors import ApiError, unavailable
+from synth.keys import Cid, InvalidKey, internal_token, read_cid
+from synth.runtime import logs
+
+log = logs.get("inference proxy")
+
+_PASSED_ON = ("content-type", "accept", "traceparent")
+_PASSED_BACK = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "x-should-retry")
+# One httpx client with 32 requests in flight costs four times the CPU of one with 8.
+_PER_CLIENT = 8
+
+
+@dataclass
+class _Client:
+    http: httpx.AsyncClient
+    in_flight: int = 0
+
+
+class _Unanswered(Exception):
+    """A replica is gone, or has no room: another one may answer. sent: it had the call before it went."""
+
+    def __init__(self, reason: str, *, gone: bool, sent: bool = False) -> None:
+        super().__init__(reason)
+        self.gone = gone
+        self.sent = sent
+
+
+class InferenceProxy:
+    """Forwards to replicas."""
+
+    def __init__(self, replicas: ReplicaTable, *, cluster_secret: str, timeout_s: float) -> None:
+        self._replicas = replicas
+        self._secret = cluster_secret
+        self._bearer = f"Bearer {internal_token(cluster_secret)}"
+        self._timeout = httpx.Timeout(timeout_s, connect=3.0, pool=3.0)
+        self._clients: list[_Client] = []
+        self._in_flight: Counter[str] = Counter()
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        for client in self._clients:
+            await client.http.aclose()
+
+    async def forward(self, request: Request, body: bytes, *, org: str, model: str) -> Response:
+        """Answer with what the conversation's replica for this model says. Raises a 503 when there is none."""
+        headers = {"authorization": self._bearer, "x-synth-org": org}
+        session = org.encode() + b"\0" + session_of(request.headers, body)
+        candidates = in_order(self._replicas.alive(), model=model, session=session, load=self._load)
+        sent = 0
+        for nth, replica in enumerate(candidates, start=1):
+            try:
+                last = nth == len(candidates)
+                return await self._send(request, replica, body, headers, query="", passes_over=not last)
+            except _Unanswered as error:
+                log.warning("replica passed over", replica=replica.id, reason=str(error))
+                if error.gone and len(candidates) > 1:
+                    self._replicas.forget(replica)
+                sent += error.sent
+                if sent > 1:
+                    # A call that has brought two replicas down is not given a third.
+                    raise unavailable(f"the replica {replica.id!r} broke off the call ({error}); try again") from error
+        raise unavailable(
+            f"no inference replica can serve {model!r} now: {len(candidates)} announced, none reachable; "
+            "start one with `synthd inference`, or try again"
+        )
+
+    def _load(self, replica: Replica) -> int:
+        # What it announced is up to three seconds old; other gateways' calls are in that alone.
+        return max(replica.running + replica.waiting, self._in_flight[replica.id])
+
+    def mints(self, text: str) -> bool:
+        """Whether this is a rollout credential of this cluster, expired or not."""
+        try:
+            read_cid(text.split("/", 1)[0], self._secret, now=0)
+        except InvalidKey:
+            return False
+        return True
+
+    async def forward_rollout(self, request: Request, body: bytes, *, cid: str) -> Response:
+        """Answer a rollout's call: its credential names the replica that records it. Raises a 401 for a bad one."""
+        # Some task apps append a path to the whole URL, query included.
+        text = cid.split("/", 1)[0]
+        try:
+            pinned: Cid = read_cid(text, self._secret)
+        except InvalidKey as error:
+            raise ApiError(401, str(error)) from error
+        replica = next((r for r in self._replicas.alive() if r.recorder == pinned.replica), None)
+        if replica is None:
+            raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
+        try:
+            return await self._send(request, replica, body, {}, query=f"?cid={text}", passes_over=False)
+        except _Unanswered as error:
+            how = "broke off the call" if error.sent else "cannot be reached"
+            raise unavailable(f"the replica {replica.id!r} that records this rollout {how} ({error})") from error
+
+    async def _send(
+        self,
+        request: Request,
+        replica: Replica,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        query: str,
+        passes_over: bool,
+    ) -> Response:
+        """A replica's answer. passes_over: one that has no room (503) is no answer. Raises `_Unanswered`."""
+        client = self._client()
+        passed = {name: value for name in _PASSED_ON if (value := request.headers.get(name))}
+        outgoing = client.http.build_request(
+            "POST", f"{replica.url}/v1/chat/completions{query}", content=body, headers=passed | headers
+        )
+
+        def done() -> None:
+            client.in_flight -= 1
+            self._in_flight[replica.id] -= 1
+
+        client.in_flight += 1
+        self._in_flight[replica.id] += 1
+        sending = asyncio.create_task(client.http.send(outgoing, stream=True))
+        leaving = asyncio.create_task(_hung_up(request))
+        answering = False
+        try:
+            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                return Response(status_code=499)
+            upstream = sending.result()
+            if passes_over and upstream.status_code == 503:
+                await upstream.aclose()
+                raise _Unanswered("it has no room", gone=False)
+            answering = True
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _Unanswered(repr(error), gone=True) from error
+        except httpx.TimeoutException as error:
+            message = f"the replica {replica.id!r} did not answer in time"
+            raise ApiError(504, message, type="timeout") from error
+        except httpx.HTTPError as error:
+            raise _Unanswered(repr(error), gone=True, sent=True) from error
+        finally:
+            leaving.cancel()
+            if not answering:
+                sending.cancel()
+                done()
+        kept = {name: value for name in _PASSED_BACK if (value := upstream.headers.get(name))}
+        return _Relay(upstream, headers=kept, done=done)
+
+    def _client(self) -> _Client:
+        free = next((c for c in self._clients if c.in_flight < _PER_CLIENT), None)
+        if free is None:
+            free = _Client(httpx.AsyncClient(timeout=self._timeout, trust_env=False))
+            self._clients.append(free)
+        return free
+
+
+async def _hung_up(request: Request) -> None:
+    """Return when the client is gone; its body has been read already."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+class _Relay(StreamingResponse):
+    """An answer on its way back. done: called when it has ended, however, and even if it never began."""
+
+    def __init__(self, upstream: httpx.Response, *, headers: dict[str, str], done: Callable[[], None]) -> None:
+        super().__init__(_relayed(upstream), upstream.status_code, headers=headers)
+        self._upstream = upstream
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._done()
+            await self._upstream.aclose()
+
+
+async def _relayed(upstream: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in upstream.aiter_raw():
+            yield chunk
+    except httpx.HTTPError as error:
+        # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
+        log.warning("replica broke off an answer", url=str(upstream.url), error=repr(error))
+        raise

@@ -1,0 +1,161 @@
+"""Receiving one file of a multipart body at constant memory: hashed while it is written, on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from synth.errors import Problem
+from synth.gateway.errors import ApiError
+
+#: Where uploads are received, below the process's scratch space.
+UPLOADS = "uploads"
+
+_SLICE = 1 << 20
+_FIELD_LIMIT = 64 << 10
+_DEFAULT_NAME = "file.jsonl"
+
+
+@dataclass(frozen=True)
+class Received:
+    """A file that has arrived whole. name is metadata, never a path; fields: the form's others, `purpose` included."""
+
+    path: Path
+    name: str
+    purpose: str
+    size: int
+    sha256: str
+    fields: dict[str, str]
+
+
+def bad_upload(what: str, *, status: int = 400, fix: str = "") -> ApiError:
+    """An upload that cannot be taken."""
+    problem = Problem(what=what, expected="multipart/form-data with the fields `purpose` and `file`", fix=fix)
+    return ApiError(status, problem.text(), type="invalid_request", problems=[problem])
+
+
+async def receive(chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int) -> Received:
+    """Write the body's `file` into `folder`; the caller moves it on or removes it.
+
+    limit: bytes of the whole body. Raises a 400 for a body that is not such a form, a 413 for one that is too large.
+    """
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if kind != b"multipart/form-data" or not boundary:
+        raise bad_upload(f"the body is {content_type[:80]!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"upload-{uuid.uuid4().hex}"
+    try:
+        with path.open("wb") as out:
+            form = _Form(boundary, out)
+            await _feed(form, chunks, limit=limit)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return Received(
+        path=path,
+        name=form.filename or _DEFAULT_NAME,
+        purpose=form.fields.get("purpose", "fine-tune") or "fine-tune",
+        size=form.size,
+        sha256=form.digest.hexdigest(),
+        fields=form.fields,
+    )
+
+
+async def _feed(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -> None:
+    total, pending = 0, bytearray()
+    async for chunk in chunks:
+        total += len(chunk)
+        if total > limit:
+            raise bad_upload(f"the file is larger than {limit:,} bytes", status=413, fix="split it into several files")
+        pending += chunk
+        if len(pending) >= _SLICE:
+            await asyncio.to_thread(form.feed, bytes(pending))
+            pending.clear()
+    await asyncio.to_thread(form.feed, bytes(pending))
+    if not form.complete:
+        raise bad_upload("the body ends before its last boundary", fix="send the file again")
+    if form.filename is None:
+        raise bad_upload("the form has no `file`")
+
+
+class _Form:
+    """The form as it is parsed: the file's bytes go to `out`, the small fields are kept."""
+
+    def __init__(self, boundary: bytes, out: BinaryIO) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        self.size = 0
+        self.digest = hashlib.sha256()
+        self.complete = False
+        self._out = out
+        self._header: tuple[bytes, bytes] = (b"", b"")
+        self._name: str | None = None
+        self._in_file = False
+        self._value = b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._part_begin,
+                "on_header_field": self._header_field,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_part_data": self._part_data,
+                "on_part_end": self._part_end,
+                "on_end": self._end,
+            },
+        )
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self._parser.write(data)
+        except MultipartParseError as error:
+            raise bad_upload(f"the body is not a form ({error})") from error
+
+    def _part_begin(self) -> None:
+        self._name, self._in_file, self._value = None, False, b""
+        self._header = (b"", b"")
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header = (self._header[0] + data[start:end], self._header[1])
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header = (self._header[0], self._header[1] + data[start:end])
+
+    def _header_end(self) -> None:
+        (field, value), self._header = self._header, (b"", b"")
+        if field.lower() != b"content-disposition":
+            return
+        _, options = parse_options_header(value)
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        self._in_file = self._name == "file"
+        if self._in_file:
+            if self.filename is not None:
+                raise bad_upload("the form has more than one `file`", fix="upload them one by one")
+            self.filename = options.get(b"filename", b"").decode(errors="replace")[:255] or _DEFAULT_NAME
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        piece = memoryview(data)[start:end]
+        if self._in_file:
+            self.digest.update(piece)
+            self._out.write(piece)
+            self.size += len(piece)
+        elif len(self._value) + len(piece) > _FIELD_LIMIT:
+            raise bad_upload(f"the field {self._name!r} is longer than {_FIELD_LIMIT} bytes")
+        else:
+            self._value += piece
+
+    def _part_end(self) -> None:
+        if self._name and not self._in_file:
+            self.fields[self._name] = self._value.decode(errors="replace")
+
+    def _end(self) -> None:
+        self.complete = True

@@ -1,0 +1,88 @@
+"""What a request handler has at hand."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.kv.secrets import SecretStore
+from synth.bus.publish import Publisher
+from synth.events import FileUploaded, JobCreated
+from synth.gateway.auth import KeyRing
+from synth.gateway.chat_proxy.proxy import InferenceProxy
+from synth.gateway.errors import not_found
+from synth.gateway.read_model.event_log import last_of
+from synth.gateway.read_model.hub import Hub
+from synth.gateway.read_model.projection import FileRow, JobRow
+from synth.gateway.read_model.store import ReadModel
+from synth.gateway.settings import GatewaySettings
+from synth.models import Registry
+from synth.service import Service
+
+_JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
+_FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
+_PROJECTED_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts of a running gateway."""
+
+    settings: GatewaySettings
+    service: Service
+    bus: Connection
+    blobs: BlobStore
+    hub: Hub
+    model: ReadModel
+    publisher: Publisher
+    secrets: SecretStore
+    keys: KeyRing
+    replicas: ReplicaTable
+    registry: Registry
+    proxy: InferenceProxy
+
+    async def job(self, org: str, id: str) -> JobRow:
+        """A job of this organisation, also one that another gateway took a moment ago. Raises a 404."""
+        row = self.model.job(org, id)
+        if row is None and _JOB_ID.fullmatch(id):
+            created = await last_of(self.bus, JobCreated, org, id)
+            if created is not None:
+                with suppress(TimeoutError):
+                    await self.hub.reached(created.seq, timeout=1.0)
+                row = self.model.job(org, id)
+        if row is None:
+            raise not_found("job", id)
+        return row
+
+    async def job_at(self, org: str, id: str, seq: int) -> JobRow:
+        """The job as it is once the model has our own event `seq`: what a write answers with."""
+        await self.hub.reached(seq, timeout=_PROJECTED_WITHIN_S)
+        return await self.job(org, id)
+
+    async def file(self, org: str, id: str) -> FileRow:
+        """A file of this organisation, also one that another gateway took a moment ago. Raises a 404."""
+        row = self.model.file(org, id)
+        if row is None and _FILE_ID.fullmatch(id):
+            uploaded = await last_of(self.bus, FileUploaded, org, id)
+            if uploaded is not None:
+                with suppress(TimeoutError):
+                    await self.hub.reached(uploaded.seq, timeout=1.0)
+                row = self.model.file(org, id)
+        if row is None:
+            raise not_found("file", id)
+        return row
+
+
+async def _gateway(request: Request) -> Gateway:
+    # A plain function would cost each request a thread.
+    return request.app.state.gateway
+
+
+Parts = Annotated[Gateway, Depends(_gateway)]

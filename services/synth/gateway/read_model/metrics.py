@@ -1,0 +1,127 @@
+"""The metrics of jobs in the read model, by the step that they were measured at and by the one they are published at.
+
+A client that follows a job asks for what is beyond the last step that it has seen. So what is measured late (an
+evaluation of version 5 that ends during step 7) is held, and published together with the next step, or after the last
+one when the job ends: no point ever appears at a step that was already published.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from synth.bus.recorded import Recorded
+from synth.events import TrainStep
+from synth.gateway.presentation.vocabulary import HEADLINE_METRICS
+from synth.gateway.read_model.artifacts import Point, points_of
+
+SCHEMA = """
+CREATE TABLE metrics (
+    job TEXT NOT NULL, step INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, time TEXT NOT NULL,
+    published INTEGER, PRIMARY KEY (job, step, name)
+) WITHOUT ROWID;
+CREATE INDEX published_metrics ON metrics (job, published);
+CREATE INDEX held_metrics ON metrics (job, step) WHERE published IS NULL;
+"""
+_RECORD = (
+    "INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT DO UPDATE SET value = excluded.value, time = excluded.time"
+)
+
+
+class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A point as a follower sees it. step: where it is published; measured: where it was measured."""
+
+    name: str
+    step: int
+    measured: int
+    value: float
+    time: datetime
+
+
+def record(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> None:
+    """Enter what an event measures, and publish what is due. ended: the job has ended with it, or before it."""
+    job, event = recorded.key, recorded.event
+    if isinstance(event, TrainStep) and event.step > _last_published(db, job):
+        _release(db, job, at=event.step)
+    step = event.step if isinstance(event, TrainStep) else None
+    points = [(job, p.step, p.name, p.value, p.time.isoformat(), step) for p in points_of(recorded)]
+    db.executemany(_RECORD, points)
+    if ended:
+        last = _last_published(db, job)
+        while _release(db, job, at=last + 1):
+            last += 1
+
+
+def measured(
+    db: sqlite3.Connection, job: str, *, after_step: int, name: str | None, steps: int
+) -> tuple[list[Point], bool]:
+    """A job's points of the first `steps` steps after `after_step`, ascending; and whether there are more."""
+    found = db.execute(
+        "SELECT DISTINCT step FROM metrics WHERE job = ?1 AND step > ?2 AND name = coalesce(?3, name)"
+        " ORDER BY step LIMIT ?4",
+        (job, after_step, name, steps + 1),
+    ).fetchall()
+    if not found:
+        return [], False
+    rows = db.execute(
+        "SELECT name, step, value, time FROM metrics WHERE job = ?1 AND step > ?2 AND step <= ?3"
+        " AND name = coalesce(?4, name) ORDER BY step, name",
+        (job, after_step, found[:steps][-1][0], name),
+    )
+    points = [Point(name=n, step=s, value=v, time=datetime.fromisoformat(t)) for n, s, v, t in rows]
+    return points, len(found) > steps
+
+
+def published(
+    db: sqlite3.Connection,
+    job: str,
+    *,
+    after_step: int | None,
+    name: str | None,
+    steps: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[PublishedPoint]:
+    """The points of the first `steps` published steps after `after_step`, or of the latest ones; ascending.
+
+    Without a name, the headline ones. since, until: only those measured from one moment on and before the other.
+    """
+    names = [name] if name is not None else list(HEADLINE_METRICS)
+    among = ", ".join("?" for _ in names)
+    wanted, values = f"job = ? AND name IN ({among})", list[Any]([job, *names])
+    for comparison, moment in ((">=", since), ("<", until)):
+        if moment is not None:
+            wanted, values = f"{wanted} AND time {comparison} ?", [*values, moment.isoformat()]
+    order = "DESC" if after_step is None else "ASC"
+    found = db.execute(
+        f"SELECT DISTINCT published FROM metrics WHERE {wanted} AND published > ? ORDER BY published {order} LIMIT ?",
+        (*values, -1 if after_step is None else after_step, steps),
+    ).fetchall()
+    if not found:
+        return []
+    ends = sorted((found[0][0], found[-1][0]))
+    rows = db.execute(
+        f"SELECT name, published, step, value, time FROM metrics WHERE {wanted} AND published BETWEEN ? AND ?"
+        " ORDER BY published, name",
+        (*values, *ends),
+    )
+    return [
+        PublishedPoint(name=n, step=p, measured=s, value=v, time=datetime.fromisoformat(t)) for n, p, s, v, t in rows
+    ]
+
+
+def _last_published(db: sqlite3.Connection, job: str) -> int:
+    return db.execute("SELECT max(published) FROM metrics WHERE job = ?", (job,)).fetchone()[0] or 0
+
+
+def _release(db: sqlite3.Connection, job: str, *, at: int) -> bool:
+    """Publish the oldest held evaluation; False when there is none. One at a time: a name has one value a step."""
+    oldest = db.execute("SELECT min(step) FROM metrics WHERE job = ? AND published IS NULL", (job,)).fetchone()[0]
+    if oldest is None:
+        return False
+    db.execute("UPDATE metrics SET published = ? WHERE job = ? AND step = ? AND published IS NULL", (at, job, oldest))
+    return True

@@ -1,0 +1,287 @@
+"""What the API shows of jobs and files: pure functions from one more event to the next view.
+
+A view is disposable: replaying the log from the start gives the same one. An event that cannot follow (a newer
+writer's, or a damaged log's) leaves the view as it is.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from synth.bus.recorded import Recorded
+from synth.errors import Problem
+from synth.events import (
+    BlobRef,
+    EvalCompleted,
+    FileDeleted,
+    FileReady,
+    FileRejected,
+    FileUploaded,
+    Heartbeat,
+    JobCreated,
+    JobFailed,
+    JobPaused,
+    JobRefused,
+    JobRejected,
+    JobStarted,
+    JobSucceeded,
+    JobValidated,
+    JobVerified,
+    LineProblem,
+    ModelPublished,
+    PolicyLoaded,
+    QueueWaiting,
+    RolloutCompleted,
+    RolloutFailed,
+    TrainStep,
+    TrainWarned,
+)
+from synth.gateway.presentation.vocabulary import shown
+from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
+
+
+class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rollouts of a job are done, and how many are not part of their group: failed for good, or cut off."""
+
+    completed: int = 0
+    failed: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the API shows it.
+
+    kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
+    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
+    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
+    what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
+    last_seq: the last event of the job.
+    """
+
+    id: str
+    object: str = "job"
+    kind: str | None = None
+    state: State
+    name: str
+    source_model: str | None = None
+    training_file: str | None = None
+    validation_file: str | None = None
+    model: str | None = None
+    step: int = 0
+    steps: int | None = None
+    trained_tokens: int = 0
+    attempt: int = 0
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    code: str | None = None
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    warned: dict[str, TrainWarned] = {}
+    waiting: QueueWaiting | None = None
+    values: dict[str, float] = {}
+    rollouts: Rollouts = Rollouts()
+    eval: dict[str, float] | None = None
+    tags: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    stand_in: str | None = None
+    last_seq: int
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job and what only the gateway needs: since: its last lifecycle fact; heard: its last event that is shown.
+
+    data: the blobs of files that it was verified with.
+    """
+
+    job: Job
+    org: str
+    created_seq: int
+    since: datetime
+    heard: datetime
+    ended_seq: int | None = None
+    policy_loaded: bool = False
+    data: list[str] = []
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
+
+    characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
+    characters. images: that its rows show; images_trimmed: that were left out, beyond the limit a message.
+    """
+
+    id: str
+    object: str = "file"
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: str
+    status: str = "processing"
+    rows: int | None = None
+    messages: int | None = None
+    characters: int | None = None
+    tokens: int | None = None
+    lengths: list[int] = []
+    images: int | None = None
+    images_trimmed: int | None = None
+    bad_lines: int = 0
+    problems: list[LineProblem] = []
+    created_at: datetime
+
+
+class FileRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A file and where its bytes are. rewritten: its rows as they are trained on; created_seq: of its upload."""
+
+    file: File
+    blob: BlobRef
+    rewritten: BlobRef | None = None
+    org: str
+    created_seq: int
+
+    @property
+    def uris(self) -> list[str]:
+        """The blobs that are this file's alone."""
+        return [self.blob.uri, *([self.rewritten.uri] if self.rewritten else [])]
+
+
+class Trash(msgspec.Struct, frozen=True, kw_only=True):
+    """Blobs of something that was deleted, to be removed once no job that was verified before needs them."""
+
+    uris: list[str]
+    org: str
+    deleted_seq: int
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deletion answers. object: what was deleted."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
+    """The job after one more of its events; None for an event of a job that was never created."""
+    event, time = recorded.event, recorded.time
+    if isinstance(event, JobCreated):
+        return row or _created(event, recorded)
+    if row is None:
+        return None
+    if shown(recorded):
+        row = msgspec.structs.replace(row, heard=time)
+    if isinstance(event, Heartbeat):
+        return _with(row, recorded)
+    if isinstance(event, QueueWaiting):
+        return _with(row, recorded, waiting=event)
+    if recorded.type.startswith("job."):
+        row = _transition(row, recorded)
+    row = _with(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
+    if isinstance(event, JobVerified):
+        data = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
+        row = msgspec.structs.replace(row, data=data)
+    if isinstance(event, PolicyLoaded | JobPaused):
+        row = msgspec.structs.replace(row, policy_loaded=isinstance(event, PolicyLoaded))
+    return row
+
+
+_FOUND = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
+
+
+def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
+    """The file after one more of its events; None when it is not there, or was deleted."""
+    event = recorded.event
+    if isinstance(event, FileUploaded):
+        file = File(
+            id=recorded.key,
+            filename=event.name,
+            purpose=event.purpose,
+            bytes=event.blob.size,
+            sha256=event.blob.sha256,
+            created_at=recorded.time,
+        )
+        return row or FileRow(file=file, blob=event.blob, org=recorded.org, created_seq=recorded.seq)
+    if row is None or (isinstance(event, FileDeleted) and event.uploaded_seq == row.created_seq):
+        return None
+    if isinstance(event, FileReady):
+        row = msgspec.structs.replace(row, rewritten=event.rewritten)
+        found = {name: getattr(event, name) for name in _FOUND}
+        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **found))
+    if isinstance(event, FileRejected):
+        changes = {"bad_lines": event.bad_lines, "problems": event.problems}
+        return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="failed", **changes))
+    return row
+
+
+def _created(event: JobCreated, recorded: Recorded) -> JobRow:
+    job = Job(
+        id=recorded.key,
+        state=State.CREATED,
+        kind=event.kind,
+        name=event.config_name,
+        source_model=event.model,
+        training_file=event.training_file,
+        validation_file=event.validation_file,
+        metadata=event.metadata,
+        created_at=recorded.time,
+        updated_at=recorded.time,
+        last_seq=recorded.seq,
+    )
+    time = recorded.time
+    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, since=time, heard=time)
+
+
+def _with(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
+    return msgspec.structs.replace(row, job=msgspec.structs.replace(row.job, last_seq=recorded.seq, **changes))
+
+
+def _transition(row: JobRow, recorded: Recorded) -> JobRow:
+    state = TRANSITIONS.get((row.job.state, recorded.type))
+    if state is None:
+        return row
+    job = msgspec.structs.replace(row.job, state=state)
+    row = msgspec.structs.replace(row, job=job, since=recorded.time)
+    if state not in TERMINAL:
+        return row
+    ended = msgspec.structs.replace(job, ended_at=recorded.time)
+    return msgspec.structs.replace(row, job=ended, ended_seq=recorded.seq)
+
+
+def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
+    """What an event says of the job, beside its state."""
+    match recorded.event:
+        case JobValidated() as e:
+            source = e.job.get("model", job.source_model)
+            kind, tags = e.job.get("kind"), e.job.get("tags") or {}
+            files = {name: e.job.get(name) for name in ("training_file", "validation_file")}
+            return {"kind": kind, "source_model": source, "tags": tags, "warnings": e.warnings, **files}
+        case JobVerified() as e:
+            return {"stand_in": e.source.stand_in}
+        case JobRejected() as e:
+            return {"problems": e.problems, "code": "rejected"}
+        case JobRefused() as e:
+            return {"problems": e.problems, "code": "refused"}
+        case JobStarted() as e:
+            return {"attempt": e.attempt, "started_at": job.started_at or recorded.time}
+        case JobSucceeded() as e:
+            return {"model": e.model or job.model}
+        case JobFailed() as e:
+            return {"problems": [e.problem], "code": e.code}
+        case TrainStep() as e:
+            tokens = job.trained_tokens + int(e.values.get("trained_tokens", 0))
+            return {"step": e.step, "steps": e.of, "values": e.values, "trained_tokens": tokens}
+        case TrainWarned() as e:
+            return {"warned": job.warned | {e.rule: e}}
+        case EvalCompleted() as e:
+            return {"eval": e.values}
+        case ModelPublished() as e:
+            return {"model": e.model.id}
+        case RolloutCompleted():
+            return {"rollouts": msgspec.structs.replace(job.rollouts, completed=job.rollouts.completed + 1)}
+        case RolloutFailed():
+            return {"rollouts": msgspec.structs.replace(job.rollouts, failed=job.rollouts.failed + 1)}
+        case _:
+            return {}

@@ -1,0 +1,349 @@
+"""The read model: what the API answers from, in SQLite, projected from the log.
+
+Invariants. The events of a batch and the sequence that they reach are committed together, so a process killed at any
+moment goes on where its file says. A file of another log (its stream was made at another time, or is shorter), of
+another version of this schema, or that is damaged, is thrown away and projected again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from synth.bus.recorded import Recorded
+from synth.errors import Permanent
+from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
+from synth.gateway.read_model import metrics
+from synth.gateway.read_model.artifacts import Checkpoint, CheckpointRow, ModelRow, Point, checkpoint_of, model_of
+from synth.gateway.read_model.filters import JobFilter
+from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
+from synth.jobs.lifecycle import TERMINAL
+from synth.models import parse_finetuned
+from synth.runtime import logs
+
+log = logs.get("read model")
+
+_VERSION = 9
+_SCHEMA = f"""
+CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, state TEXT NOT NULL, kind TEXT,
+    live INTEGER NOT NULL, created_at REAL NOT NULL, row BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX jobs_of_org ON jobs (org, created);
+CREATE INDEX live_jobs ON jobs (created) WHERE live;
+CREATE TABLE texts (id TEXT PRIMARY KEY, config TEXT NOT NULL, body_sha256 TEXT NOT NULL, validated BLOB) WITHOUT ROWID;
+CREATE TABLE files (
+    id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, purpose TEXT NOT NULL, row BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX files_of_org ON files (org, created);
+CREATE TABLE uses (what TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (what, job)) WITHOUT ROWID;
+CREATE TABLE trash (deleted INTEGER PRIMARY KEY, row BLOB NOT NULL);
+CREATE TABLE models (
+    id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, base TEXT, prefix TEXT, row BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX models_of_org ON models (org, created);
+CREATE TABLE checkpoints (
+    job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
+    PRIMARY KEY (job, step)
+) WITHOUT ROWID;
+{metrics.SCHEMA}
+"""
+_TABLES = ("cursor", "jobs", "texts", "files", "uses", "trash", "models", "metrics", "checkpoints")
+_Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
+
+
+class JobTexts(NamedTuple):
+    """A job's long texts, kept apart from what changes at every event. validated: `job` and `origins`."""
+
+    config: str
+    body_sha256: str
+    validated: dict[str, Any] | None
+
+
+class _Batch:
+    """Rows that a batch of events touches, held until all of it is applied."""
+
+    def __init__(self, model: ReadModel) -> None:
+        self._model = model
+        self.jobs: dict[str, JobRow | None] = {}
+        self.files: dict[str, FileRow | None] = {}
+
+    def job(self, id: str) -> JobRow | None:
+        if id not in self.jobs:
+            self.jobs[id] = self._model.find("jobs", JobRow, id)
+        return self.jobs[id]
+
+    def file(self, id: str) -> FileRow | None:
+        if id not in self.files:
+            self.files[id] = self._model.find("files", FileRow, id)
+        return self.files[id]
+
+
+class ReadModel:
+    """One SQLite file. Reads and commits take microseconds, so they run on the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = _connect(path)
+        except sqlite3.DatabaseError as error:
+            self._db = _replaced(path, error)
+        self.applied = 0
+        """The sequence up to which the log is in the model."""
+
+    def prepare(self, *, stream: str, last_seq: int) -> None:
+        """Take up the file for this log. stream: what tells one log from another; last_seq: its end now."""
+        try:
+            known = self._known()
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            self._db, known = _replaced(self._path, error), None
+        if known is not None and known[1] == stream and known[0] <= last_seq:
+            self.applied = known[0]
+            return
+        if known is not None:
+            log.warning("read model is of another log, projecting again", path=str(self._path), applied=known[0])
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in (*(f"DROP TABLE IF EXISTS {table}" for table in _TABLES), *_SCHEMA.split(";")):
+            self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self._db.execute("INSERT INTO cursor VALUES (0, ?)", (stream,))
+        self._db.execute("COMMIT")
+        self.applied = 0
+
+    def close(self) -> None:
+        """Leave the file."""
+        self._db.close()
+
+    def apply(self, events: Iterable[Recorded]) -> None:
+        """Project a batch of events in one transaction. Raises `Permanent` when another process writes this file."""
+        batch, reached = _Batch(self), self.applied
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for event in events:
+                if event.seq > reached:
+                    self._apply(batch, event)
+                    reached = event.seq
+            self._write(batch)
+            moved = self._db.execute("UPDATE cursor SET applied = ? WHERE applied = ?", (reached, self.applied))
+            if moved.rowcount != 1:
+                raise Permanent(
+                    f"another gateway writes {self._path}; give each its own file with SYNTH_READ_MODEL_PATH"
+                )
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self.applied = reached
+
+    def find(self, table: str, kind: type[_Row], id: str) -> _Row | None:
+        """The row of this id, whoever's it is."""
+        found = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
+        return msgspec.json.decode(found[0], type=kind) if found else None
+
+    def job(self, org: str, id: str) -> JobRow | None:
+        """A job of this organisation."""
+        row = self.find("jobs", JobRow, id)
+        return row if row and row.org == org else None
+
+    def texts(self, id: str) -> JobTexts | None:
+        """A job's configuration as sent, and as validated."""
+        found = self._db.execute("SELECT config, body_sha256, validated FROM texts WHERE id = ?", (id,)).fetchone()
+        if not found:
+            return None
+        return JobTexts(found[0], found[1], msgspec.json.decode(found[2]) if found[2] else None)
+
+    def jobs(self, org: str, *, limit: int, wanted: JobFilter, before: int | None = None) -> list[JobRow]:
+        """Jobs of this organisation, newest first. before: only those created before this sequence."""
+        condition, values = wanted.condition()
+        return self._page("jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
+
+    def live_jobs(self) -> list[JobRow]:
+        """Every organisation's jobs that have not ended, oldest first."""
+        found = self._db.execute("SELECT row FROM jobs WHERE live ORDER BY created").fetchall()
+        return [msgspec.json.decode(row, type=JobRow) for (row,) in found]
+
+    def file(self, org: str, id: str) -> FileRow | None:
+        """A file of this organisation."""
+        row = self.find("files", FileRow, id)
+        return row if row and row.org == org else None
+
+    def files(
+        self,
+        org: str,
+        *,
+        limit: int,
+        purpose: str | None = None,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> list[FileRow]:
+        """Files of this organisation, newest first; with `after`, those uploaded after it, oldest first."""
+        where, values = ("org = ?", [org]) if purpose is None else ("org = ? AND purpose = ?", [org, purpose])
+        return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
+
+    def trash(self) -> list[Trash]:
+        """What was deleted and may still lie in the blob store, as far as this process knows."""
+        found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
+        return [msgspec.json.decode(row, type=Trash) for (row,) in found]
+
+    def emptied(self, trash: Trash) -> None:
+        """Its blobs are gone."""
+        self._db.execute("DELETE FROM trash WHERE deleted = ?", (trash.deleted_seq,))
+
+    def model(self, org: str, id: str) -> ModelRow | None:
+        """A model that a job of this organisation made."""
+        row = self.find("models", ModelRow, id)
+        return row if row and row.org == org else None
+
+    def models(
+        self, org: str, *, limit: int, before: int | None = None, base: str | None = None, prefix: str | None = None
+    ) -> list[ModelRow]:
+        """Models that jobs of this organisation made, newest first. base, prefix: only those whose ids bear them."""
+        where, values = "org = ?", [org]
+        for column, wanted in (("base", base), ("prefix", prefix)):
+            if wanted is not None:
+                where, values = f"{where} AND {column} = ?", [*values, wanted]
+        return self._page("models", ModelRow, where, values, limit=limit, before=before)
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """The checkpoints of a job that are still there, newest first, each with the values of its step."""
+        found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? ORDER BY step DESC", (job_id,)).fetchall()
+        rows = [msgspec.json.decode(row, type=CheckpointRow).checkpoint for (row,) in found]
+        values = "SELECT name, value FROM metrics WHERE job = ? AND step = ?"
+        return [
+            msgspec.structs.replace(c, values=dict(self._db.execute(values, (job_id, c.step)).fetchall())) for c in rows
+        ]
+
+    def checkpoint(self, org: str, model: str) -> CheckpointRow | None:
+        """The checkpoint of a job of this organisation that serves under this id."""
+        named = parse_finetuned(model)
+        if named is None or named.checkpoint is None:
+            return None
+        found = self._db.execute("SELECT row FROM checkpoints WHERE job = ? AND model = ?", (named.job_id, model))
+        row = found.fetchone()
+        checkpoint = msgspec.json.decode(row[0], type=CheckpointRow) if row else None
+        return checkpoint if checkpoint and checkpoint.org == org else None
+
+    def points(self, job_id: str, *, after_step: int, name: str | None, steps: int) -> tuple[list[Point], bool]:
+        """`metrics.measured`: a job's metrics by the step that they were measured at."""
+        return metrics.measured(self._db, job_id, after_step=after_step, name=name, steps=steps)
+
+    def published_points(
+        self,
+        job_id: str,
+        *,
+        after_step: int | None,
+        name: str | None,
+        steps: int,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[metrics.PublishedPoint]:
+        """`metrics.published`: the same by the step that they became known at."""
+        return metrics.published(
+            self._db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
+        )
+
+    def _known(self) -> tuple[int, str] | None:
+        """(applied, stream) of a file of this version; None for a new file."""
+        if self._db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            return None
+        return self._db.execute("SELECT applied, stream FROM cursor").fetchone()
+
+    def _page(
+        self,
+        table: str,
+        kind: type[_Row],
+        where: str,
+        values: list[Any],
+        *,
+        limit: int,
+        before: int | None,
+        after: int | None = None,
+    ) -> list[_Row]:
+        for comparison, cursor in (("<", before), (">", after)):
+            if cursor is not None:
+                where, values = f"{where} AND created {comparison} ?", [*values, cursor]
+        order = "DESC" if after is None else "ASC"
+        found = self._db.execute(
+            f"SELECT row FROM {table} WHERE {where} ORDER BY created {order} LIMIT ?", (*values, limit)
+        ).fetchall()
+        return [msgspec.json.decode(row, type=kind) for (row,) in found]
+
+    def _apply(self, batch: _Batch, event: Recorded) -> None:
+        if event.type.startswith("file."):
+            before = batch.file(event.key)
+            batch.files[event.key] = after = apply_to_file(before, event)
+            if before is not None and after is None:
+                self._discard(before.uris, event)
+            return
+        batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
+        if row is None:
+            return
+        fact = event.event
+        if isinstance(fact, JobCreated | JobValidated | ModelPublished):
+            job = row.job
+            named = {job.training_file, job.validation_file, job.source_model, job.model} - {None}
+            self._db.executemany("INSERT OR IGNORE INTO uses VALUES (?, ?)", [(what, event.key) for what in named])
+        if isinstance(fact, JobCreated):
+            values = (event.key, fact.config, fact.body_sha256)
+            self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, NULL)", values)
+        elif isinstance(fact, JobValidated):
+            validated = msgspec.json.encode({"job": fact.job, "origins": fact.origins})
+            self._db.execute("UPDATE texts SET validated = ? WHERE id = ?", (validated, event.key))
+        if model := model_of(event):
+            id = model.model.id
+            values = (id, model.org, model.created_seq, model.model.base, id.split(":")[0], msgspec.json.encode(model))
+            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?)", values)
+        if checkpoint := checkpoint_of(event):
+            known = checkpoint.checkpoint
+            values = (event.key, known.step, known.model, checkpoint.tree.uri, msgspec.json.encode(checkpoint))
+            self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", values)
+            self._db.execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (known.model, event.key))
+        if isinstance(fact, BlobExpired):
+            gone = [(event.key, uri) for uri in fact.uris]
+            self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)
+        metrics.record(self._db, event, ended=row.ended_seq is not None)
+
+    def _discard(self, uris: list[str], deleted: Recorded) -> None:
+        trash = Trash(uris=uris, org=deleted.org, deleted_seq=deleted.seq)
+        self._db.execute("INSERT OR REPLACE INTO trash VALUES (?, ?)", (deleted.seq, msgspec.json.encode(trash)))
+
+    def _write(self, batch: _Batch) -> None:
+        for id, job in batch.jobs.items():
+            if job is not None:
+                live = job.job.state not in TERMINAL
+                said, created_at = job.job, job.job.created_at.timestamp()
+                row = msgspec.json.encode(job)
+                values = (id, job.org, job.created_seq, said.state, said.kind, live, created_at, row)
+                self._db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        for id, file in batch.files.items():
+            if file is None:
+                self._db.execute("DELETE FROM files WHERE id = ?", (id,))
+            else:
+                values = (id, file.org, file.created_seq, file.file.purpose, msgspec.json.encode(file))
+                self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", values)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    # Enough against a killed process; after a power cut the tail is projected again.
+    db.execute("PRAGMA synchronous = NORMAL")
+    return db
+
+
+def _replaced(path: Path, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+    """A new file in place of a damaged one; raises `error` again when it is of another kind (locked, no space)."""
+    if isinstance(error, sqlite3.OperationalError):
+        raise error
+    log.warning("read model is damaged, projecting again", path=str(path), error=str(error))
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    return _connect(path)
