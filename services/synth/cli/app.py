@@ -94,7 +94,7 @@ def main() -> None:
 
 def _explain(error: Exception) -> int:
     from synth.cli.errors import CliError, ExitCode
-    from synth.cli.output import show_problems
+    from synth.cli.tui.output import show_problems
     from synth.errors import Problem, UserError
 
     if isinstance(error, CliError):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from synth.cli.client import Client
+from synth.cli.api.client import Client
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised
 

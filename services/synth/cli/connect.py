@@ -11,7 +11,7 @@ import typer
 from synth.cli.config import Config, resolve
 
 if TYPE_CHECKING:
-    from synth.cli.client import Client
+    from synth.cli.api.client import Client
 
 Backend = Annotated[
     str | None,
@@ -46,6 +46,6 @@ def config_of(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
 
 def client_of(ctx: typer.Context) -> Client:
     """A client of the backend. Raises `NotAuthorised` without a key."""
-    from synth.cli.client import Client
+    from synth.cli.api.client import Client
 
     return Client(config_of(ctx))

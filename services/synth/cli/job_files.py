@@ -10,7 +10,7 @@ import msgspec
 
 from synth.cli.config import Value
 from synth.cli.errors import UsageProblem
-from synth.cli.uploads import check_readable
+from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document, read_toml
 from synth.jobs.resolve.job import Examined, Overrides, examine

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import typer
 
-from synth.cli.client import Client
+from synth.cli.api.client import Client
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import DEFAULT_BACKEND, Config, Value, api_root
 from synth.cli.errors import Unreachable, UsageProblem

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.cli import output
-from synth.cli.client import Client
+from synth.cli.api.client import Client
+from synth.cli.api.objects import Job
 from synth.cli.config import Config, Value
 from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, OtherMachine, examine_text
-from synth.cli.objects import Job
-from synth.cli.uploads import upload_ready
+from synth.cli.transfer.upload import upload_ready
+from synth.cli.tui import output
 from synth.jobs.resolve.job import job_of
 from synth.jobs.resolved import ResolvedJob, SftJob
 
 if TYPE_CHECKING:
-    from synth.cli.follow import Polling
+    from synth.cli.tui.follow import Polling
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def task_app(flag: str | None, settings: Config) -> Value | None:
 
 def finish(client: Client, job: Job, *, follow: bool, polling: Polling, format: output.Format) -> int:
     """Follow the job, or say how to; returns the exit code."""
-    from synth.cli.follow import follow_job
+    from synth.cli.tui.follow import follow_job
 
     if follow:
         output.message(f"submitted {job.id}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from synth.cli.client import Client
+from synth.cli.api.client import Client
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import Config
 from synth.cli.errors import CliError, UsageProblem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synth.events import FileReady, FileRejected, LineProblem
 from synth.files.conversations import line_problem, read_line
-from synth.files.tokens import TokenEstimate
+from synth.files.token_estimate import TokenEstimate
 
 PROBLEMS_KEPT = 20
 LONGEST_LINE = 16 << 20

@@ -15,8 +15,8 @@ from synth.blobs import BlobStore
 from synth.events import BlobRef, FileReady, FileRejected, LineProblem
 from synth.files.check import PROBLEMS_KEPT
 from synth.files.conversations import line_problem
-from synth.files.images import FileImages, ImageRefused, ImageSource
-from synth.files.picture_rows import Drafted, draft, place
+from synth.files.images.fetch import FileImages, ImageRefused, ImageSource
+from synth.files.images.rows import Drafted, draft, place
 from synth.files.settings import FilesSettings
 
 #: Lines that are held in memory while their images are had.

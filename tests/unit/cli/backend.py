@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from synth.cli.client import Client
+from synth.cli.api.client import Client
 from synth.cli.config import Config, Value
 
 

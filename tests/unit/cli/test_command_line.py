@@ -32,8 +32,8 @@ def synthctl(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProc
 def test_the_client_imports_neither_the_bus_nor_torch(tmp_path: Path):
     code = """
 import sys
-import synth.cli.app, synth.cli.client, synth.cli.stream, synth.cli.follow, synth.cli.view
-import synth.cli.submission, synth.cli.uploads, synth.cli.download, synth.cli.checkup
+import synth.cli.app, synth.cli.api.client, synth.cli.api.stream, synth.cli.tui.follow, synth.cli.tui.view
+import synth.cli.submission, synth.cli.transfer.upload, synth.cli.transfer.download, synth.cli.checkup
 heavy = {"nats", "faststream", "torch", "transformers", "nacl", "psutil", "obstore", "synth.bus.server.topology"}
 sys.stdout.write(",".join(sorted(heavy & set(sys.modules))))
 """

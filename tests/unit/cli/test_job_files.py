@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from synth.cli.config import Value
-from synth.cli.explain import SettingsTable, settings_of
 from synth.cli.job_files import Flags, OtherMachine, examine_text
+from synth.cli.tui.explain import SettingsTable, settings_of
 from tests.unit.cli.test_command_line import synthctl
 
 STARTERS = Path(__file__).parents[3] / "services" / "synth" / "cli" / "starters"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from synth.cli.api.objects import JobEvent
 from synth.cli.errors import ExitCode
-from synth.cli.objects import JobEvent
-from synth.cli.output import duration, number, sparkline
-from synth.cli.progress import Progress, describe, exit_code
-from synth.cli.view import JobView
+from synth.cli.tui.output import duration, number, sparkline
+from synth.cli.tui.progress import Progress, describe, exit_code
+from synth.cli.tui.view import JobView
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

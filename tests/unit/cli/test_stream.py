@@ -8,9 +8,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from synth.cli import stream
+from synth.cli.api import stream
+from synth.cli.api.stream import Follower, Frame, frames
 from synth.cli.errors import NotFound, TimedOut, Unreachable
-from synth.cli.stream import Follower, Frame, frames
 from tests.unit.cli.backend import Answer, Request, backend_that
 
 TYPES = ["job.created", "job.validated", "job.verified", "job.started", "train.step", "train.step", "job.succeeded"]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from synth.events import FileReady
 from synth.files.check import FileCheck
 from synth.files.conversations import Measured, read_line
-from synth.files.picture_rows import draft
-from synth.files.tokens import tokens_in
+from synth.files.images.rows import draft
+from synth.files.token_estimate import tokens_in
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

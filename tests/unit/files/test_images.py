@@ -13,7 +13,7 @@ import pytest
 from synth.blobs import BlobStore
 from synth.events import FileReady, FileRejected
 from synth.files.check import FileCheck
-from synth.files.images import ImageSource
+from synth.files.images.fetch import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
 from synth.http_guard import guarded_client

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import client_of
 from synth.cli.errors import CliError, ExitCode, UsageProblem
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.client import Client
+    from synth.cli.api.client import Client
 
 # A model that nobody used for a while is loaded first.
 _PATIENCE_S = 120.0
@@ -104,7 +104,7 @@ def _pieces(client: Client, body: dict[str, Any]) -> Iterator[str]:
     """The text of a streamed reply as it comes."""
     import msgspec
 
-    from synth.cli.stream import frames
+    from synth.cli.api.stream import frames
 
     with client.stream_when_ready("POST", "/v1/chat/completions", budget=_PATIENCE_S, json=body, timeout=300) as reply:
         for frame in frames(reply.iter_lines()):

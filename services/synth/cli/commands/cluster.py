@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.commands.submit import Data
 from synth.cli.connect import env_files_of
 from synth.cli.errors import ExitCode
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.commands.submit import AllowExperimental, Data, TaskUrl
 from synth.cli.connect import EnvFiles, config_of, place
 from synth.cli.errors import CliError, ExitCode, UsageProblem
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.explain import Checked
     from synth.cli.job_files import Flags
+    from synth.cli.tui.explain import Checked
     from synth.jobs.resolve.job import Examined
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
@@ -83,7 +83,7 @@ def explain(
     """
     from rich.text import Text
 
-    from synth.cli.explain import SettingsTable, settings_of, shown, summary
+    from synth.cli.tui.explain import SettingsTable, settings_of, shown, summary
     from synth.errors import UserError
 
     place(ctx, backend=None, env_files=env_file)
@@ -183,8 +183,8 @@ def _look(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, li
 
 
 def _checked(file: Path, flags: Flags, models_dir: Path) -> Checked:
-    from synth.cli.explain import Checked, summary
     from synth.cli.job_files import name_of
+    from synth.cli.tui.explain import Checked, summary
     from synth.errors import UserError
 
     try:

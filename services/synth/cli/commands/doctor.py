@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.commands.submit import Data, TaskUrl
 from synth.cli.connect import config_of
 from synth.cli.errors import ExitCode
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 
 def doctor(

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.commands.submit import (
     AllowExperimental,
     Data,
@@ -21,7 +20,8 @@ from synth.cli.commands.submit import (
 )
 from synth.cli.connect import Backend, EnvFiles, client_of, config_of, place
 from synth.cli.errors import ExitCode, UsageProblem
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 
 def evaluate(
@@ -56,9 +56,9 @@ def evaluate(
 
     `--detach` only prints the job's id. The exit code is the job's outcome.
     """
-    from synth.cli.follow import Polling, follow_job, tell_outcome, wait_for
     from synth.cli.job_files import Flags, name_of, read_config
     from synth.cli.submission import create, draft, finish, task_app
+    from synth.cli.tui.follow import Polling, follow_job, tell_outcome, wait_for
 
     place(ctx, backend=backend, env_files=env_file)
     settings = config_of(ctx)

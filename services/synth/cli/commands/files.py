@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import client_of
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 
@@ -22,7 +22,7 @@ def upload(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Upload a dataset and wait until it is checked; prints its id. Exit 2, with the lines, when it is wrong."""
-    from synth.cli.uploads import upload_ready
+    from synth.cli.transfer.upload import upload_ready
 
     with client_of(ctx) as client:
         file = upload_ready(client, path, timeout=timeout)
@@ -60,7 +60,7 @@ def get(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show one file, and what is wrong with it."""
-    from synth.cli.uploads import line_problems
+    from synth.cli.transfer.upload import line_problems
 
     with client_of(ctx) as client:
         found = client.file(file)

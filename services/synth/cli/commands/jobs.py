@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import client_of
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.objects import Job, Point
+    from synth.cli.api.objects import Job, Point
 
 app = typer.Typer(
     help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
@@ -81,7 +81,7 @@ def watch(
 
     `-o json` prints one event a line, each once and in order. Ctrl-C stops watching (exit 130) and leaves the job.
     """
-    from synth.cli.follow import Polling, follow_job
+    from synth.cli.tui.follow import Polling, follow_job
 
     with client_of(ctx) as client:
         raise typer.Exit(follow_job(client, job, format=fmt, polling=Polling(timeout=timeout), after=after))
@@ -122,7 +122,7 @@ def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
 @app.command("checkpoints")
 def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """List the checkpoints that a job keeps, newest first: each can be chatted with, evaluated and trained from."""
-    from synth.cli.progress import HEADLINES
+    from synth.cli.tui.progress import HEADLINES
 
     with client_of(ctx) as client:
         found = client.checkpoints(job)
@@ -154,8 +154,8 @@ def events(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print the log of a job as it is now; `-o json` prints one event a line."""
-    from synth.cli.objects import JobEvent
-    from synth.cli.progress import describe
+    from synth.cli.api.objects import JobEvent
+    from synth.cli.tui.progress import describe
 
     rows: list[list[str]] = []
     left = limit
@@ -217,7 +217,7 @@ def _steps(job: Job) -> str:
 
 
 def _pairs(job: Job) -> list[tuple[str, str]]:
-    from synth.cli.progress import HEADLINES
+    from synth.cli.tui.progress import HEADLINES
 
     waiting = job.waiting
     pairs = [

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import client_of
 from synth.cli.errors import UsageProblem
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.objects import Key, MadeKey
+    from synth.cli.api.objects import Key, MadeKey
 
 app = typer.Typer(help="API keys of your organisation: ls, new, rotate, revoke.", no_args_is_help=True)
 orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, new.", no_args_is_help=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.commands.submit import Data
 from synth.cli.connect import client_of
 from synth.cli.errors import UsageProblem
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
     from synth.models import ModelSpec
@@ -106,7 +106,7 @@ def download(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Download a model as a Hugging Face directory; prints where it is. What is there already is kept."""
-    from synth.cli.download import download_model
+    from synth.cli.transfer.download import download_model
 
     target = out or Path(model.replace("/", "_").replace(":", "-"))
     if target.is_file():

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import Backend, EnvFiles, config_of, env_files_of, place
+from synth.cli.tui import output
 
 
 def serve(

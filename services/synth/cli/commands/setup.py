@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import Backend, EnvFiles, config_of, env_files_of, place
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 
 def setup(

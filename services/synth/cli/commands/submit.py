@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from synth.cli import output
 from synth.cli.connect import Backend, EnvFiles, client_of, config_of, place
-from synth.cli.output import Format, Output
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
 
 TaskUrl = Annotated[
     str | None,
@@ -82,9 +82,9 @@ def submit(
     The file is checked here first: every problem with its file:line, exit 2. Ctrl-C detaches (exit 130): the job
     goes on, and the message says how to watch and how to cancel it.
     """
-    from synth.cli.follow import Polling
     from synth.cli.job_files import Flags, name_of, read_config
     from synth.cli.submission import create, draft, finish, task_app
+    from synth.cli.tui.follow import Polling
 
     place(ctx, backend=backend, env_files=env_file)
     settings = config_of(ctx)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from synth.cli import output
-from synth.cli.client import Client
+from synth.cli.api.client import Client
+from synth.cli.api.objects import Job
+from synth.cli.api.stream import POLL_S, Follower
 from synth.cli.errors import ExitCode
-from synth.cli.objects import Job
-from synth.cli.output import Format
-from synth.cli.progress import Progress, describe, exit_code
-from synth.cli.stream import POLL_S, Follower
+from synth.cli.tui import output
+from synth.cli.tui.output import Format
+from synth.cli.tui.progress import Progress, describe, exit_code
 from synth.errors import Problem
 from synth.jobs.lifecycle import State
 
@@ -79,7 +79,7 @@ def wait_for(client: Client, job_id: str, *, polling: Polling) -> tuple[Job, Exi
 def _draw(follower: Follower, progress: Progress) -> None:
     from rich.live import Live
 
-    from synth.cli.view import JobView
+    from synth.cli.tui.view import JobView
 
     view = JobView(progress)
     with Live(get_renderable=lambda: view, console=output.out(), refresh_per_second=8) as live:

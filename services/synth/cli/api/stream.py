@@ -14,9 +14,9 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from synth.cli.client import Client, backoff
+from synth.cli.api.client import Client, backoff
+from synth.cli.api.objects import ENDS, JobEvent
 from synth.cli.errors import CliError, TimedOut, Unreachable
-from synth.cli.objects import ENDS, JobEvent
 
 PATIENCE_S = 60.0
 POLL_S = 1.0

@@ -14,9 +14,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import msgspec
 
-from synth.cli.config import Config
-from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
-from synth.cli.objects import (
+from synth.cli.api.objects import (
     Account,
     Checkpoint,
     EventPage,
@@ -30,6 +28,8 @@ from synth.cli.objects import (
     Organisation,
     Point,
 )
+from synth.cli.config import Config
+from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from synth.cli import output
-from synth.cli.client import Client
+from synth.cli.api.client import Client
+from synth.cli.api.objects import File
 from synth.cli.errors import TimedOut, UsageProblem
-from synth.cli.objects import File
+from synth.cli.tui import output
 from synth.errors import Problem
 
 READY_TIMEOUT_S = 600.0

@@ -10,8 +10,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from synth.cli.output import duration, number, sparkline, style_of
-from synth.cli.progress import STAGES, Course, Progress
+from synth.cli.tui.output import duration, number, sparkline, style_of
+from synth.cli.tui.progress import STAGES, Course, Progress
 from synth.jobs.lifecycle import State
 
 _LABEL = 12

@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 
-from synth.cli import output
-from synth.cli.client import Client, backoff
+from synth.cli.api.client import Client, backoff
+from synth.cli.api.objects import ModelFile
 from synth.cli.errors import CliError, Unreachable
-from synth.cli.objects import ModelFile
+from synth.cli.tui import output
 
 _CHUNK = 1 << 20
 _TRIES = 4

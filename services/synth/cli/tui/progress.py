@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from synth.cli.api.objects import JobEvent
 from synth.cli.errors import ExitCode
-from synth.cli.objects import JobEvent
 from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 

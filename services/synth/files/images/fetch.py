@@ -17,7 +17,7 @@ import httpx
 
 from synth.blobs import BlobStore
 from synth.errors import SynthError
-from synth.files.pictures import NoPicture, look_at
+from synth.files.images.format import NoPicture, look_at
 from synth.files.settings import FilesSettings
 from synth.http_guard import AddressRefused, ReplyTooLarge, fetch
 
