@@ -17,7 +17,7 @@ from synth.bus.connection import connect
 from synth.bus.server.embedded import free_port
 from synth.runtime.settings import ServiceSettings
 from task_apps.math import dataset
-from tests.chaos.witness import Witness
+from tests.chaos.event_recorder import Witness
 from tests.e2e.cli.conftest import Shell
 from tests.e2e.platform import Platform
 

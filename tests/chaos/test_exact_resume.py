@@ -22,7 +22,7 @@ from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
 from synth.weights.local_model import training_source
 from tests.chaos.conftest import demo
-from tests.chaos.witness import Witness, pid_of
+from tests.chaos.event_recorder import Witness, pid_of
 from tests.e2e.platform import Platform
 
 # Enough that the job outlives five kills however fast the machine is: a kill needs a look at the process table.

@@ -14,7 +14,7 @@ import pytest
 
 from synth.events import RolloutBatched, RolloutCompleted, TrainResumed, TrainStep
 from tests.chaos.conftest import demo
-from tests.chaos.witness import Witness, pid_of, strike
+from tests.chaos.event_recorder import Witness, pid_of, strike
 from tests.e2e.platform import Platform
 
 VICTIMS = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "trainer", "nats")

@@ -11,8 +11,8 @@ import pytest
 
 from synth.events import JobPaused, JobStarted, TrainResumed, TrainStep
 from tests.chaos.conftest import demo
+from tests.chaos.event_recorder import pid_of
 from tests.chaos.test_kills import whole
-from tests.chaos.witness import pid_of
 from tests.e2e.platform import Platform
 
 STEPS = 12

@@ -12,7 +12,7 @@ import pytest
 from synth.events import JobStarted
 from synth.runtime.env_file import read_env_file
 from tests.chaos.conftest import demo
-from tests.chaos.witness import Witness, strike
+from tests.chaos.event_recorder import Witness, strike
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import letters, served
 

@@ -13,7 +13,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.tiny import plain_model, save_tiny_model
+from tests.unit.inference.tiny_model import plain_model, save_tiny_model
 
 SETTINGS = EngineSettings(kv_budget_bytes=64 << 20, max_adapters=12, adapter_slots=4, seed=0)
 _figures: list[str] = []

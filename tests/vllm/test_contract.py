@@ -1,3 +1,3 @@
 """The engine contract over both engines."""
 
-from tests.unit.inference.contract import *  # noqa: F403
+from tests.unit.inference.engines.contract import *  # noqa: F403

@@ -13,8 +13,8 @@ from synth.errors import Permanent, Transient
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.drive import begin, complete, endless, prompt
-from tests.unit.inference.tiny import moved, publish
+from tests.unit.inference.engines.drive import begin, complete, endless, prompt
+from tests.unit.inference.tiny_model import moved, publish
 from tests.vllm.conftest import SETTINGS
 
 NUMBER = r"-?\d+\.\d{4}"

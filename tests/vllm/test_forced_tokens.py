@@ -9,9 +9,9 @@ import pytest
 
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.taught import teach
-from tests.unit.inference.test_forced_tokens import *  # noqa: F403
-from tests.unit.inference.tiny import save_tiny_model
+from tests.unit.inference.chat.test_forced_tokens import *  # noqa: F403
+from tests.unit.inference.memorised_replies import teach
+from tests.unit.inference.tiny_model import save_tiny_model
 from tests.vllm.conftest import SETTINGS
 
 

@@ -19,9 +19,9 @@ from synth.errors import Transient
 from synth.inference.engines.vllm import selftest
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.contract import off
-from tests.unit.inference.drive import begin, complete, endless, prompt
-from tests.unit.inference.tiny import adapt, plain_logprobs, plain_model, publish, publish_adapter
+from tests.unit.inference.engines.contract import off
+from tests.unit.inference.engines.drive import begin, complete, endless, prompt
+from tests.unit.inference.tiny_model import adapt, plain_logprobs, plain_model, publish, publish_adapter
 from tests.vllm.conftest import SETTINGS
 
 SERVICE = """

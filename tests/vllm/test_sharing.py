@@ -12,9 +12,9 @@ from prometheus_client import generate_latest
 from synth.errors import Permanent
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.contract import off
-from tests.unit.inference.drive import complete, endless, prompt
-from tests.unit.inference.tiny import (
+from tests.unit.inference.engines.contract import off
+from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.tiny_model import (
     adapt,
     moved,
     plain_logprobs,

@@ -15,8 +15,8 @@ import torch
 
 from synth.inference.engines.protocol import Delta
 from synth.inference.engines.vllm.engine import VllmEngine
-from tests.unit.inference.drive import complete, endless, prompt
-from tests.unit.inference.tiny import adapt, moved, plain_logprobs, publish, publish_adapter, turn_adapter
+from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.tiny_model import adapt, moved, plain_logprobs, publish, publish_adapter, turn_adapter
 
 SWAPS = 50
 CLIENTS = 8

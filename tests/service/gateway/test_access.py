@@ -7,7 +7,7 @@ import httpx
 from synth.bus.publish import Publisher
 from synth.events import ModelPublished, ModelRef
 from synth.keys import new_api_key
-from tests.service.gateway import lives
+from tests.service.gateway import job_histories
 
 
 async def test_without_a_known_key_everything_is_401_and_says_how(start_gateway):
@@ -36,10 +36,10 @@ async def test_what_belongs_to_another_organisation_is_not_there(start_gateway, 
     owner, other = await client_of(running), await client_of(running)
     job = (await owner.submit())["id"]
     file = (await owner.http.post("/api/files", files={"file": ("a.jsonl", b"{}\n")})).json()["id"]
-    trainer, fence = await lives.begin(bus_as, owner.org, job)
+    trainer, fence = await job_histories.begin(bus_as, owner.org, job)
     model = f"fft:tiny:{job}"
     await Publisher(trainer).fenced(ModelPublished(model=ModelRef(id=model), kind="full", step=1), fence=fence, id="m")
-    await lives.succeed(trainer, fence, steps=1)
+    await job_histories.succeed(trainer, fence, steps=1)
     paths = [
         f"/api/jobs/{job}",
         f"/api/jobs/{job}/events",

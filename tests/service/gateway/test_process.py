@@ -15,7 +15,7 @@ import pytest
 
 from synth.bus.server.embedded import free_port
 from synth.keys import new_api_key
-from tests.service.gateway import lives
+from tests.service.gateway import job_histories
 
 
 @pytest.fixture
@@ -65,16 +65,16 @@ async def test_killed_at_work_it_comes_back_with_everything(spawn, bus_as):
     async with client(spawn.url, Authorization=f"Bearer {spawn.key}") as http:
         org = (await http.get("/api/me")).json()["org"]
         id = (await http.post("/api/jobs", json={"config": "x"})).json()["id"]
-        trainer, fence = await lives.begin(bus_as, org, id)
+        trainer, fence = await job_histories.begin(bus_as, org, id)
         for k in range(1, 31):
-            await lives.step(trainer, fence, k, of=60)
+            await job_histories.step(trainer, fence, k, of=60)
             if k == 20:
                 process.kill()
                 await process.wait()
         await spawn()
         for k in range(31, 61):
-            await lives.step(trainer, fence, k, of=60)
-        await lives.succeed(trainer, fence, steps=60)
+            await job_histories.step(trainer, fence, k, of=60)
+        await job_histories.succeed(trainer, fence, steps=60)
         stream = await http.get(f"/api/jobs/{id}/events", headers={"Accept": "text/event-stream"})
         steps = [
             json.loads(line[6:])["data"]["step"]

@@ -14,20 +14,20 @@ from synth.events import BlobExpired, BlobRef, CheckpointSaved, ModelPublished, 
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.store import ReadModel
 from synth.ids import new_org_id
-from tests.service.gateway import lives
+from tests.service.gateway import job_histories
 
 
 async def some_history(user, bus_as) -> list:
     """Two jobs and a file; returns every event of the organisation's."""
     for _ in range(2):
         id = (await user.submit())["id"]
-        trainer, fence = await lives.begin(bus_as, user.org, id)
+        trainer, fence = await job_histories.begin(bus_as, user.org, id)
         for k in range(1, 11):
-            await lives.step(trainer, fence, k, of=10)
-            await lives.rollout(bus_as, user.org, id, k)
+            await job_histories.step(trainer, fence, k, of=10)
+            await job_histories.rollout(bus_as, user.org, id, k)
         published = ModelPublished(model=ModelRef(id=f"rl:tiny:{id}"), kind="full", step=10)
         await Publisher(trainer).fenced(published, fence=fence, id="m")
-        await lives.succeed(trainer, fence, steps=10)
+        await job_histories.succeed(trainer, fence, steps=10)
     await user.http.post("/api/files", files={"file": ("a.jsonl", b"{}")})
     return await replay((await bus_as("gateway")).nc, [f"*.*.{user.org}.*"])
 
@@ -45,13 +45,13 @@ def dump(path: Path) -> list[str]:
 
 async def test_checkpoints_are_there_until_they_expire(user, bus_as, tmp_path):
     id = (await user.submit())["id"]
-    trainer, fence = await lives.begin(bus_as, user.org, id)
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
     for k in (1, 2):
         tree = BlobRef(uri=f"blob://{id}/{k}", size=1, sha256="0")
         ref = ModelRef(id=f"rl:tiny:{id}:step_{k}", tree=tree)
         saved = CheckpointSaved(step=k, version=k, attempt=1, tree=tree, size=100, model=ref)
         await Publisher(trainer).fenced(saved, fence=fence, id=str(k))
-        await lives.step(trainer, fence, k, loss=1 / k)
+        await job_histories.step(trainer, fence, k, loss=1 / k)
     model, log = new_model(tmp_path / "m.db"), (await bus_as("gateway")).nc
     model.apply(await replay(log, [f"*.*.{user.org}.*"]))
     found = model.checkpoints(id)

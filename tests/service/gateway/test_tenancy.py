@@ -17,7 +17,7 @@ from synth.events import FileReady, ModelPublished, ModelRef
 from synth.keys import Cid, mint_cid
 from synth.models import Registry
 from synth.verifier.files import wait_for_file
-from tests.service.gateway import lives
+from tests.service.gateway import job_histories
 from tests.service.gateway.conftest import Client, Running
 
 Ids = dict[str, str]
@@ -138,16 +138,16 @@ async def belongings(owner: Client, bus_as, blobs, tmp_path) -> Ids:
     file = (await owner.http.post("/api/files", files={"file": ("a.jsonl", b'{"messages": []}\n')})).json()["id"]
     ready = FileReady(rows=1, messages=2, characters=3)
     await Publisher(await bus_as("files")).once(ready, org=owner.org, key=file, id=file)
-    trainer, fence = await lives.begin(bus_as, owner.org, job, kind="sft")
+    trainer, fence = await job_histories.begin(bus_as, owner.org, job, kind="sft")
     folder = tmp_path / job
     folder.mkdir()
     (folder / "model.txt").write_text("weights")
     tree, _ = await blobs.put_tree(f"orgs/{owner.org}/jobs/{job}/model", folder)
     publisher = Publisher(trainer)
-    await lives.step(trainer, fence, 1)
+    await job_histories.step(trainer, fence, 1)
     published = ModelPublished(model=ModelRef(id=f"fft:tiny:{job}", tree=tree), kind="full", step=1)
     await publisher.fenced(published, fence=fence, id="model")
-    seq = await lives.succeed(trainer, fence, steps=1)
+    seq = await job_histories.succeed(trainer, fence, steps=1)
     async with asyncio.timeout(10):
         while (await owner.http.get(f"/api/jobs/{job}")).json()["last_seq"] < (seq or 0):
             pass

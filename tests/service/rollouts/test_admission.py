@@ -22,8 +22,8 @@ from synth.rollouts.clients.task_app import TaskClient
 from synth.rollouts.collection.types import Request
 from synth.rollouts.concurrency.controller import Harm
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
-from tests.unit.rollouts.test_collector import RECORD
-from tests.unit.rollouts.test_task_client import SETTINGS
+from tests.unit.rollouts.clients.test_task_app import SETTINGS
+from tests.unit.rollouts.collection.test_collector import RECORD
 
 JOB = "job_admission"
 REQUEST = Request(iteration=4, mode="train", seeds=[1, 2, 3, 4], group_size=1, oldest_version=2)

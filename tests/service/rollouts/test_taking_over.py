@@ -14,7 +14,7 @@ from synth.ids import new_org_id
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.types import AtApp, Gathered, GivenUp, Kept, Request, Spot, Tried
 from synth.rollouts.event_log import RolloutLog
-from tests.unit.rollouts.test_gathering import App, kept_groups
+from tests.unit.rollouts.collection.test_request_runner import App, kept_groups
 
 ORG = new_org_id()
 #: Seeds 1, 2 and 4 are flat: refills 3, 4 and 5 stand in for 1, 2 and 4. Seed 0 has one rollout too many that hangs.

@@ -8,8 +8,8 @@ import pytest
 
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from tests.unit.inference.taught import teach
-from tests.unit.inference.tiny import plain_model, save_tiny_model
+from tests.unit.inference.memorised_replies import teach
+from tests.unit.inference.tiny_model import plain_model, save_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.unit.inference.tiny import save_tiny_model
+from tests.unit.inference.tiny_model import save_tiny_model
 
 # ChatML as Qwen3 writes it: thinking of turns before the last question is stripped.
 _TEMPLATE = (

@@ -1,0 +1,197 @@
+"""Event streams: each event once, in order, whatever happens to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+
+import pytest
+
+from synth.bus.publish import Publisher
+from synth.events import TrainStep
+from tests.service.gateway import job_histories
+
+SSE = {"Accept": "text/event-stream"}
+
+
+async def read_events(user, path: str, *, after: int | None = None, at_most: int | None = None) -> list[dict]:
+    """The events of a stream until its end, or the first `at_most` and then hang up."""
+    headers = SSE if after is None else SSE | {"Last-Event-ID": str(after)}
+    seen: list[dict] = []
+    async with asyncio.timeout(30), user.http.stream("GET", path, headers=headers) as stream:
+        assert stream.status_code == 200
+        event = ""
+        async for line in stream.aiter_lines():
+            if line.startswith("event: "):
+                event = line.removeprefix("event: ")
+            elif line.startswith("data: ") and event == "end":
+                return seen
+            elif line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: ")))
+                assert seen[-1]["type"] == event
+                if at_most and len(seen) >= at_most:
+                    return seen
+    return seen
+
+
+async def finished_job(user, bus_as, *, steps: int = 5) -> str:
+    id = (await user.submit())["id"]
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
+    for k in range(1, steps + 1):
+        await job_histories.step(trainer, fence, k, of=steps)
+    await job_histories.succeed(trainer, fence, steps=steps)
+    return id
+
+
+async def test_a_finished_job_streams_its_history_and_ends(user, bus_as):
+    id = await finished_job(user, bus_as)
+    events = await read_events(user, f"/api/jobs/{id}/events")
+    types = [e["type"] for e in events]
+    assert types[0] == "job.created"
+    assert types[-1] == "job.succeeded"
+    assert types.count("train.step") == 5
+    page = (await user.http.get(f"/api/jobs/{id}/events")).json()
+    assert page["events"] == events
+    assert page["last_seq"] == events[-1]["seq"]
+    assert events[-2]["data"] == {"step": 5, "of": 5, "attempt": 1, "values": {"loss": 0.2}}
+
+
+async def test_a_cursor_at_the_end_gets_no_stream(user, bus_as):
+    id = await finished_job(user, bus_as)
+    last = (await read_events(user, f"/api/jobs/{id}/events"))[-1]["seq"]
+    for seq in (last, last + 1000):
+        reply = await user.http.get(f"/api/jobs/{id}/events", headers=SSE | {"Last-Event-ID": str(seq)})
+        assert reply.status_code == 204
+    assert len(await read_events(user, f"/api/jobs/{id}/events", after=last - 1)) == 1
+    wrong = await user.http.get(f"/api/jobs/{id}/events", headers=SSE | {"Last-Event-ID": "x"})
+    assert wrong.status_code == 400
+
+
+async def test_pages_follow_each_other(user, bus_as):
+    id = await finished_job(user, bus_as, steps=20)
+    seqs: list[int] = []
+    after, more = 0, True
+    while more:
+        page = (await user.http.get(f"/api/jobs/{id}/events", params={"after": after, "limit": 7})).json()
+        seqs += [e["seq"] for e in page["events"]]
+        after, more = page["last_seq"], page["more"]
+    assert len(seqs) == 25
+    assert seqs == sorted(set(seqs))
+
+
+async def test_a_watcher_cut_off_twenty_times_sees_each_event_once_in_order(user, bus_as):
+    id = (await user.submit())["id"]
+    rng, steps = random.Random(0), 200
+
+    async def live() -> None:
+        trainer, fence = await job_histories.begin(bus_as, user.org, id)
+        for k in range(1, steps + 1):
+            await job_histories.step(trainer, fence, k, of=steps)
+        await job_histories.succeed(trainer, fence, steps=steps)
+
+    living = asyncio.create_task(live())
+    seen: list[dict] = []
+    for _ in range(20):
+        after = seen[-1]["seq"] if seen else None
+        seen += await read_events(user, f"/api/jobs/{id}/events", after=after, at_most=rng.randint(1, 9))
+    seen += await read_events(user, f"/api/jobs/{id}/events", after=seen[-1]["seq"])
+    await living
+    seqs = [e["seq"] for e in seen]
+    assert seqs == sorted(set(seqs))
+    assert [e["data"]["step"] for e in seen if e["type"] == "train.step"] == list(range(1, steps + 1))
+    assert seen[-1]["type"] == "job.succeeded"
+
+
+async def test_many_watchers_see_the_same(user, bus_as):
+    id = (await user.submit())["id"]
+    watchers = [asyncio.create_task(read_events(user, f"/api/jobs/{id}/events")) for _ in range(50)]
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
+    for k in range(1, 31):
+        await job_histories.step(trainer, fence, k, of=30)
+    await job_histories.succeed(trainer, fence, steps=30)
+    first, *others = await asyncio.gather(*watchers)
+    assert len(first) == 35
+    assert all(other == first for other in others)
+
+
+async def test_a_slow_watcher_goes_back_to_the_log_and_misses_nothing(start_gateway, client_of, bus_as):
+    running = await start_gateway(stream_buffer=20)
+    user = await client_of(running)
+    id = (await user.submit())["id"]
+    trainer, fence = await job_histories.begin(bus_as, user.org, id)
+    host, port = "127.0.0.1", running.service.port
+    # A client that does not read, on a connection that holds little.
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, (host, port))
+    reader, writer = await asyncio.open_connection(sock=raw, limit=4096)
+    writer.write(
+        f"GET /api/jobs/{id}/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
+        f"Authorization: Bearer {user.key}\r\n\r\n".encode()
+    )
+    # Until it watches: what comes from here on goes through its queue.
+    await asyncio.wait_for(reader.readuntil(b"job.started"), 10)
+    long = {f"value_{i:03}": float(i) for i in range(200)}
+    publisher, steps = Publisher(trainer), 1500
+    await asyncio.gather(
+        *(
+            publisher.fenced(TrainStep(step=k, of=steps, attempt=1, values=long), fence=fence, id=str(k))
+            for k in range(1, steps + 1)
+        )
+    )
+    await job_histories.succeed(trainer, fence, steps=steps)
+    text = bytearray()
+    async with asyncio.timeout(60):
+        while b"event: end" not in text:
+            text += await reader.read(1 << 20)
+    writer.close()
+    found = [json.loads(line[6:]) for line in text.split(b"\n") if line.startswith(b'data: {"seq"')]
+    assert [e["data"]["step"] for e in found if e["type"] == "train.step"] == list(range(1, steps + 1))
+    async with asyncio.timeout(10):
+        metrics = (await user.http.get("/metrics")).text
+    lagged = next(line for line in metrics.splitlines() if line.startswith("synth_gateway_streams_lagged_total"))
+    assert float(lagged.split()[1]) >= 1
+
+
+async def test_an_organisation_is_streamed_from_now_on_and_from_a_cursor(start_gateway, client_of, bus_as):
+    running = await start_gateway()
+    user, other = await client_of(running), await client_of(running)
+    first = (await user.submit())["id"]
+    opened, seen = asyncio.Event(), asyncio.Queue()
+
+    async def watch() -> None:
+        async with user.http.stream("GET", "/api/events", headers=SSE) as stream:
+            async for line in stream.aiter_lines():
+                opened.set()
+                if line.startswith("data: "):
+                    seen.put_nowait(json.loads(line.removeprefix("data: ")))
+
+    watching = asyncio.create_task(watch())
+    await asyncio.wait_for(opened.wait(), 10)
+    await other.submit()
+    second = (await user.submit())["id"]
+    assert (await asyncio.wait_for(seen.get(), 10))["job_id"] == second
+    watching.cancel()
+    everything = await read_events(user, "/api/events?after=0", at_most=2)
+    assert [e["job_id"] for e in everything] == [first, second]
+
+
+@pytest.mark.parametrize("path", ["/api/jobs/{id}/events", "/api/events"])
+async def test_open_streams_do_not_hold_up_the_end(start_gateway, client_of, path):
+    running = await start_gateway()
+    user = await client_of(running)
+    id = (await user.submit())["id"]
+    opened = asyncio.Event()
+
+    async def watch() -> None:
+        async with user.http.stream("GET", path.format(id=id), headers=SSE) as stream:
+            async for _ in stream.aiter_lines():
+                opened.set()
+
+    watchers = [asyncio.create_task(watch()) for _ in range(20)]
+    await asyncio.wait_for(opened.wait(), 10)
+    await asyncio.wait_for(running.stop(), 5)
+    await asyncio.wait(watchers, timeout=5)

@@ -1,0 +1,133 @@
+"""What the gateway says of jobs that say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+
+from synth.bus.history.job_log import start_attempt
+from synth.bus.publish import Publisher
+from synth.bus.replay import replay
+from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, PolicyLoaded
+from synth.gateway.read_model.store import ReadModel
+from synth.gateway.settings import GatewaySettings
+from synth.gateway.watchdog import lacking, sweep_once
+from synth.ids import new_job_id, new_org_id
+from tests.service.gateway import job_histories
+
+SSE = {"Accept": "text/event-stream"}
+
+
+async def await_event(user, id: str, type: str, *, count: int = 1) -> list[dict]:
+    """The first `count` events of this type."""
+    found: list[dict] = []
+    async with asyncio.timeout(20), user.http.stream("GET", f"/api/jobs/{id}/events", headers=SSE) as stream:
+        event = ""
+        async for line in stream.aiter_lines():
+            if line.startswith("event: "):
+                event = line.removeprefix("event: ")
+            elif line.startswith("data: ") and event == type:
+                found.append(json.loads(line.removeprefix("data: ")))
+                if len(found) == count:
+                    return found
+    raise AssertionError(f"the stream ended before {count} {type}")
+
+
+async def test_a_silent_job_gets_heartbeats_that_change_nothing(start_gateway, client_of, bus_as):
+    user = await client_of(await start_gateway(heartbeat_after_s=0.5))
+    id = (await user.submit())["id"]
+    beats = await await_event(user, id, "watch.heartbeat", count=2)
+    assert beats[0]["data"] == {"state": "created"}
+    job = (await user.http.get(f"/api/jobs/{id}")).json()
+    assert job["updated_at"] == job["created_at"]
+
+
+async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
+    buses = [await bus_as("gateway") for _ in range(2)]
+    org, id = new_org_id(), new_job_id()
+    await job_histories.append(buses[0], org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    model = ReadModel(tmp_path / "m.db")
+    model.prepare(stream="s", last_seq=10**9)
+    model.apply(await replay(buses[0].nc, [f"*.*.{org}.{id}"]))
+    rows, settings = model.live_jobs(), GatewaySettings()
+    later = rows[0].heard + timedelta(seconds=100)
+    await asyncio.gather(*(sweep_once(rows, Publisher(bus), settings, later) for bus in buses))
+    said = await replay(buses[0].nc, [f"*.*.{org}.{id}"])
+    assert sorted(e.type for e in said) == ["job.created", "queue.waiting", "watch.heartbeat"]
+
+
+async def test_rollouts_alone_keep_no_heartbeat_away(bus_as, tmp_path):
+    gateway, org, id = await bus_as("gateway"), new_org_id(), new_job_id()
+    await job_histories.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    await job_histories.rollout(bus_as, org, id, 1)
+    created, rollout = events = await replay(gateway.nc, [f"*.*.{org}.{id}"])
+    model = ReadModel(tmp_path / "m.db")
+    model.prepare(stream="s", last_seq=10**9)
+    model.apply(events)
+    [row] = model.live_jobs()
+    assert row.job.rollouts.completed == 1
+    assert row.heard == created.time < rollout.time, "a client that counts events does not see it"
+
+
+async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
+    user = await client_of(await start_gateway(heartbeat_after_s=0.5))
+    ended, live = (await user.submit())["id"], (await user.submit())["id"]
+    await user.http.post(f"/api/jobs/{ended}/cancel")
+    await await_event(user, live, "watch.heartbeat")
+    assert await replay((await bus_as("gateway")).nc, [f"watch.heartbeat.{user.org}.{ended}"]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "loaded", "need"),
+    [("sft", False, "trainer"), ("rl", False, "inference"), ("rl", True, "trainer"), ("eval", True, "rollouts")],
+)
+async def test_a_job_that_nobody_takes_says_what_it_lacks(start_gateway, client_of, bus_as, kind, loaded, need):
+    user = await client_of(await start_gateway(waiting_after_s=0.3))
+    id = (await user.submit())["id"]
+    await job_histories.verify(bus_as, user.org, id, kind=kind)
+    if loaded:
+        event = PolicyLoaded(version=0, replica="r", seconds=1, proven=0)
+        await Publisher(await bus_as("inference")).once(event, org=user.org, key=id, id="0:r")
+    async with asyncio.timeout(20):
+        while True:
+            waits = await await_event(user, id, "queue.waiting")
+            job = (await user.http.get(f"/api/jobs/{id}")).json()
+            if job["waiting"] and job["waiting"]["need"] == need:
+                break
+    assert waits
+    assert job["waiting"]["position"] >= 1
+    assert job["waiting"]["seconds"] >= 0.3
+
+
+async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):
+    gateway, org, id = await bus_as("gateway"), new_org_id(), new_job_id()
+    await job_histories.append(gateway, org, id, JobCreated(config="", config_name="x.toml", body_sha256="0"))
+    await job_histories.verify(bus_as, org, id)
+    loaded = PolicyLoaded(version=0, replica="r", seconds=1, proven=0)
+    await Publisher(await bus_as("inference")).once(loaded, org=org, key=id, id="0:r")
+    trainer = await bus_as("trainer")
+    await start_attempt(trainer, org, id, worker="w")
+    await job_histories.append(gateway, org, id, JobPauseRequested())
+    await job_histories.append(trainer, org, id, JobPaused(step=0))
+    await job_histories.append(gateway, org, id, JobResumed())
+    model = ReadModel(tmp_path / "m.db")
+    model.prepare(stream="s", last_seq=10**9)
+    needs: list[str | None] = []
+    for event in await replay(gateway.nc, [f"*.*.{org}.{id}"]):
+        model.apply([event])
+        needs += [lacking(row) for row in model.live_jobs()]
+    assert needs == ["validator", "verifier", "inference", "trainer", None, None, None, "inference"]
+
+
+async def test_a_job_that_is_taken_waits_no_more(start_gateway, client_of, bus_as):
+    user = await client_of(await start_gateway(waiting_after_s=0.3))
+    id = (await user.submit())["id"]
+    await await_event(user, id, "queue.waiting")
+    assert (await user.http.get(f"/api/jobs/{id}")).json()["waiting"]["need"] == "validator"
+    trainer, fence = await job_histories.begin(bus_as, user.org, id, kind="sft")
+    await job_histories.step(trainer, fence, 1)
+    await await_event(user, id, "train.step")
+    assert (await user.http.get(f"/api/jobs/{id}")).json()["waiting"] is None

@@ -1,0 +1,91 @@
+"""The containers run what the code says: the Compose file against its schema, the extras and the topology."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from synth.bus.server.embedded import deployed_config, password_variable
+from synth.bus.server.topology import SERVICES
+from synth.runtime.settings import ServiceSettings
+
+ROOT = Path(__file__).parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+EXTRAS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+OURS = {name: service for name, service in COMPOSE["services"].items() if name not in ("nats", "bus-init")}
+
+
+def test_the_compose_file_keeps_to_the_compose_specification():
+    checker = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*checker, str(ROOT / "docker-compose.yml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_service_of_the_topology_has_a_container():
+    assert {service["environment"]["SYNTH_NATS_USER"] for service in OURS.values()} == set(SERVICES)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_container_installs_its_services_extra_and_runs_as_its_user(name: str):
+    service = OURS[name]
+    runs = service["build"]["args"]["SERVICE"]
+    assert runs in EXTRAS
+    assert runs == service["environment"]["SYNTH_NATS_USER"]
+    assert "healthcheck" in service
+    assert service["depends_on"]["bus-init"]["condition"] == "service_completed_successfully"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_container_sets_only_what_some_service_reads(name: str):
+    shared = {f"SYNTH_{field.upper()}" for field in ServiceSettings.model_fields}
+    own = _settings_of(OURS[name]["environment"]["SYNTH_NATS_USER"])
+    unknown = set(OURS[name]["environment"]) - shared - own - {"SYNTH_ALLOWED_CIDRS"}
+    assert not unknown
+
+
+def test_gpu_workers_are_started_on_request_only_and_ask_for_a_gpu():
+    gpu = {name: s for name, s in OURS.items() if "profiles" in s}
+    assert {name: s["profiles"] for name, s in gpu.items()} == {"inference-gpu": ["gpu"], "trainer-gpu": ["gpu"]}
+    for service in gpu.values():
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+        assert service["environment"]["SYNTH_POOL"] == "gpu"
+
+
+def test_nothing_but_the_gateway_is_published_and_that_on_loopback():
+    published = {name: s["ports"] for name, s in COMPOSE["services"].items() if "ports" in s}
+    assert list(published) == ["gateway"]
+    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+
+
+def test_the_deployed_bus_has_the_users_and_permissions_of_the_catalogue():
+    assert (ROOT / "deploy/nats.conf").read_text() == deployed_config(), (
+        "the catalogue has changed: write deploy/nats.conf anew with synth.bus.server.embedded.deployed_config()"
+    )
+
+
+def test_every_user_of_the_bus_has_a_password_of_its_own():
+    containers = {"bus-init": COMPOSE["services"]["bus-init"], **OURS}
+    for service in containers.values():
+        variable = password_variable(service["environment"]["SYNTH_NATS_USER"])
+        assert service["environment"]["SYNTH_NATS_PASSWORD"] == f"${{{variable}}}"
+    wanted = {password_variable(user) for user in ("bus", *SERVICES)}
+    assert set(COMPOSE["services"]["nats"]["environment"]) == wanted
+    example = (ROOT / "deploy/env.example").read_text().splitlines()
+    assert wanted <= {line.partition("=")[0] for line in example}
+
+
+def _settings_of(service: str) -> set[str]:
+    """The variables that a service's own settings read."""
+    if importlib.util.find_spec(f"synth.{service}.settings") is None:
+        return set()
+    module = importlib.import_module(f"synth.{service}.settings")
+    fields = {name for item in vars(module).values() if hasattr(item, "model_fields") for name in item.model_fields}
+    return {f"SYNTH_{name.upper()}" for name in fields}
