@@ -46,7 +46,9 @@ def describe(app: FastAPI) -> None:
     def complete() -> dict[str, Any]:
         document = generate()
         _, schemas = msgspec.json.schema_components(_DOCUMENTED.values(), ref_template=_REF)
-        document["components"]["schemas"].update(schemas)
+        # By name: msgspec lists them by module, and where a type lies is nobody's business outside.
+        documented = document["components"]["schemas"] | schemas
+        document["components"]["schemas"] = dict(sorted(documented.items()))
         for path in document["paths"].values():
             for operation in path.values():
                 failure = _documented(_reference(Failure), "What is wrong, and what to do")
