@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.cluster_run import RunFailed, clean_environment, running_cluster, synthctl
 from synth.events import FileReady
-from synth.files.check import FileCheck
+from synth.files.rows.check import FileCheck
 
 MB_PER_CPU_S_LIMIT = 70.0
 EXTRA_MB_LIMIT = 300.0

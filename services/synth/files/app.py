@@ -8,7 +8,7 @@ from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.events import FileUploaded
 from synth.events.catalogue import Role
 from synth.files.handlers import Handlers
-from synth.files.images.fetch import ImageSource
+from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
 from synth.files.settings import FilesSettings
 from synth.http_guard import guarded_client

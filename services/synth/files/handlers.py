@@ -11,8 +11,8 @@ from synth.bus.history.file_log import read_file
 from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
 from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
-from synth.files.check import FileCheck
 from synth.files.rewrite import Rewriter
+from synth.files.rows.check import FileCheck
 from synth.runtime import logs
 
 log = logs.get("files")

@@ -13,10 +13,10 @@ import msgspec
 
 from synth.blobs import BlobStore
 from synth.events import BlobRef, FileReady, FileRejected, LineProblem
-from synth.files.check import PROBLEMS_KEPT
-from synth.files.conversations import line_problem
-from synth.files.images.fetch import FileImages, ImageRefused, ImageSource
+from synth.files.image_source import FileImages, ImageRefused, ImageSource
 from synth.files.images.rows import Drafted, draft, place
+from synth.files.rows.check import PROBLEMS_KEPT
+from synth.files.rows.conversations import line_problem
 from synth.files.settings import FilesSettings
 
 #: Lines that are held in memory while their images are had.

@@ -10,7 +10,7 @@ import pytest
 
 from synth.bus.replay import replay
 from synth.events import BlobRef, FileReady, FileRejected
-from synth.files.check import LONGEST_LINE, FileCheck
+from synth.files.rows.check import LONGEST_LINE, FileCheck
 from synth.ids import file_id_for, new_org_id
 from tests.image_server import PNG, data_uri, images
 from tests.service.jobs import upload, wait_for

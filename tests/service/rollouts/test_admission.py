@@ -15,10 +15,10 @@ from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
-from synth.rollouts.clients.policy_versions import PolicyVersions
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.rollout_runner import Driver
 from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.types import Request
 from synth.rollouts.concurrency.controller import Harm
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.events import FileReady
-from synth.files.check import FileCheck
-from synth.files.conversations import Measured, read_line
 from synth.files.images.rows import draft
-from synth.files.token_estimate import tokens_in
+from synth.files.rows.check import FileCheck
+from synth.files.rows.conversations import Measured, read_line
+from synth.files.rows.token_estimate import tokens_in
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

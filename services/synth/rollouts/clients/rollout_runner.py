@@ -13,9 +13,9 @@ from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
-from synth.rollouts.clients.policy_versions import PolicyVersions
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import Reply, judge
 from synth.rollouts.collection.types import AtApp, Request, Spot, Tried
 from synth.rollouts.concurrency.controller import Harm

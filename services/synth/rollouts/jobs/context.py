@@ -9,8 +9,8 @@ from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
-from synth.rollouts.clients.policy_versions import PolicyVersions
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.settings import RolloutsSettings
 

@@ -21,11 +21,11 @@ from synth.bus.worker import Lease
 from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
-from synth.rollouts.clients.policy_versions import PolicyVersions
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.rollout_runner import Driver
 from synth.rollouts.clients.task_app import TaskClient
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import Collection
 from synth.rollouts.jobs.evaluation import evaluate, fail

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from synth.errors import Problem, Transient
-from synth.rollouts.clients.policy_versions import PolicyVersions
 from synth.rollouts.collection.batching import Collected
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import NOTHING_BEFORE, AtApp, Before, Broken, GivenUp, Kept, Request, Spot, Tried
 from synth.rollouts.metrics import ConcurrencyMetrics

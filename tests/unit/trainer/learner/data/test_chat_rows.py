@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from synth.files.conversations import Measured, read_line
+from synth.files.rows.conversations import Measured, read_line
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.chat_rows import messages_of, tools_of
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer

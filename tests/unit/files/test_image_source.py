@@ -12,9 +12,9 @@ import pytest
 
 from synth.blobs import BlobStore
 from synth.events import FileReady, FileRejected
-from synth.files.check import FileCheck
-from synth.files.images.fetch import ImageSource
+from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
+from synth.files.rows.check import FileCheck
 from synth.files.settings import FilesSettings
 from synth.http_guard import guarded_client
 from tests.image_server import GIF, PNG, data_uri, images

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from synth.events import FileReady, FileRejected, LineProblem
-from synth.files.conversations import line_problem, read_line
-from synth.files.token_estimate import TokenEstimate
+from synth.files.rows.conversations import line_problem, read_line
+from synth.files.rows.token_estimate import TokenEstimate
 
 PROBLEMS_KEPT = 20
 LONGEST_LINE = 16 << 20
