@@ -19,7 +19,7 @@ from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Recorder
-from synth.inference.serving.model_pool import Loaded
+from synth.inference.serving.model_pool import LoadedPolicy
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 
@@ -30,7 +30,7 @@ OURS = {"Authorization": f"Bearer {KEY}"}
 
 class OneModel:
     def __init__(self, engine: Engine, chat: ChatFormat) -> None:
-        self.loaded = Loaded(engine, chat)
+        self.loaded = LoadedPolicy(engine, chat)
         self.sampling = JobSampling(temperature=1.0, max_tokens=24)
 
     @asynccontextmanager

@@ -16,13 +16,13 @@ from starlette.routing import BaseRoute, Route
 from synth.errors import Problem, SynthError, UserError
 from synth.inference.api.completion import Completion, EventStream, PolicyBinding
 from synth.inference.api.errors import error_response
-from synth.inference.api.requests import choices_of, decode_request
-from synth.inference.api.unsupported import refuse_unserved
+from synth.inference.api.requests import decode_request, num_choices
+from synth.inference.api.unsupported import reject_unsupported
 from synth.inference.recording.recorder import Call, Recorder
 from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
-_MOST_BODY_BYTES = 8 << 20
+_MAX_BODY_BYTES = 8 << 20
 _CREDENTIALS = ("cid", "trace", "trace_correlation_id")
 
 
@@ -91,11 +91,11 @@ class _Api:
                 body = decode_request(await _body(request))
                 text = cid_of(request.scope["query_string"])
                 if text is not None:
-                    calls = self._recorder.begin_all(text, choices_of(body))
+                    calls = self._recorder.begin_all(text, num_choices(body))
                     route = self._router.for_rollout(calls[0].cid)
                 else:
                     principal = await self._authenticate(request)
-                    refuse_unserved(body)
+                    reject_unsupported(body)
                     route = self._router.for_model(body.model, principal)
                 binding = await lease.enter_async_context(route)
                 completion = Completion(body, binding, calls, timeout=self._timeout)
@@ -159,10 +159,10 @@ def cid_of(query: bytes) -> str | None:
 
 async def _body(request: Request) -> bytes:
     declared = request.headers.get("content-length", "0")
-    body = b"" if declared.isdigit() and int(declared) > _MOST_BODY_BYTES else await request.body()
-    if not body or len(body) > _MOST_BODY_BYTES:
+    body = b"" if declared.isdigit() and int(declared) > _MAX_BODY_BYTES else await request.body()
+    if not body or len(body) > _MAX_BODY_BYTES:
         size = max(len(body), int(declared) if declared.isdigit() else 0)
         raise UserError(
-            Problem(what=f"a body of {size} bytes", expected=f"1 to {_MOST_BODY_BYTES} bytes of JSON", where="body")
+            Problem(what=f"a body of {size} bytes", expected=f"1 to {_MAX_BODY_BYTES} bytes of JSON", where="body")
         )
     return body

@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
-from synth.inference.api.requests import ChatRequest, JobSampling, choices_of
-from synth.inference.api.responses import ChunkWriter, Shape, Usage, choice_json, completion_json, usage_chunk
-from synth.inference.api.sampling_plan import conversation_of, plan_of, without_effect
+from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
+from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
+from synth.inference.api.sampling_plan import build_conversation, build_sampling_plan, find_ineffective
 from synth.inference.chat.families import CALL_END
 from synth.inference.chat.generation import Generation, Part, another_seed
 from synth.inference.chat.output_parser import Fresh, Reply, ReplyReader
@@ -28,7 +28,7 @@ from synth.inference.recording.recorder import Call
 from synth.trajectories import CompletionRecord
 
 # The status that proxies log for a client that went away; nobody reads it.
-_CLIENT_GONE = 499
+_CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Choice:
     def aborted(self) -> bool:
         return self.parts[-1].finish_reason == "abort"
 
-    def take(self, part: Part) -> Fresh:
+    def append(self, part: Part) -> Fresh:
         """Keep the next part; the text that it makes certain."""
         self.parts.append(part)
         return self.reader.more(part)
@@ -64,7 +64,7 @@ class _Choice:
         """Sample to the end."""
         async with aclosing(self.generation.parts()) as parts:
             async for part in parts:
-                self.take(part)
+                self.append(part)
 
 
 class Completion:
@@ -75,19 +75,21 @@ class Completion:
     ) -> None:
         """Raises `UserError` for messages that cannot be rendered, or a tool that cannot be called."""
         self._chat = chat = binding.chat
-        self._conversation: Conversation = conversation_of(request, binding.sampling)
+        self._conversation: Conversation = build_conversation(request, binding.sampling)
         self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].thread if calls else None)
-        self._shape = Shape(
+        self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            warnings=without_effect(request, binding.sampling, chat.family),
+            warnings=find_ineffective(request, binding.sampling, chat.family),
         )
-        plan = plan_of(request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking)
+        plan = build_sampling_plan(
+            request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking
+        )
         self._choices: list[_Choice] = []
-        for i in range(choices_of(request)):
+        for i in range(num_choices(request)):
             seed = another_seed(plan.params.seed, i)
             generation = Generation(
                 binding.engine,
@@ -95,7 +97,7 @@ class Completion:
                 chat.family,
                 self._prompt_ids,
                 replace(plan, params=replace(plan.params, seed=seed)),
-                request_id=f"{self._shape.id}-{i}",
+                request_id=f"{self._options.id}-{i}",
                 timeout=timeout,
                 stream=bool(request.stream),
             )
@@ -107,57 +109,57 @@ class Completion:
                 stop=plan.params.stop,
             )
             choice = _Choice(
-                generation, reader, ChunkWriter(self._shape, chat.tokenizer, i), calls[i] if calls else None
+                generation, reader, ChunkWriter(self._options, chat.tokenizer, i), calls[i] if calls else None
             )
             if choice.call is not None:
-                choice.call.ends_with(generation.abort)
+                choice.call.on_close(generation.abort)
             self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
         """Sample to the end, record, and reply in one JSON body. Raises what the engine raises."""
-        watch = asyncio.create_task(self._abort_on_hang_up(receive))
+        watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
-            await _together([choice.sample() for choice in self._choices])
+            await _gather_or_cancel([choice.sample() for choice in self._choices])
         finally:
             watch.cancel()
-        replies = [self._settle(choice)[0] for choice in self._choices]
+        replies = [self._finish(choice)[0] for choice in self._choices]
         if any(choice.aborted for choice in self._choices):
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
         tokenizer = self._chat.tokenizer
         choices = [
-            choice_json(i, reply, choice.parts, self._shape, tokenizer)
+            choice_json(i, reply, choice.parts, self._options, tokenizer)
             for i, (choice, reply) in enumerate(zip(self._choices, replies, strict=True))
         ]
-        body = completion_json(choices, self._usage(replies), self._shape, self._prompt_ids)
+        body = completion_json(choices, self._usage(replies), self._options, self._prompt_ids)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
-        watch = asyncio.create_task(self._abort_on_hang_up(receive))
+        watch = asyncio.create_task(self._abort_on_disconnect(receive))
         replies: list[Reply] = []
         try:
             for choice in self._choices:
-                await send(_part(choice.writer.opening()))
+                await send(_sse_event(choice.writer.opening()))
             async with aclosing(self._parts()) as parts:
                 async for choice, part in parts:
-                    for chunk in choice.writer.more(part, choice.take(part)):
-                        await send(_part(chunk))
+                    for chunk in choice.writer.more(part, choice.append(part)):
+                        await send(_sse_event(chunk))
                     if part.finish_reason is not None:
-                        reply, rest = self._settle(choice)
+                        reply, rest = self._finish(choice)
                         replies.append(reply)
                         for chunk in choice.writer.closing(reply, rest):
-                            await send(_part(chunk))
-            if self._shape.include_usage:
-                await send(_part(usage_chunk(self._usage(replies), self._shape)))
+                            await send(_sse_event(chunk))
+            if self._options.include_usage:
+                await send(_sse_event(usage_chunk(self._usage(replies), self._options)))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         except SynthError as error:
-            await send(_part(error_body(error), last=True))
+            await send(_sse_event(error_body(error), last=True))
         except OSError:
             pass  # the server's word for a client that hung up
         finally:
             watch.cancel()
             for choice in self._choices:
-                self._give_up(choice)
+                self._record_unfinished(choice)
 
     async def _parts(self) -> AsyncGenerator[tuple[_Choice, Part]]:
         """The parts of all choices, as they come."""
@@ -175,7 +177,7 @@ class Completion:
 
         async def pump_all() -> None:
             try:
-                await _together([pump(choice) for choice in self._choices])
+                await _gather_or_cancel([pump(choice) for choice in self._choices])
             finally:
                 queue.put_nowait(None)
 
@@ -188,7 +190,7 @@ class Completion:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
 
-    def _settle(self, choice: _Choice) -> tuple[Reply, Fresh]:
+    def _finish(self, choice: _Choice) -> tuple[Reply, Fresh]:
         """Read a reply that has ended, and record it (once). The reply, and what of it was held back until now."""
         last = choice.parts[-1]
         reply, rest = choice.reader.close(last.finish_reason or "abort")
@@ -201,7 +203,7 @@ class Completion:
                 self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, said)
         return reply, rest
 
-    def _give_up(self, choice: _Choice) -> None:
+    def _record_unfinished(self, choice: _Choice) -> None:
         """The stream is over: record what there is of a reply that has not ended."""
         if choice.call is None or choice.call.settled:
             return
@@ -217,7 +219,7 @@ class Completion:
         usage.thoughts = sum(reply.thought_tokens for reply in replies)
         return usage
 
-    async def _abort_on_hang_up(self, receive: Receive) -> None:
+    async def _abort_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         for choice in self._choices:
@@ -239,12 +241,12 @@ class EventStream(Response):
             await self._completion.stream(receive, send)
 
 
-def _part(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
+def _sse_event(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
     body = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
     return {"type": "http.response.body", "body": body, "more_body": not last}
 
 
-async def _together(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all to their ends. The first error ends the others."""
     if len(runs) == 1:
         await runs[0]

@@ -15,9 +15,9 @@ from synth.jobs.resolved import RolloutSettings
 
 # Without a limit of its own a request gets this many tokens: its whole length is reserved in the KV cache.
 _DEFAULT_MAX_TOKENS = 1024
-_MOST_CHOICES = 16
+_MAX_CHOICES = 16
 _GREEDY_BELOW = 1e-5
-_LEAST_TOP_P = 1e-6
+_MIN_TOP_P = 1e-6
 _THINKING_MODES = ("think", "no_think")
 
 
@@ -150,7 +150,7 @@ def _problems(r: ChatRequest) -> list[Problem]:
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
         (not 0 <= (r.top_p or 0) <= 1, wrong("top_p", r.top_p, "0 to 1")),
         ((r.top_k or 0) < -1, wrong("top_k", r.top_k, "a positive number, or 0 or -1 for off")),
-        (not 1 <= choices_of(r) <= _MOST_CHOICES, wrong("n", r.n, f"1 to {_MOST_CHOICES}", "send more requests")),
+        (not 1 <= num_choices(r) <= _MAX_CHOICES, wrong("n", r.n, f"1 to {_MAX_CHOICES}", "send more requests")),
         (not -(1 << 63) <= (r.seed or 0) < 1 << 63, wrong("seed", r.seed, "a 64-bit integer")),
         (r.thinking_mode not in (None, *_THINKING_MODES), wrong("thinking_mode", r.thinking_mode, "think or no_think")),
         (len(stop_strings(r)) > 4, wrong("stop", r.stop, "at most 4 strings")),
@@ -184,12 +184,12 @@ def stop_strings(request: ChatRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
-def choices_of(request: ChatRequest) -> int:
+def num_choices(request: ChatRequest) -> int:
     """How many replies are asked for."""
     return 1 if request.n is None else request.n
 
 
-def tools_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
+def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
     """The tools that the model may call. `function_call` is what `tool_choice` was called before."""
     return () if tool_choice(request) == "none" else request.tools or ()
 
@@ -202,10 +202,10 @@ def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
 def one_call(request: ChatRequest) -> bool:
     """Whether the reply is to end after its first tool call."""
     asked = request.stop_after_tool_calls or (request.extra_body and request.extra_body.stop_after_tool_calls)
-    return bool(tools_of(request)) and (asked == 1 or request.parallel_tool_calls is False)
+    return bool(offered_tools(request)) and (asked == 1 or request.parallel_tool_calls is False)
 
 
-def asked_thinking(request: ChatRequest) -> bool | None:
+def requested_thinking(request: ChatRequest) -> bool | None:
     """Whether the model is asked to think; None where nothing is said."""
     settings = _template_settings(request)
     if settings is not None and settings.enable_thinking is not None:
@@ -215,12 +215,12 @@ def asked_thinking(request: ChatRequest) -> bool | None:
     return None if request.reasoning_effort is None else request.reasoning_effort not in ("none", "minimal")
 
 
-def asked_budget(request: ChatRequest) -> int | None:
+def requested_thinking_budget(request: ChatRequest) -> int | None:
     """Tokens of thought, at most, that the request asks for."""
     return next((budget for _, budget in _thinking_budgets(request) if budget is not None), None)
 
 
-def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
+def build_sampling_params(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
     """The job's sampling for a rollout, where the app can only ask for fewer tokens; else the request's own."""
     asked = max_tokens(request)
     if job is not None:
@@ -237,7 +237,7 @@ def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams
         max_tokens=asked or _DEFAULT_MAX_TOKENS,
         # Logits that are divided by almost nothing are not finite, and what is drawn from them is the best token.
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
-        top_p=1.0 if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
+        top_p=1.0 if request.top_p is None else max(request.top_p, _MIN_TOP_P),
         top_k=max(0, request.top_k or 0),
         stop=stop_strings(request),
         seed=request.seed,

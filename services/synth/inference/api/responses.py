@@ -14,7 +14,7 @@ from synth.inference.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ReplyOptions:
     """What the client asked the reply to look like. warnings: what else it asked for, without effect."""
 
     id: str
@@ -50,52 +50,54 @@ class Usage:
         }
 
 
-def choice_json(index: int, reply: Reply, parts: Sequence[Part], shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
+def choice_json(
+    index: int, reply: Reply, parts: Sequence[Part], options: ReplyOptions, tokenizer: Tokenizer
+) -> dict[str, Any]:
     """One of a completion's `choices`."""
     choice: dict[str, Any] = {
         "index": index,
         "message": _message_json(reply.message),
-        "logprobs": _logprobs(parts, tokenizer) if shape.logprobs else None,
+        "logprobs": _logprobs(parts, tokenizer) if options.logprobs else None,
         "finish_reason": reply.finish_reason,
     }
-    if shape.token_ids:
+    if options.token_ids:
         choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
     return choice
 
 
 def completion_json(
-    choices: Sequence[dict[str, Any]], usage: Usage, shape: Shape, prompt_ids: list[int]
+    choices: Sequence[dict[str, Any]], usage: Usage, options: ReplyOptions, prompt_ids: list[int]
 ) -> dict[str, Any]:
     """The `chat.completion` object."""
     body: dict[str, Any] = {
-        "id": shape.id,
+        "id": options.id,
         "object": "chat.completion",
-        "created": shape.created,
-        "model": shape.model,
+        "created": options.created,
+        "model": options.model,
         "choices": choices,
         "usage": usage.json(),
     }
-    if shape.token_ids:
+    if options.token_ids:
         body["prompt_token_ids"] = prompt_ids
-    return body | _warnings(shape)
+    return body | _warnings(options)
 
 
 class ChunkWriter:
     """Makes the `chat.completion.chunk` objects of one choice of a stream."""
 
-    def __init__(self, shape: Shape, tokenizer: Tokenizer, index: int = 0) -> None:
-        self._shape = shape
+    def __init__(self, options: ReplyOptions, tokenizer: Tokenizer, index: int = 0) -> None:
+        self._options = options
         self._tokenizer = tokenizer
         self._index = index
 
     def opening(self) -> dict[str, Any]:
         """The first chunk: the role, and of the first choice what the request asks for without effect."""
         chunk = self._chunk({"role": "assistant", "content": ""})
-        return chunk if self._index else chunk | _warnings(self._shape)
+        return chunk if self._index else chunk | _warnings(self._options)
 
     def more(self, part: Part, fresh: Fresh) -> Iterator[dict[str, Any]]:
         """The chunks for new tokens, if any text became certain or logprobs were asked for."""
-        detailed = self._shape.logprobs or self._shape.token_ids
+        detailed = self._options.logprobs or self._options.token_ids
         if fresh.thoughts:
             # The tokens go with the last of the chunks that they make.
             yield self._chunk(_thoughts_json(fresh.thoughts), part=part if detailed and not fresh.content else None)
@@ -115,24 +117,24 @@ class ChunkWriter:
 
     def _chunk(self, change: dict[str, Any], *, finish: str | None = None, part: Part | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, "delta": change, "finish_reason": finish}
-        if part is not None and self._shape.logprobs:
+        if part is not None and self._options.logprobs:
             choice["logprobs"] = _logprobs([part], self._tokenizer)
-        if part is not None and self._shape.token_ids:
+        if part is not None and self._options.token_ids:
             choice["token_ids"] = part.token_ids
-        return {**_chunk_base(self._shape), "choices": [choice]}
+        return {**_chunk_base(self._options), "choices": [choice]}
 
 
-def usage_chunk(usage: Usage, shape: Shape) -> dict[str, Any]:
+def usage_chunk(usage: Usage, options: ReplyOptions) -> dict[str, Any]:
     """The last chunk of a stream whose usage was asked for."""
-    return {**_chunk_base(shape), "choices": [], "usage": usage.json()}
+    return {**_chunk_base(options), "choices": [], "usage": usage.json()}
 
 
-def _chunk_base(shape: Shape) -> dict[str, Any]:
-    return {"id": shape.id, "object": "chat.completion.chunk", "created": shape.created, "model": shape.model}
+def _chunk_base(options: ReplyOptions) -> dict[str, Any]:
+    return {"id": options.id, "object": "chat.completion.chunk", "created": options.created, "model": options.model}
 
 
-def _warnings(shape: Shape) -> dict[str, Any]:
-    return {"warnings": shape.warnings} if shape.warnings else {}
+def _warnings(options: ReplyOptions) -> dict[str, Any]:
+    return {"warnings": options.warnings} if options.warnings else {}
 
 
 def _message_json(message: Message) -> dict[str, Any]:

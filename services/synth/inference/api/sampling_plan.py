@@ -14,12 +14,12 @@ from synth.errors import Problem, UserError
 from synth.inference.api.requests import (
     ChatRequest,
     JobSampling,
-    asked_budget,
-    asked_thinking,
+    build_sampling_params,
+    offered_tools,
     one_call,
-    sampling_of,
+    requested_thinking,
+    requested_thinking_budget,
     tool_choice,
-    tools_of,
 )
 from synth.inference.chat.families import Family, functions_of
 from synth.inference.chat.generation import Plan
@@ -29,13 +29,13 @@ from synth.inference.chat.prompts import ChatFormat, Conversation
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)
 
 
-def conversation_of(request: ChatRequest, job: JobSampling | None = None) -> Conversation:
+def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> Conversation:
     """The messages, the tools unless they are switched off, and whether the model is asked to think."""
     asked, budget = _thinking(request, job)
-    return Conversation(request.messages, tools_of(request), asked is True and budget != 0)
+    return Conversation(request.messages, offered_tools(request), asked is True and budget != 0)
 
 
-def plan_of(
+def build_sampling_plan(
     request: ChatRequest, job: JobSampling | None, chat: ChatFormat, prompt_ids: Sequence[int], *, thinking: bool
 ) -> Plan:
     """How the reply to a prompt is sampled. thinking: of its conversation.
@@ -51,7 +51,7 @@ def plan_of(
     if job is not None and not job.constrain_tools:
         must_call = ()
     return Plan(
-        params=sampling_of(request, job),
+        params=build_sampling_params(request, job),
         thinks=thinking and family.thinks,
         in_thoughts=chat.ends_in_thoughts(prompt_ids),
         # A template that always opens thoughts has them closed at once when there shall be none.
@@ -61,7 +61,7 @@ def plan_of(
     )
 
 
-def without_effect(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
+def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
     """What the request asks for and does not get, a sentence each, which the reply carries.
 
     Task apps ask for it at every call, so that a refusal would end their rollouts.
@@ -86,7 +86,7 @@ def without_effect(request: ChatRequest, job: JobSampling | None, family: Family
 
 def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | None, int | None]:
     """Whether the model is told to think, and tokens of thought, at most."""
-    asked, budget = asked_thinking(request), asked_budget(request)
+    asked, budget = requested_thinking(request), requested_thinking_budget(request)
     if job is None:
         return asked, budget
     budgets = [b for b in (job.thinking_budget, budget) if b is not None]

@@ -9,7 +9,7 @@ from synth.errors import Problem, UserError
 from synth.inference.api.requests import ChatRequest
 
 
-def refuse_unserved(request: ChatRequest) -> None:
+def reject_unsupported(request: ChatRequest) -> None:
     """Raises UserError with every parameter that would change the reply, and that is not served."""
     asked: list[tuple[str, object, str, str]] = [
         ("frequency_penalty", request.frequency_penalty or None, "0", "penalties are not served"),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.serving.canary import check_canary
-from synth.inference.serving.model_pool import Loaded, ModelFiles
-from synth.inference.serving.vllm_pool import Hosts
+from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles
+from synth.inference.serving.vllm_pool import VllmPool
 from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
 
@@ -60,36 +60,36 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
 
 
 @dataclass(frozen=True)
-class TransformersOpening:
+class TransformersEngineFactory:
     """Loads files with the transformers engine, which raises `Permanent` for what it cannot serve."""
 
     settings: InferenceSettings
 
-    async def __call__(self, files: ModelFiles) -> Loaded:
+    async def __call__(self, files: ModelFiles) -> LoadedPolicy:
         # torch is imported after the process is healthy.
         await asyncio.to_thread(import_transformers)
         from synth.inference.engines.transformers import TransformersEngine
 
-        chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
+        chat, half_precision = await asyncio.to_thread(_load_chat_format, files), _half_precision(files, self.settings)
         engine = await TransformersEngine.load(
             files.model_dir, adapter=files.adapter, version=0, settings=engine_settings(self.settings)
         )
-        return await _with_weights(Loaded(engine, chat, half=half), files)
+        return await _load_published_weights(LoadedPolicy(engine, chat, half_precision=half_precision), files)
 
 
 @dataclass(frozen=True)
-class VllmOpening:
+class VllmEngineFactory:
     """Loads files as policies on vLLM hosts."""
 
     settings: InferenceSettings
-    hosts: Hosts[VllmHost]
+    vllm_pool: VllmPool[VllmHost]
 
-    async def __call__(self, files: ModelFiles) -> Loaded:
+    async def __call__(self, files: ModelFiles) -> LoadedPolicy:
         # torch and vLLM are imported after the process is healthy.
         await asyncio.to_thread(warm_up, self.settings)
-        chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
+        chat, half_precision = await asyncio.to_thread(_load_chat_format, files), _half_precision(files, self.settings)
         rank = files.lora.r if files.lora is not None else 0
-        lease = await self.hosts.take(files.model_dir, rank=None if files.replaced else rank)
+        lease = await self.vllm_pool.acquire(files.model_dir, rank=None if files.swaps_full_weights else rank)
         try:
             from synth.inference.engines.vllm.engine import VllmEngine
 
@@ -97,10 +97,11 @@ class VllmOpening:
         except BaseException:
             await lease.release()
             raise
-        return await _with_weights(Loaded(engine, chat, half=half, let_go=lease.release), files)
+        loaded = LoadedPolicy(engine, chat, half_precision=half_precision, release_host=lease.release)
+        return await _load_published_weights(loaded, files)
 
 
-def vllm_hosts(settings: InferenceSettings) -> Hosts[VllmHost]:
+def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
     """The hosts of a process whose engine is vLLM."""
 
     async def start(model_dir: Path, rank: int | None) -> VllmHost:
@@ -108,31 +109,31 @@ def vllm_hosts(settings: InferenceSettings) -> Hosts[VllmHost]:
 
         return await VllmHost.start(model_dir, engine_settings(settings), max_lora_rank=rank)
 
-    return Hosts(start, max_rank=settings.max_lora_rank)
+    return VllmPool(start, max_rank=settings.max_lora_rank)
 
 
-async def _with_weights(loaded: Loaded, files: ModelFiles) -> Loaded:
+async def _load_published_weights(loaded: LoadedPolicy, files: ModelFiles) -> LoadedPolicy:
     """The same, serving the weights that were published for it, proven."""
     if files.weights is None:
         return loaded
     try:
         await loaded.engine.update_weights(files.weights, files.version)
         if files.canary is not None:
-            await check_canary(loaded.engine, files.canary, half=loaded.half)
+            await check_canary(loaded.engine, files.canary, half_precision=loaded.half_precision)
     except BaseException:
         await loaded.close()
         raise
     finally:
-        if files.copied:
+        if files.weights_are_copy:
             files.weights.unlink()
     return loaded
 
 
-def _chat(files: ModelFiles) -> ChatFormat:
+def _load_chat_format(files: ModelFiles) -> ChatFormat:
     return ChatFormat(load_tokenizer(files.model_dir))
 
 
-def _half(files: ModelFiles, settings: InferenceSettings) -> bool:
+def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
     """Whether an engine computes in 16 bits: on a GPU, vLLM always and the other one as the model is stored."""
     import torch
 

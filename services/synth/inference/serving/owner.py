@@ -18,7 +18,7 @@ from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
 from synth.inference.api.requests import JobSampling
 from synth.inference.serving.canary import CanaryMismatch, check_canary
-from synth.inference.serving.model_pool import Loaded
+from synth.inference.serving.model_pool import LoadedPolicy
 from synth.inference.serving.router import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import Standing
@@ -28,10 +28,10 @@ from synth.work import Task
 
 log = logs.get("serve")
 
-_TURN_S = 5.0
+_POLL_S = 5.0
 
 #: How long the second serve task of a job stays in the queue when the process that serves it already has taken it.
-_ELSEWHERE_S = 5.0
+_REQUEUE_DELAY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ class ServeService:
                 trained=isinstance(job, RlJob),
             )
             if task.job_id in self.serving:
-                raise Transient("this process serves the job already: it is another one's turn", delay=_ELSEWHERE_S)
+                raise Transient("this process serves the job already: it is another one's turn", delay=_REQUEUE_DELAY_S)
             self.serving.add(task.job_id)
-            serving = _Serving(self, served, task)
+            serving = _ServedTask(self, served, task)
             try:
-                await serving.until_over(lease)
+                await serving.serve_until_over(lease)
             except Permanent as error:
                 await self.refuse(task, str(error), train=served.trained)
             finally:
                 self.serving.discard(task.job_id)
                 self.router.jobs.pop(task.job_id, None)
-                await self.router.policies.release(task.job_id)
+                await self.router.model_pool.release(task.job_id)
                 self.changed.set()
 
     async def give_up(self, task: Task, reason: str) -> None:
@@ -103,20 +103,20 @@ class ServeService:
 
 
 @dataclass
-class _Serving:
+class _ServedTask:
     service: ServeService
     job: ServedJob
     task: Task
     newest: PolicyPublished | None = None
     loaded: tuple[int, int] = (0, 0)
     over: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def until_over(self, lease: Lease) -> None:
+    async def serve_until_over(self, lease: Lease) -> None:
         service, job = self.service, self.job
         lease.progress("load", deadline=service.settings.load_timeout_s + 60)
         started = time.monotonic()
-        held = await service.router.policies.hold(job.job_id, await service.router.source_of(job))
+        policy = await service.router.model_pool.hold(job.job_id, await service.router.source_of(job))
         self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
@@ -125,7 +125,7 @@ class _Serving:
                 return
             if self.newest is not None:
                 # Whoever takes over serves the latest version at once: the ones before it are history.
-                await self._catch_up(held)
+                await self._catch_up(policy)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
             # Not sooner: what was loaded first is the source, which is nobody's policy after the first iteration.
@@ -135,32 +135,32 @@ class _Serving:
             if job.trained:
                 await service.train_is_due(self.task)
             while not self.over:
-                if not held.engine.healthy:
+                if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes; waiting for one does not.
                 lease.progress("load a version", deadline=service.settings.load_timeout_s)
-                await self._catch_up(held)
+                await self._catch_up(policy)
                 lease.progress("serve", deadline=60)
-                await self._wait(following)
+                await self._wait_for_change(following)
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _wait(self, following: asyncio.Task[None]) -> None:
+    async def _wait_for_change(self, following: asyncio.Task[None]) -> None:
         if following.done():
             following.result()
         try:
-            async with asyncio.timeout(_TURN_S):
-                await self.news.wait()
+            async with asyncio.timeout(_POLL_S):
+                await self.changed.wait()
         except TimeoutError:
             return
-        self.news.clear()
+        self.changed.clear()
 
-    async def _catch_up(self, held: Loaded) -> None:
+    async def _catch_up(self, policy: LoadedPolicy) -> None:
         while (event := self.newest) is not None and (event.attempt, event.version) > self.loaded:
             started = time.monotonic()
             try:
-                proven, apart = await self._load(held, event)
+                proven, canary_error = await self._load_version(policy, event)
             except CanaryMismatch:
                 # Of whatever version: the engine is wrong, or the trainer is.
                 raise
@@ -168,35 +168,35 @@ class _Serving:
                 # A version expires, at any moment, once there is a newer one, of which our follower may be the last
                 # to hear. What is still the newest is broken.
                 newest = await self._last_published()
-                if newest is not None and self._is_news(newest):
+                if newest is not None and self._is_newer(newest):
                     self.newest = newest
                 if self.newest == event:
                     raise
                 continue
             self.loaded = (event.attempt, event.version)
-            await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=apart)
+            await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=canary_error)
 
-    async def _load(self, held: Loaded, event: PolicyPublished) -> tuple[int, float | None]:
+    async def _load_version(self, policy: LoadedPolicy, event: PolicyPublished) -> tuple[int, float | None]:
         """Serve a version; returns how many tensors were proven, and how far its canary is from the trainer's."""
         blobs = self.service.blobs
         name = f"{self.job.job_id}-{event.attempt}-{event.version}.safetensors"
         file = await blobs.fetch(event.weights, self.service.router.cache / name)
         try:
-            proof = await held.engine.update_weights(file, event.version)
+            proof = await policy.engine.update_weights(file, event.version)
         finally:
             if blobs.root is None:
                 # Our copy; of a local store it is the blob itself.
                 file.unlink(missing_ok=True)
         if event.canary is None:
             return proof.matched, None
-        return proof.matched, await check_canary(held.engine, event.canary, half=held.half)
+        return proof.matched, await check_canary(policy.engine, event.canary, half_precision=policy.half_precision)
 
     async def _last_published(self) -> PolicyPublished | None:
         subject = f"policy.published.{self.job.org}.{self.job.job_id}"
         past = await replay(self.service.bus.nc, [subject], last_per_subject=True)
         return past[-1].event if past and isinstance(past[-1].event, PolicyPublished) else None
 
-    def _is_news(self, event: PolicyPublished) -> bool:
+    def _is_newer(self, event: PolicyPublished) -> bool:
         known = self.newest
         return known is None or (event.attempt, event.version) > (known.attempt, known.version)
 
@@ -222,11 +222,11 @@ class _Serving:
         ):
             if isinstance(recorded.event, PolicyPublished):
                 # We follow from the log's beginning: what is told may be long past.
-                if self._is_news(recorded.event):
+                if self._is_newer(recorded.event):
                     self.newest = recorded.event
             elif recorded.type.startswith("job."):
                 standing.add(recorded.type)
                 self.over = standing.is_over(self.task.term)
-            self.news.set()
+            self.changed.set()
             if self.over:
                 return

@@ -193,7 +193,7 @@ class VllmHost:
         await process.answer(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
 
     async def close(self) -> None:
-        """End the engine process, for sure. Policies that are still loaded are closed with it."""
+        """End the engine process, for sure. ModelPool that are still loaded are closed with it."""
         if self._closed:
             return
         self._closed = True

@@ -10,7 +10,7 @@ from synth.errors import Problem, Transient, UserError
 from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams
 
 # vLLM raises any temperature between 0 and this to this.
-_LEAST_TEMPERATURE = 0.01
+_MIN_TEMPERATURE = 0.01
 
 
 def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) -> Any:
@@ -23,11 +23,11 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
 
     from synth.inference.engines.vllm.bans import BANNED
 
-    if 0 < params.temperature < _LEAST_TEMPERATURE:
+    if 0 < params.temperature < _MIN_TEMPERATURE:
         raise UserError(
             Problem(
                 what=f"temperature is {params.temperature:g}",
-                expected=f"0 (greedy), or at least {_LEAST_TEMPERATURE:g}",
+                expected=f"0 (greedy), or at least {_MIN_TEMPERATURE:g}",
                 where="temperature",
             )
         )
