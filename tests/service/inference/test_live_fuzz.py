@@ -17,7 +17,7 @@ from synth.inference.chat.prompts import ROLES, ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from tests.unit.inference.bare_service import OURS, Served, credential
+from tests.unit.inference.one_model_service import OURS, Served, credential
 from tests.unit.inference.tiny_model import save_tiny_model
 
 FIELDS = [field.name for field in msgspec.structs.fields(ChatRequest)]

@@ -69,7 +69,7 @@ def plain_logprobs(
 ) -> Tensor:
     """float32 [C]: logprobs of the sampled tokens, by one forward over the whole sequence on its own.
 
-    ban_end: <|im_end|> cannot be sampled, as in `drive.endless`.
+    ban_end: <|im_end|> cannot be sampled, as in `completions.endless`.
     """
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *sampled]])).logits[0, len(prompt) - 1 : -1].float()
@@ -79,7 +79,7 @@ def plain_logprobs(
     return logp.gather(1, torch.tensor(sampled)[:, None]).squeeze(1)
 
 
-def moved(path: Path, seed: int) -> Any:
+def perturbed_model(path: Path, seed: int) -> Any:
     """The model after a big step of training, so that stale keys and values would show."""
     model = plain_model(path)
     noise = torch.Generator().manual_seed(seed)
@@ -89,7 +89,7 @@ def moved(path: Path, seed: int) -> Any:
     return model
 
 
-def publish(folder: Path, model: Any, version: int) -> Path:
+def write_full_policy(folder: Path, model: Any, version: int) -> Path:
     """The model's weights as a policy weights file."""
     tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
     file = folder / f"v{version}.safetensors"
@@ -97,13 +97,13 @@ def publish(folder: Path, model: Any, version: int) -> Path:
     return file
 
 
-def adapt(path: Path) -> Any:
+def lora_model(path: Path) -> Any:
     """The model with a LoRA over every linear layer, which changes nothing yet."""
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(plain_model(path), config).eval()
 
 
-def turn_adapter(adapted: Any, seed: int) -> None:
+def randomize_adapter(adapted: Any, seed: int) -> None:
     """Give the adapter other weights, whose effect is large."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def turn_adapter(adapted: Any, seed: int) -> None:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=noise))
 
 
-def publish_adapter(folder: Path, adapted: Any, version: int) -> Path:
+def write_adapter_policy(folder: Path, adapted: Any, version: int) -> Path:
     """The adapter as a policy weights file."""
     config = adapted.peft_config["default"]
     plain = {k: v for k, v in config.to_dict().items() if not isinstance(v, set)}

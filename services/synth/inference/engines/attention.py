@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 NAME = "synth_slots"
 
 
-def slot_attention(
+def grouped_query_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -41,10 +41,10 @@ def slot_attention(
 
 def register() -> None:
     """Make the attention known to transformers under `NAME`."""
-    AttentionInterface.register(NAME, slot_attention)
+    AttentionInterface.register(NAME, grouped_query_attention)
 
 
-def additive_mask(beyond_NL: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(masked_NL: Tensor, dtype: torch.dtype) -> Tensor:
     """-inf where True, as [N, 1, 1, L]."""
-    mask = torch.zeros(beyond_NL.shape, dtype=dtype, device=beyond_NL.device)
-    return mask.masked_fill_(beyond_NL, -torch.inf)[:, None, None, :]
+    mask = torch.zeros(masked_NL.shape, dtype=dtype, device=masked_NL.device)
+    return mask.masked_fill_(masked_NL, -torch.inf)[:, None, None, :]

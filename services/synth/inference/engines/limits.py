@@ -11,7 +11,7 @@ from synth.inference.engines.protocol import SamplingParams
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def lora_room(rank: int) -> int:
+def vllm_lora_rank(rank: int) -> int:
     """The rank for which vLLM allocates when adapters of `rank` are to fit. Raises `Permanent` beyond its largest."""
     room = next((r for r in _LORA_RANKS if r >= rank), None)
     if room is None:
@@ -19,7 +19,7 @@ def lora_room(rank: int) -> int:
     return room
 
 
-def fitted(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
+def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
     """The same, with no more tokens than fit behind `prompt` tokens. Raises `UserError` where not one does."""
     room = context - prompt
     if not prompt or room < 1:

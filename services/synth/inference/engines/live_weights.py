@@ -21,12 +21,12 @@ class LiveModel:
 
     def __init__(self, model: Any, adapter: Path | None) -> None:
         self.model = model
-        self._adapted: Any = None
+        self._peft_model: Any = None
         if adapter is not None:
             from synth.weights.peft_compat import PeftModel
 
-            self._adapted = PeftModel.from_pretrained(model, str(adapter))
-            self._adapted.eval()
+            self._peft_model = PeftModel.from_pretrained(model, str(adapter))
+            self._peft_model.eval()
         self._freeze()
 
     def load(self, weights: PolicyWeights) -> WeightProof:
@@ -34,20 +34,20 @@ class LiveModel:
 
         Raises `Permanent` if names or shapes differ; then nothing was changed.
         """
-        if weights.kind == "lora" and self._adapted is None:
-            self._adapt(weights.lora or {})
+        if weights.kind == "lora" and self._peft_model is None:
+            self._attach_adapter(weights.lora or {})
         live = self._adapter_tensors() if weights.kind == "lora" else self._model_tensors()
         _check_fit(weights, live)
         for name, tensor in weights.tensors.items():
             live[name].copy_(tensor)
         return _prove(weights, live)
 
-    def _adapt(self, config: dict[str, Any]) -> None:
+    def _attach_adapter(self, config: dict[str, Any]) -> None:
         from synth.weights.peft_compat import LoraConfig, get_peft_model
 
         known = {k: v for k, v in config.items() if k in LoraConfig.__dataclass_fields__}
-        self._adapted = get_peft_model(self.model, LoraConfig(**known))
-        self._adapted.eval()
+        self._peft_model = get_peft_model(self.model, LoraConfig(**known))
+        self._peft_model.eval()
         self._freeze()
 
     def _freeze(self) -> None:
@@ -55,7 +55,7 @@ class LiveModel:
             parameter.requires_grad_(False)
 
     def _model_tensors(self) -> dict[str, Tensor]:
-        if self._adapted is not None:
+        if self._peft_model is not None:
             raise Permanent("full weights for a model that serves an adapter; expected the adapter alone")
         live: dict[str, Tensor] = dict(self.model.state_dict())
         if self.model.config.tie_word_embeddings:
@@ -65,7 +65,7 @@ class LiveModel:
     def _adapter_tensors(self) -> dict[str, Tensor]:
         from synth.weights.peft_compat import get_peft_model_state_dict
 
-        return get_peft_model_state_dict(self._adapted)
+        return get_peft_model_state_dict(self._peft_model)
 
 
 def read_weights(file: Path, version: int) -> PolicyWeights:

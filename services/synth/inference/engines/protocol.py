@@ -20,7 +20,7 @@ class SamplingParams:
 
     temperature: 0 is greedy. top_p 1 and top_k 0 are off.
     banned: token ids that can never be sampled (their logit is -inf). stop: strings that end the text.
-    seed: draws that do not depend on what else is in the batch; None: the engine's own stream of draws.
+    seed: makes the draws independent of what else is in the batch; None: the engine's own random stream.
     """
 
     max_tokens: int

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class SamplingTensors:
     """The sampling settings of N rows.
 
     temperature_N float32 (0: greedy), top_p_N float32 (1: off), top_k_N int64 (0: off).
@@ -25,7 +25,7 @@ class Knobs:
     filtered: bool
 
 
-def draw(logits_NV: Tensor, knobs: Knobs, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     """Sample one token a row: int64 [N] token ids and float32 [N] logprobs (nats).
 
     logits_NV: [N, V], any float dtype. uniform_N: float64 in [0, 1), one draw a row.
@@ -35,14 +35,14 @@ def draw(logits_NV: Tensor, knobs: Knobs, uniform_N: Tensor) -> tuple[Tensor, Te
     independent of its neighbours. The CDF is float64: in float32 the tail of a 150k vocabulary is lost.
     """
     logits_NV = logits_NV.float()
-    if knobs.banned is not None:
-        logits_NV = logits_NV.index_put(knobs.banned, logits_NV.new_tensor(-torch.inf))
-    hot_N = knobs.temperature_N
-    if knobs.greedy:
-        hot_N = torch.where(hot_N > 0, hot_N, 1.0)
-    logp_NV = torch.log_softmax(logits_NV / hot_N[:, None], dim=-1)
-    if knobs.filtered:
-        logp_NV = _keep_top(logp_NV, knobs.top_p_N, knobs.top_k_N)
+    if sampling.banned is not None:
+        logits_NV = logits_NV.index_put(sampling.banned, logits_NV.new_tensor(-torch.inf))
+    temperature_N = sampling.temperature_N
+    if sampling.greedy:
+        temperature_N = torch.where(temperature_N > 0, temperature_N, 1.0)
+    logp_NV = torch.log_softmax(logits_NV / temperature_N[:, None], dim=-1)
+    if sampling.filtered:
+        logp_NV = _keep_top(logp_NV, sampling.top_p_N, sampling.top_k_N)
     cdf_NV = logp_NV.double().exp_().cumsum_(dim=-1)
     total_N1 = cdf_NV[:, -1:]
     # Strictly below the total, so that the first cell beyond it exists and has weight: never a banned token.
@@ -50,8 +50,8 @@ def draw(logits_NV: Tensor, knobs: Knobs, uniform_N: Tensor) -> tuple[Tensor, Te
     point_N1 = torch.minimum(uniform_N[:, None] * total_N1, below_N1)
     # A NaN row points past the end; its logprob is then NaN too, which the caller reports as an error.
     token_N = torch.searchsorted(cdf_NV, point_N1, right=True).squeeze(1).clamp_(max=cdf_NV.shape[1] - 1)
-    if knobs.greedy:
-        token_N = torch.where(knobs.temperature_N > 0, token_N, logits_NV.argmax(dim=-1))
+    if sampling.greedy:
+        token_N = torch.where(sampling.temperature_N > 0, token_N, logits_NV.argmax(dim=-1))
     return token_N, logp_NV.gather(1, token_N[:, None]).squeeze(1)
 
 

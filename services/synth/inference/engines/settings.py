@@ -15,20 +15,20 @@ class EngineSettings:
     Of any engine:
     threads: torch threads (more than one only on an idle machine: contended spin-waits make it slower).
     device: "cpu", "cuda:0" …; None: the first GPU if there is one. kv_budget_bytes: None: 1 GiB on a CPU, 60 % of the
-    free memory of a GPU. max_rows: requests in one step; its logits cost 12 bytes x vocabulary a row.
-    seed: of the draws of requests without a seed of their own; None: from the operating system.
+    free memory of a GPU. max_num_seqs: requests in one step; its logits cost 12 bytes x vocabulary a row.
+    seed: of the random stream of requests without a seed of their own; None: from the operating system.
 
     Of a vLLM host (its device is the platform that the environment's vLLM was built for; on a GPU an unset KV budget
     leaves it 60 % of the memory, weights included):
-    max_adapters: adapters, old versions included, that it holds at once. adapter_slots: those of them in one step;
+    max_adapters: adapters, old versions included, that it holds at once. max_batch_adapters: those of them in one step;
     each takes memory for the largest rank. workarounds: names of `WORKAROUNDS` that are in force.
     """
 
     threads: int = 1
     device: str | None = None
     kv_budget_bytes: int | None = None
-    max_rows: int = 256
+    max_num_seqs: int = 256
     seed: int | None = None
     max_adapters: int = 32
-    adapter_slots: int = 8
+    max_batch_adapters: int = 8
     workarounds: frozenset[str] = WORKAROUNDS

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synth.errors import Permanent, SynthError, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, fitted
+from synth.inference.engines.limits import cannot_be_scored, clamp_max_tokens
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
     from synth.inference.engines.batcher import Batcher
     from synth.inference.engines.live_weights import LiveModel
-    from synth.inference.engines.rows import Request
+    from synth.inference.engines.running_batch import SequenceRequest
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class TransformersEngine:
         self._wake = threading.Condition()
         self._inbox: deque[_Command] = deque()
         self._outbox: list[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = []
-        self._open: dict[str, Request] = {}
+        self._open: dict[str, SequenceRequest] = {}
         self._closing = False
-        self._death: SynthError | None = None
+        self._fatal_error: SynthError | None = None
         self._batcher: Batcher
         self._live: LiveModel
         self._max_context = 0
@@ -89,7 +89,7 @@ class TransformersEngine:
 
     @property
     def healthy(self) -> bool:
-        return self._death is None and not self._closing
+        return self._fatal_error is None and not self._closing
 
     @property
     def max_context(self) -> int:
@@ -107,19 +107,21 @@ class TransformersEngine:
         timeout: float,
         stream: bool = False,
     ) -> AsyncIterator[Delta]:
-        from synth.inference.engines.rows import Request
+        from synth.inference.engines.running_batch import SequenceRequest
 
-        params = fitted(params, prompt=len(prompt_ids), context=self._max_context)
+        params = clamp_max_tokens(params, prompt=len(prompt_ids), context=self._max_context)
         queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        request = Request(request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item)))
+        request = SequenceRequest(
+            request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
+        )
         self._post(_Command(lambda: self._batcher.add(request), request.deliver))
         self._open[request_id] = request
-        give_up = self._loop.time() + timeout
+        deadline = self._loop.time() + timeout
         finished = False
         try:
             while not finished:
                 try:
-                    async with asyncio.timeout_at(give_up):
+                    async with asyncio.timeout_at(deadline):
                         item = await queue.get()
                 except TimeoutError:
                     raise Transient(f"the completion was not done in its {timeout:g} s") from None
@@ -167,7 +169,7 @@ class TransformersEngine:
             try:
                 proof = self._live.load(weights)
                 if proof.matched != proof.tensors:
-                    raise _Unproven(_not_proven(proof))
+                    raise _WeightsMismatch(_not_proven(proof))
                 self._batcher.recompute()
             except BaseException as error:
                 done.set_exception(error)
@@ -188,8 +190,8 @@ class TransformersEngine:
 
     def _post(self, command: _Command) -> None:
         with self._wake:
-            if self._death is not None or self._closing:
-                raise self._death or Transient("the engine is closed")
+            if self._fatal_error is not None or self._closing:
+                raise self._fatal_error or Transient("the engine is closed")
             self._inbox.append(command)
             self._wake.notify()
 
@@ -205,10 +207,10 @@ class TransformersEngine:
         ready.set_result(None)
         try:
             self._serve()
-            self._end(Transient("the engine is closed"))
+            self._fail_all(Transient("the engine is closed"))
         except BaseException as error:
             log.exception("engine died")
-            self._end(Transient(f"the engine died: {type(error).__name__}: {error}"))
+            self._fail_all(Transient(f"the engine died: {type(error).__name__}: {error}"))
 
     def _load(self, model_dir: Path, adapter: Path | None) -> None:
         from synth.inference.engines.loading import load_model
@@ -236,9 +238,9 @@ class TransformersEngine:
                 self._flush()
                 self._cpu_seconds = time.thread_time()
 
-    def _end(self, error: SynthError) -> None:
+    def _fail_all(self, error: SynthError) -> None:
         with self._wake:
-            self._death = error
+            self._fatal_error = error
         for command in self._inbox:
             command.refuse(error)
         self._batcher.fail_all(error)
@@ -250,7 +252,7 @@ class TransformersEngine:
             self._loop.call_soon_threadsafe(_dispatch, batch)
 
 
-class _Unproven(Permanent):
+class _WeightsMismatch(Permanent):
     """The weights that are served are not those that were announced."""
 
 

@@ -54,7 +54,7 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
         threads=settings.threads,
         device=settings.device,
         kv_budget_bytes=settings.kv_budget_bytes,
-        max_rows=settings.max_rows,
+        max_num_seqs=settings.max_rows,
         workarounds=WORKAROUNDS if settings.vllm_workarounds is None else settings.vllm_workarounds,
     )
 

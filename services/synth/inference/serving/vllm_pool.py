@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from synth.inference.engines.limits import lora_room
+from synth.inference.engines.limits import vllm_lora_rank
 from synth.runtime import logs
 
 log = logs.get("hosts")
@@ -85,7 +85,7 @@ class VllmPool(Generic[H]):
 
         Raises `Permanent` for a rank beyond what vLLM has room for, and whatever starting a host raises.
         """
-        room = None if rank is None else lora_room(max(rank, self._max_rank))
+        room = None if rank is None else vllm_lora_rank(max(rank, self._max_rank))
         entry = next((e for e in self._hosts if self._can_share(e, model_dir, room)), None)
         if entry is None:
             log.info("starting vLLM, which takes half a minute", model=model_dir.name, max_rank=room)

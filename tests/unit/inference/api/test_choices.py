@@ -13,8 +13,8 @@ import pytest
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from tests.unit.inference.bare_service import ASK, Served, credential
-from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.engines.completions import complete, endless, prompt
+from tests.unit.inference.one_model_service import ASK, Served, credential
 
 SEEDED: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "seed": 5, "return_token_ids": True}
 

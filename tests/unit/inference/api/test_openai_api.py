@@ -16,8 +16,8 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import branches_of, closed_from_bytes, records_from_bytes
-from tests.unit.inference.bare_service import ASK, OURS, Served, credential
-from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.engines.completions import complete, endless, prompt
+from tests.unit.inference.one_model_service import ASK, OURS, Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs
 
 

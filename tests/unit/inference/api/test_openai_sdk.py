@@ -17,8 +17,8 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import records_from_bytes
-from tests.unit.inference.bare_service import KEY, credential, serve
 from tests.unit.inference.memorised_replies import BUDGET, THOUGHTS, TOOLS
+from tests.unit.inference.one_model_service import KEY, credential, serve
 
 ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
 TOOL_RESULT: Any = {"role": "tool", "tool_call_id": "call_1", "content": "46"}

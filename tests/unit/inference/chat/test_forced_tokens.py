@@ -19,8 +19,8 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, branches_of
-from tests.unit.inference.bare_service import Served, credential
 from tests.unit.inference.memorised_replies import ANSWER, ASK, BUDGET, THOUGHTS, TOOLS, WONDER, talk
+from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs, plain_model
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 60}

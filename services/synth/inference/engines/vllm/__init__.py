@@ -1,5 +1,5 @@
 """vLLM as an engine: its AsyncLLM in this process, its EngineCore in a child. No module needs vllm to be imported,
-but for those that run in the engine process (`worker`, `bans`, `preload`).
+but for those that run in the engine process (`worker`, `banned_tokens`, `preload`).
 
 A host is one EngineCore over a base model. It serves either many policies, each the base or an adapter over it, or
 one policy whose full weights are swapped. What is known to be silently wrong in vLLM 0.32 is worked around, each by a

@@ -33,19 +33,19 @@ _CONFIG = "adapter_config.json"
 _FOLDER = "synth-vllm-"
 _RPC_TIMEOUT_S = 120.0
 # Longer than a completion may take (110 s): by then whatever ran on an old version has ended.
-_ROOM_TIMEOUT_S = 150.0
+_FREE_PLACE_TIMEOUT_S = 150.0
 
 
-def make_folder() -> Path:
+def make_host_folder() -> Path:
     """A new folder for the files of one host. Those of services that were killed are removed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if pid.isdigit() and not _runs(int(pid)):
+        if pid.isdigit() and not _is_running(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -56,7 +56,7 @@ def _runs(pid: int) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Adapter:
+class LoadedAdapter:
     """One loaded version. request: vLLM's LoRARequest for it. users: requests that run on it."""
 
     request: Any
@@ -65,26 +65,26 @@ class Adapter:
     released: bool = False
 
 
-class Adapters:
-    """folder: where their files stay, for vLLM reads one anew that it has evicted. most: how many there may be.
+class AdapterPool:
+    """folder: where their files stay, for vLLM reads one anew that it has evicted. max_adapters: how many there may be.
 
     layers: the names of those that an adapter can be over.
     """
 
-    def __init__(self, llm: Any, folder: Path, *, most: int, layers: Collection[str]) -> None:
+    def __init__(self, llm: Any, folder: Path, *, max_adapters: int, layers: Collection[str]) -> None:
         self._llm = llm
         self._folder = folder
-        self._most = most
+        self._max_adapters = max_adapters
         self._layers = layers
         self._ids = itertools.count(1)
-        self._held: set[Adapter] = set()
+        self._held: set[LoadedAdapter] = set()
         self._freed = asyncio.Event()
         self._unloading: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> Adapter:
+    async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> LoadedAdapter:
         """Load an adapter, once there is room for it. tensors: by peft's names. config: peft's adapter configuration.
 
         Raises `Permanent` for one that vLLM cannot serve, `Transient` when there is no room for longer than a
@@ -99,7 +99,7 @@ class Adapters:
 
         return await self._load(write)
 
-    async def load_folder(self, source: Path) -> Adapter:
+    async def load_folder(self, source: Path) -> LoadedAdapter:
         """Load a peft adapter directory, which may go away afterwards. Raises as `load`."""
 
         def copy(folder: Path) -> None:
@@ -110,18 +110,18 @@ class Adapters:
 
         return await self._load(copy)
 
-    async def _load(self, fill: Callable[[Path], None]) -> Adapter:
+    async def _load(self, fill: Callable[[Path], None]) -> LoadedAdapter:
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
-        await self._wait_for_room()
+        await self._wait_for_free_place()
         number = next(self._ids)
         folder = self._folder / f"adapter-{number}"
-        adapter = Adapter(LoRARequest(f"adapter-{number}", number, str(folder)), folder)
+        adapter = LoadedAdapter(LoRARequest(f"adapter-{number}", number, str(folder)), folder)
         self._held.add(adapter)
         try:
             folder.mkdir()
             await asyncio.to_thread(fill, folder)
-            await process.answer(self._llm, self._llm.add_lora(adapter.request), timeout=_RPC_TIMEOUT_S)
+            await process.call(self._llm, self._llm.add_lora(adapter.request), timeout=_RPC_TIMEOUT_S)
         except (Transient, asyncio.CancelledError):
             self.release(adapter)  # vLLM may have begun to load it
             raise
@@ -136,21 +136,21 @@ class Adapters:
             raise Permanent(f"vLLM cannot serve the adapter: {error}") from error
         return adapter
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_free_place(self) -> None:
         try:
-            async with asyncio.timeout(_ROOM_TIMEOUT_S):
-                while len(self._held) >= self._most:
+            async with asyncio.timeout(_FREE_PLACE_TIMEOUT_S):
+                while len(self._held) >= self._max_adapters:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
             raise Transient(
                 f"the host holds {len(self._held)} adapters, old versions that still run included, and none of them "
-                f"was let go of in {_ROOM_TIMEOUT_S:g} s; expected fewer than {self._most}",
+                f"was let go of in {_FREE_PLACE_TIMEOUT_S:g} s; expected fewer than {self._max_adapters}",
                 delay=5,
             ) from None
 
     @asynccontextmanager
-    async def using(self, adapter: Adapter | None) -> AsyncIterator[Any]:
+    async def using(self, adapter: LoadedAdapter | None) -> AsyncIterator[Any]:
         """vLLM's request for an adapter, which stays loaded meanwhile; None for the base."""
         if adapter is None:
             yield None
@@ -162,7 +162,7 @@ class Adapters:
             adapter.users -= 1
             self._unload_if_idle(adapter)
 
-    def release(self, adapter: Adapter | None) -> None:
+    def release(self, adapter: LoadedAdapter | None) -> None:
         """Nothing new will run on it: it goes when its last request ends. Releasing None does nothing."""
         if adapter is not None:
             adapter.released = True
@@ -173,7 +173,7 @@ class Adapters:
         for unloading in list(self._unloading):
             unloading.cancel()
 
-    async def settled(self) -> None:
+    async def wait_unloaded(self) -> None:
         """Wait until what is let go of and idle is unloaded."""
         await asyncio.gather(*self._unloading)
 
@@ -188,22 +188,22 @@ class Adapters:
                 "'transformers'"
             )
 
-    def _unload_if_idle(self, adapter: Adapter) -> None:
+    def _unload_if_idle(self, adapter: LoadedAdapter) -> None:
         if adapter.released and adapter.users == 0 and adapter in self._held:
             task = asyncio.create_task(self._unload(adapter), name=f"unload {adapter.request.lora_name}")
             self._unloading.add(task)
             task.add_done_callback(self._unloading.discard)
 
-    async def _unload(self, adapter: Adapter) -> None:
+    async def _unload(self, adapter: LoadedAdapter) -> None:
         try:
             unloaded = self._llm.remove_lora(adapter.request.lora_int_id)
-            await process.answer(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)
+            await process.call(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)
         except Transient as error:
             log.warning("%s was not unloaded: %s", adapter.request.lora_name, error)
         finally:
             self._forget(adapter)
 
-    def _forget(self, adapter: Adapter) -> None:
+    def _forget(self, adapter: LoadedAdapter) -> None:
         self._held.discard(adapter)
         self._freed.set()
         shutil.rmtree(adapter.folder, ignore_errors=True)

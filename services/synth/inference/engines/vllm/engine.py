@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from synth.errors import Permanent, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, fitted
+from synth.inference.engines.limits import cannot_be_scored, clamp_max_tokens
 from synth.inference.engines.live_weights import read_weights
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
-from synth.inference.engines.vllm import sampling
-from synth.inference.engines.vllm.adapters import Adapter
+from synth.inference.engines.vllm import conversion
+from synth.inference.engines.vllm.adapters import LoadedAdapter
 from synth.inference.engines.vllm.host import VllmHost
 from synth.weights.policy_file import PolicyWeights
 
@@ -23,7 +23,7 @@ _ADMITTED_LOOK_S = 0.01
 
 
 @dataclass(slots=True)
-class _Counts:
+class EngineCounters:
     sampled: int = 0
     prefills: int = 0
     shared: int = 0
@@ -32,13 +32,13 @@ class _Counts:
 class VllmEngine:
     """See `synth.inference.engines.protocol.Engine`."""
 
-    def __init__(self, host: VllmHost, adapter: Adapter | None, version: int) -> None:
+    def __init__(self, host: VllmHost, adapter: LoadedAdapter | None, version: int) -> None:
         self._host = host
         self._adapter = adapter
         self._version = version
         self._open: dict[str, str] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        self._counts = _Counts()
+        self._counts = EngineCounters()
         self._closed = False
 
     @classmethod
@@ -52,20 +52,20 @@ class VllmEngine:
         if host.max_lora_rank is None:
             if adapter is not None:
                 raise Permanent("an adapter for a host of full weights; expected a host with max_lora_rank")
-            if host.loaded:
+            if host.engines:
                 raise Permanent("a second policy on a host of full weights; expected a host for each")
         engine = cls(host, None, version)
-        host.loaded.add(engine)
+        host.engines.add(engine)
         try:
             if adapter is not None:
                 engine._adapter = await host.adapters.load_folder(adapter)
             elif host.max_lora_rank is None:
-                if host.dirty:  # a policy before this one has left its weights
-                    await host.swap(host.model.files, version)
-                    host.dirty = False
-                await host.name_version(version)
+                if host.weights_replaced:  # a policy before this one has left its weights
+                    await host.swap_weights(host.model.files, version)
+                    host.weights_replaced = False
+                await host.set_weight_version(version)
         except BaseException:
-            host.loaded.discard(engine)
+            host.engines.discard(engine)
             raise
         return engine
 
@@ -84,14 +84,18 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """steps and the KV cache are the host's; its waiting requests are shared out by each policy's open ones."""
-        host, counts, own = self._host, self._counts, len(self._open)
-        waiting = min(own, -(-host.reading.waiting * own // host.open_requests)) if host.open_requests else 0
+        host, counts, open_requests = self._host, self._counts, len(self._open)
+        waiting = (
+            min(open_requests, -(-host.stats.waiting * open_requests // host.open_requests))
+            if host.open_requests
+            else 0
+        )
         return EngineStats(
-            running=own - waiting,
+            running=open_requests - waiting,
             waiting=waiting,
-            kv_tokens_used=round(host.reading.kv_usage * host.kv_tokens),
+            kv_tokens_used=round(host.stats.kv_usage * host.kv_tokens),
             kv_tokens_budget=host.kv_tokens,
-            steps=host.reading.steps,
+            steps=host.stats.steps,
             sampled_tokens=counts.sampled,
             prefills=counts.prefills,
             prompts_shared=counts.shared,
@@ -107,17 +111,17 @@ class VllmEngine:
         stream: bool = False,
     ) -> AsyncIterator[Delta]:
         self._check()
-        asked = fitted(params, prompt=len(prompt_ids), context=self.max_context)
-        vllm_params = sampling.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
-        give_up = asyncio.get_running_loop().time() + timeout
-        name = self._open[request_id] = self._host.new_name()
+        asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
+        vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
+        deadline = asyncio.get_running_loop().time() + timeout
+        name = self._open[request_id] = self._host.new_request_id()
         try:
             async with self._host.adapters.using(self._adapter) as lora:
                 deltas = self._deltas(prompt_ids, vllm_params, name, lora, self._version)
                 async with aclosing(deltas):
                     while True:
                         try:
-                            async with asyncio.timeout_at(give_up):
+                            async with asyncio.timeout_at(deadline):
                                 delta = await anext(deltas)
                         except StopAsyncIteration:
                             return
@@ -173,7 +177,7 @@ class VllmEngine:
         self.end_requests()
         self._closed = True
         self._host.adapters.release(self._adapter)
-        self._host.loaded.discard(self)
+        self._host.engines.discard(self)
         if self._aborting:
             await asyncio.wait(self._aborting, timeout=_ABORT_TIMEOUT_S)
 
@@ -200,7 +204,7 @@ class VllmEngine:
                 f"policy version {weights.version} does not fit the model that serves it: {len(names)} tensors are on "
                 f"one side only, {len(misshapen)} have another shape, first {(names or sorted(misshapen))[0]!r}"
             )
-        taken = set(await self._host.swap([file], weights.version))
+        taken = set(await self._host.swap_weights([file], weights.version))
         self._version = weights.version
         proof = WeightProof(
             version=weights.version, tensors=len(weights.digests), matched=len(taken & weights.digests.keys())
@@ -220,7 +224,7 @@ class VllmEngine:
         """vLLM's outputs as deltas, every token with its version."""
         sent = 0
         processor = self._host.llm.output_processor
-        outputs = self._host.run(prompt_ids, params, name=name, lora=lora)
+        outputs = self._host.generate(prompt_ids, params, name=name, lora=lora)
         async with aclosing(outputs):
             async for output in outputs:
                 self._check()  # the end of the host or of the policy is an error, not an abort
@@ -229,13 +233,13 @@ class VllmEngine:
                 if self._host.max_lora_rank is not None:
                     versions = [version] * count
                 else:
-                    versions = sampling.by_token(_starts(processor, name, completion), sent, count)
+                    versions = conversion.version_per_token(_starts(processor, name, completion), sent, count)
                 if sent == 0 and count:
                     self._counts.prefills += 1
                     self._counts.shared += output.num_cached_tokens > 0
                 sent += count
                 self._counts.sampled += count
-                yield sampling.delta(completion, versions, version=self._version)
+                yield conversion.to_delta(completion, versions, version=self._version)
 
 
 def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:

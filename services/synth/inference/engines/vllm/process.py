@@ -68,7 +68,7 @@ def prepare(threads: int) -> None:
 
 
 @contextmanager
-def forked() -> Iterator[None]:
+def forkserver_context() -> Iterator[None]:
     """Within it, vLLM's EngineCore processes are forked from the fork server, where that is safe: on a CPU.
 
     vLLM knows the names "spawn" and "fork" only, so its choice of a context is replaced. That choice is the whole
@@ -88,34 +88,34 @@ def forked() -> Iterator[None]:
             launching.get_mp_context = chosen
 
 
-async def answer(llm: Any, call: Coroutine[Any, Any, T], *, timeout: float) -> T:
+async def call(llm: Any, coroutine: Coroutine[Any, Any, T], *, timeout: float) -> T:
     """What the engine process answers to a call, which vLLM leaves waiting for ever when that process ends.
 
     Raises `Transient` when it ends, or has not answered in `timeout` seconds, and whatever else the call raises.
     """
     clock = asyncio.get_running_loop().time
-    calling, give_up = asyncio.ensure_future(call), clock() + timeout
+    pending, deadline = asyncio.ensure_future(coroutine), clock() + timeout
     try:
-        while not calling.done() and not ended(llm):
-            left = give_up - clock()
+        while not pending.done() and not has_ended(llm):
+            left = deadline - clock()
             if left <= 0:
                 raise Transient(f"vLLM did not answer in {timeout:g} s")
-            await asyncio.wait([calling], timeout=min(left, _LOOK_S))
-        if ended(llm) and (not calling.done() or calling.exception() is not None):
+            await asyncio.wait([pending], timeout=min(left, _LOOK_S))
+        if has_ended(llm) and (not pending.done() or pending.exception() is not None):
             raise Transient("the engine process has ended")
-        return calling.result()
+        return pending.result()
     finally:
-        calling.cancel()
+        pending.cancel()
 
 
-def ended(llm: Any) -> bool:
+def has_ended(llm: Any) -> bool:
     """Whether the process of an AsyncLLM cannot answer any more."""
-    return llm.errored or not process_of(llm).is_alive()
+    return llm.errored or not engine_process(llm).is_alive()
 
 
-def end(llm: Any) -> None:
+def shut_down(llm: Any) -> None:
     """Shut an AsyncLLM down and see to it that its process is gone. Blocks; to be called from a thread."""
-    process = process_of(llm)
+    process = engine_process(llm)
     try:
         llm.shutdown(timeout=_ENDED_TIMEOUT_S)
     finally:
@@ -127,6 +127,6 @@ def end(llm: Any) -> None:
         llm.shutdown = lambda timeout=None: None
 
 
-def process_of(llm: Any) -> Any:
+def engine_process(llm: Any) -> Any:
     """The `multiprocessing` process of an AsyncLLM's EngineCore."""
     return llm.engine_core.resources.engine_manager.processes[0]

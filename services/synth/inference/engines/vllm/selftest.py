@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Differences that a fault makes must stand out from what rounding makes by this factor, or a test tells nothing.
-_TELLING = 10
+_MIN_SIGNAL = 10
 _CANDIDATES = 8
 _BASE_TOKENS = 8
 
 
-async def reload_reaches_the_head(host: VllmHost) -> None:
+async def check_tied_head(host: VllmHost) -> None:
     """`tied_head`: with two rows of the embedding exchanged, their tokens' logprobs change places.
 
     The tokens do not occur in the probe, so nothing else changes. The weights are put back. Not on a GPU, where the
@@ -38,16 +38,16 @@ async def reload_reaches_the_head(host: VllmHost) -> None:
     """
     if not host.model.tied or not process.on_cpu():
         return
-    probe, candidates = _probe(host, 8), _other_tokens(host, _CANDIDATES)
+    probe, candidates = _probe(host, 8), _unprobed_tokens(host, _CANDIDATES)
     before = dict(zip(candidates, await _last_logprobs(host, probe, candidates), strict=True))
     i, j = min(candidates, key=before.__getitem__), max(candidates, key=before.__getitem__)
-    if before[j] - before[i] < _TELLING * host.tolerance:
+    if before[j] - before[i] < _MIN_SIGNAL * host.tolerance:
         log.warning("every probed token is equally likely: that a reload reaches the LM head is not proven")
         return
-    await host.swap(host.model.files, 0, rows=(i, j))
+    await host.swap_weights(host.model.files, 0, swapped_rows=(i, j))
     after_i, after_j = await _last_logprobs(host, probe, [i, j])
-    await host.swap(host.model.files, 0)
-    host.dirty = False
+    await host.swap_weights(host.model.files, 0)
+    host.weights_replaced = False
     worst = max(abs(after_i - before[j]), abs(after_j - before[i]))
     if not worst <= host.tolerance:
         raise Permanent(
@@ -57,64 +57,64 @@ async def reload_reaches_the_head(host: VllmHost) -> None:
         )
 
 
-async def rows_keep_their_own_weights(host: VllmHost) -> None:
+async def check_lora_mask(host: VllmHost) -> None:
     """`lora_mask`: a request without an adapter reads the same alone and beside requests with one.
 
     Every slot is filled, for the adapter that it would take is the last slot's.
     """
-    config, tensors = _loud_adapter(host)
+    config, tensors = _random_adapter(host)
     if not tensors:
         log.warning("no layer that an adapter is known for: that mixed batches are right is not proven")
         return
-    slots = min(host.settings.adapter_slots, host.settings.max_adapters)
+    slots = min(host.settings.max_batch_adapters, host.settings.max_adapters)
     adapters = [await host.adapters.load(tensors, config) for _ in range(slots)]
     try:
         probe = _probe(host, 8)
         alone = await _greedy(host, probe, _BASE_TOKENS)
         adapted = await _greedy(host, probe, _BASE_TOKENS, lora=adapters[-1].request)
-        beside = await _beside(host, probe, adapters[-1].request)
+        beside = await _greedy_beside_adapter(host, probe, adapters[-1].request)
     finally:
         for adapter in adapters:
             host.adapters.release(adapter)
-    await host.adapters.settled()
-    if _apart(alone, adapted) < _TELLING * host.tolerance:
+    await host.adapters.wait_unloaded()
+    if _max_difference(alone, adapted) < _MIN_SIGNAL * host.tolerance:
         log.warning("the probe's adapter changes nothing: that mixed batches are right is not proven")
-    elif not _apart(alone, beside) <= host.tolerance:
+    elif not _max_difference(alone, beside) <= host.tolerance:
         raise Permanent(
             "vLLM gives rows without an adapter another row's: logprobs of the base model are "
-            f"{_shown(alone)} alone and {_shown(beside)} beside an adapter, expected the same "
+            f"{_format(alone)} alone and {_format(beside)} beside an adapter, expected the same "
             f"(± {host.tolerance:g}); put the workaround 'lora_mask' in force"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class CachedPrompt:
     """What the prefix cache was filled with: a prompt of a block and more."""
 
     prompt: list[int]
 
 
-async def fill_prefix_cache(host: VllmHost) -> Filled | None:
+async def fill_prefix_cache(host: VllmHost) -> CachedPrompt | None:
     """Leave a block of the current weights in the prefix cache; None when the context is too short for one."""
-    length = host.block + 1
+    length = host.block_size + 1
     if length + 2 > host.max_context:
         return None
     prompt = _probe(host, length)
     await _greedy(host, prompt, 1)
-    return Filled(prompt)
+    return CachedPrompt(prompt)
 
 
-async def prefix_cache_is_new(host: VllmHost, filled: Filled | None, version: int) -> None:
+async def check_prefix_cache(host: VllmHost, cached_prompt: CachedPrompt | None, version: int) -> None:
     """`clear_cache`: after a swap, a reading through the prefix cache equals one that computes every token."""
-    if filled is None:
+    if cached_prompt is None:
         return
-    ((token, cached),) = await _greedy(host, filled.prompt, 1)
-    fresh = (await host.score([*filled.prompt, token]))[-1]
+    ((token, cached),) = await _greedy(host, cached_prompt.prompt, 1)
+    recomputed = (await host.score([*cached_prompt.prompt, token]))[-1]
     # Weights that are not finite are the trainer's doing: the requests that meet them say so.
-    if math.isfinite(fresh) and not abs(cached - fresh) <= host.tolerance:
+    if math.isfinite(recomputed) and not abs(cached - recomputed) <= host.tolerance:
         raise Permanent(
             f"policy version {version}: vLLM's prefix cache still holds the weights before it: the logprob of token "
-            f"{token} is {cached:.4f} through the cache and {fresh:.4f} without, expected the same "
+            f"{token} is {cached:.4f} through the cache and {recomputed:.4f} without, expected the same "
             f"(± {host.tolerance:g}); put the workaround 'clear_cache' in force"
         )
 
@@ -123,14 +123,14 @@ async def _greedy(host: VllmHost, prompt: list[int], tokens: int, *, lora: Any =
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
-    completion = (await host.final(prompt, params, lora=lora)).outputs[0]
+    completion = (await host.generate_final(prompt, params, lora=lora)).outputs[0]
     return [
         (token, position[token].logprob)
         for token, position in zip(completion.token_ids, completion.logprobs, strict=True)
     ]
 
 
-async def _beside(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
+async def _greedy_beside_adapter(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
     """The base's greedy tokens while a request with an adapter runs beside it."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
@@ -143,11 +143,11 @@ async def _beside(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int
     )
     running = asyncio.Event()
 
-    async def keep_on() -> None:
-        async for _ in host.run(probe, params, name=host.new_name(), lora=lora):
+    async def keep_running() -> None:
+        async for _ in host.generate(probe, params, name=host.new_request_id(), lora=lora):
             running.set()
 
-    neighbour = asyncio.create_task(keep_on())
+    neighbour = asyncio.create_task(keep_running())
     begun = asyncio.create_task(running.wait())
     try:
         await asyncio.wait({neighbour, begun}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +163,7 @@ async def _last_logprobs(host: VllmHost, probe: list[int], tokens: list[int]) ->
     return [logprobs[-1] for logprobs in scored]
 
 
-def _apart(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> float:
+def _max_difference(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> float:
     """The largest difference of two greedy readings, up to the first token in which they differ."""
     worst = 0.0
     for (token, logprob), (its_token, its_logprob) in zip(one, other, strict=True):
@@ -173,8 +173,8 @@ def _apart(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> floa
     return worst
 
 
-def _shown(reading: list[tuple[int, float]]) -> str:
-    return "[" + ", ".join(f"{logprob:.4f}" for _, logprob in reading) + "]"
+def _format(logprobs: list[tuple[int, float]]) -> str:
+    return "[" + ", ".join(f"{logprob:.4f}" for _, logprob in logprobs) + "]"
 
 
 def _probe(host: VllmHost, length: int) -> list[int]:
@@ -183,13 +183,13 @@ def _probe(host: VllmHost, length: int) -> list[int]:
     return [(7 + 13 * k) % half for k in range(length)]
 
 
-def _other_tokens(host: VllmHost, count: int) -> list[int]:
+def _unprobed_tokens(host: VllmHost, count: int) -> list[int]:
     """Tokens from the upper half, which no probe holds."""
     half = host.model.vocabulary // 2
     return sorted({half + (11 * k) % half for k in range(count)})
 
 
-def _loud_adapter(host: VllmHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _random_adapter(host: VllmHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A random adapter of rank 1 over every layer that usually has one, whose effect nobody could miss."""
     draws = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}

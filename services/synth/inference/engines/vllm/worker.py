@@ -33,11 +33,13 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """files: safetensors on this machine that hold the whole model. swap: [tensor, i, j], two of whose rows change
-    places on the way (for the self-test)."""
+    """files: safetensors on this machine that hold the whole model.
+
+    swapped_rows: [tensor name, i, j]: rows i and j of this tensor change places on the way (for the self-test).
+    """
 
     files: list[str]
-    swap: list[Any] = field(default_factory=list[Any])
+    swapped_rows: list[Any] = field(default_factory=list[Any])
 
 
 class FileTransfer(WeightTransferEngine):
@@ -93,8 +95,8 @@ def _tensors(update: FileUpdate) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_tensor(name)
-                if update.swap and name == update.swap[0]:
-                    _, i, j = update.swap
+                if update.swapped_rows and name == update.swapped_rows[0]:
+                    _, i, j = update.swapped_rows
                     tensor[[i, j]] = tensor[[j, i]]
                 _loaded.append(name)
                 yield name, tensor

@@ -44,7 +44,7 @@ async def complete(
     return Delta(ids, logprobs, versions, last.finish_reason, last.stop_text)
 
 
-async def begin(
+async def start_completions(
     engine: Engine,
     prompts: list[list[int]],
     n: int,

@@ -21,7 +21,7 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    from synth.inference.engines.vllm.bans import BANNED
+    from synth.inference.engines.vllm.banned_tokens import BANNED
 
     if 0 < params.temperature < _MIN_TEMPERATURE:
         raise UserError(
@@ -55,7 +55,7 @@ def scoring_params() -> Any:
     return VllmParams(max_tokens=1, prompt_logprobs=0, detokenize=False, skip_reading_prefix_cache=True)
 
 
-def delta(completion: Any, versions: list[int], *, version: int) -> Delta:
+def to_delta(completion: Any, versions: list[int], *, version: int) -> Delta:
     """A completion of vLLM as a delta. versions: by token. version: the live one, for the error.
 
     Raises `Transient` when a logprob is not finite, or vLLM gave the request up.
@@ -72,7 +72,7 @@ def delta(completion: Any, versions: list[int], *, version: int) -> Delta:
     return Delta(ids, logprobs, versions, finish, stop_text)
 
 
-def by_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:
+def version_per_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:
     """The version of tokens `first` … `first + count - 1`, from the token at which each version began."""
     versions: list[int] = []
     for token in range(first, first + count):
@@ -81,7 +81,7 @@ def by_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[
     return versions
 
 
-def scores(output: Any) -> list[float]:
+def prompt_logprobs(output: Any) -> list[float]:
     """The logprobs of a scored prompt's tokens, but for the first."""
     ids = output.prompt_token_ids
     return [position[token].logprob for position, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]

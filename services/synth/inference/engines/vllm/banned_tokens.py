@@ -13,10 +13,10 @@ from vllm.v1.sample.logits_processor import (  # pyright: ignore[reportMissingIm
 )
 
 BANNED = "synth_banned"
-PATH = f"{__name__}:Bans"
+PATH = f"{__name__}:BannedTokens"
 
 
-class Bans(AdapterLogitsProcessor):
+class BannedTokens(AdapterLogitsProcessor):
     """Sets the logits of `SamplingParams.extra_args["synth_banned"]` to -inf, for greedy requests too."""
 
     def is_argmax_invariant(self) -> bool:

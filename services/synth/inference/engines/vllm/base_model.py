@@ -17,7 +17,7 @@ _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class BaseModelInfo:
     """files: its safetensors. shapes: of every tensor by its Hugging Face name, a tied LM head left out.
 
     tied: the LM head is the embedding. vocabulary: rows of the embedding. stop_ids: the ids that end a completion.
@@ -44,7 +44,7 @@ class Checkpoint:
         return found
 
 
-def read_checkpoint(model_dir: Path) -> Checkpoint:
+def read_base_model_info(model_dir: Path) -> BaseModelInfo:
     """Read headers only. Raises `Permanent` for a directory without a model in safetensors, or without a tokenizer."""
     from transformers import AutoConfig, GenerationConfig
 
@@ -64,7 +64,7 @@ def read_checkpoint(model_dir: Path) -> Checkpoint:
         ends = GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id
     except OSError:
         ends = text.eos_token_id
-    return Checkpoint(
+    return BaseModelInfo(
         files=files,
         shapes=shapes,
         tied=tied,
