@@ -18,6 +18,7 @@ from synth.inference.api.completion import Completion, EventStream, PolicyBindin
 from synth.inference.api.errors import error_response
 from synth.inference.api.requests import decode_request, num_choices
 from synth.inference.api.unsupported import reject_unsupported
+from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.recording.recorder import Call, Recorder
 from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
@@ -56,13 +57,12 @@ def build_api(
     authenticate: Authenticate,
     *,
     internal_token: str,
-    timeout: float = 110.0,
+    timeout: float = COMPLETION_TIMEOUT_S,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the close call. timeout: seconds for one completion, below the 120 s that task apps
-    wait. extra_routes: health and metrics.
+    internal_token: the bearer of the close call. timeout: seconds for one completion. extra_routes: health and metrics.
     """
     api = _Api(router, recorder, authenticate, internal_token, timeout)
     # Most calls first: routes are tried in order.

@@ -17,7 +17,7 @@ from torch import Tensor
 from synth.errors import SynthError, Transient
 from synth.inference.engines.attention import additive_mask
 from synth.inference.engines.kv_cache import SequenceCache
-from synth.inference.engines.protocol import Delta, EngineStats, FinishReason
+from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, FinishReason
 from synth.inference.engines.running_batch import RunningBatch, SequenceRequest
 from synth.inference.engines.sampling import sample_tokens
 
@@ -40,14 +40,6 @@ class _SharedPrompt:
 
     hidden: Tensor
     holders: set[SequenceRequest] = field(default_factory=set[SequenceRequest])
-
-
-@dataclass(slots=True)
-class _Counts:
-    steps: int = 0
-    sampled: int = 0
-    prefills: int = 0
-    shared: int = 0
 
 
 class Batcher:
@@ -79,7 +71,8 @@ class Batcher:
         self._prompts: dict[bytes, _SharedPrompt] = {}
         self._generator = torch.Generator()
         self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
-        self._counts = _Counts()
+        self._steps = 0
+        self._counters = EngineCounters()
         self._max_length = 0
         self._max_final_length = 0  # the longest that any running request may become
         self.version = 0
@@ -111,7 +104,7 @@ class Batcher:
             self._admit(newcomers)
         if self._batch.requests:
             self._decode()
-            self._counts.steps += 1
+            self._steps += 1
 
     def recompute(self) -> None:
         """Fill the KV of every running request again, after the weights changed (decision 30)."""
@@ -148,16 +141,16 @@ class Batcher:
         self._waiting.clear()
 
     def stats(self) -> EngineStats:
-        counts = self._counts
+        counters = self._counters
         return EngineStats(
             running=len(self._batch),
             waiting=len(self._waiting),
             kv_tokens_used=len(self._batch) * self._max_final_length,
             kv_tokens_budget=self._cache.budget_tokens,
-            steps=counts.steps,
-            sampled_tokens=counts.sampled,
-            prefills=counts.prefills,
-            prompts_shared=counts.shared,
+            steps=self._steps,
+            sampled_tokens=counters.sampled_tokens,
+            prefills=counters.prefills,
+            prompts_shared=counters.prompts_shared,
         )
 
     def _select_admissible(self) -> list[SequenceRequest]:
@@ -207,7 +200,7 @@ class Batcher:
             self._prefill(new_prompts)
         for request in newcomers:
             self._prompts[request.prompt_key].holders.add(request)
-        self._counts.shared += len(newcomers) - len({r.prompt_key for r in new_prompts})
+        self._counters.prompts_shared += len(newcomers) - len({r.prompt_key for r in new_prompts})
         hidden_NE = torch.stack([self._prompts[r.prompt_key].hidden for r in newcomers])
         self._sample(self._head(hidden_NE), start)
 
@@ -228,7 +221,7 @@ class Batcher:
         last_PE = hidden_PLE[torch.arange(len(order), device=self._device), at].clone()
         for i, key in enumerate(order):
             self._prompts[key] = _SharedPrompt(last_PE[i])
-        self._counts.prefills += len(order)
+        self._counters.prefills += len(order)
 
     def _decode(self) -> None:
         rows = self._batch
@@ -259,7 +252,7 @@ class Batcher:
         rows.logprobs[at] = logp_N
         rows.versions[at] = self.version
         rows.ints[1, start : start + n] = token_N
-        self._counts.sampled += n
+        self._counters.sampled_tokens += n
 
         stopped_N = self._stops_V[token_N]
         # One read-back a step: 0 goes on, 1 has all its tokens, 2 sampled a stop token, 4 is not finite.

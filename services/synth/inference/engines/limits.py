@@ -7,6 +7,9 @@ from dataclasses import replace
 from synth.errors import Permanent, Problem, UserError
 from synth.inference.engines.protocol import SamplingParams
 
+COMPLETION_TIMEOUT_S = 110.0
+"""How long one completion may take: less than the 120 s that task apps wait for it."""
+
 # vLLM allocates an adapter's room for one of these.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -36,11 +39,14 @@ def _does_not_fit(prompt: int, context: int) -> Problem:
     )
 
 
-def cannot_be_scored(tokens: int, context: int) -> Problem:
-    """A text of `tokens` tokens whose logprobs were asked for, for a context of `context` tokens."""
-    return Problem(
-        what=f"the text to score has {tokens} tokens",
-        expected=f"2 to {context - 1}, within the context of {context}",
-        fix="score another part of the text",
-        where="token_ids",
-    )
+def check_scorable(tokens: int, context: int) -> None:
+    """Raises `UserError` for a text of `tokens` tokens that a context of `context` tokens cannot score."""
+    if not 2 <= tokens < context:
+        raise UserError(
+            Problem(
+                what=f"the text to score has {tokens} tokens",
+                expected=f"2 to {context - 1}, within the context of {context}",
+                fix="score another part of the text",
+                where="token_ids",
+            )
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class LiveModel:
         if weights.kind == "lora" and self._peft_model is None:
             self._attach_adapter(weights.lora or {})
         live = self._adapter_tensors() if weights.kind == "lora" else self._model_tensors()
-        _check_fit(weights, live)
+        check_fit(weights, {name: tuple(tensor.shape) for name, tensor in live.items()})
         for name, tensor in weights.tensors.items():
             live[name].copy_(tensor)
         return _prove(weights, live)
@@ -82,14 +83,15 @@ def read_weights(file: Path, version: int) -> PolicyWeights:
     return weights
 
 
-def _check_fit(weights: PolicyWeights, live: dict[str, Tensor]) -> None:
-    names = sorted(weights.tensors.keys() ^ live.keys())
-    shapes = sorted(n for n in weights.tensors.keys() & live.keys() if weights.tensors[n].shape != live[n].shape)
-    if names or shapes:
-        wrong = (names or shapes)[0]
+def check_fit(weights: PolicyWeights, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `Permanent` unless the names and shapes of a policy's tensors are those of the model that serves it."""
+    tensors = weights.tensors
+    names = sorted(tensors.keys() ^ shapes.keys())
+    misshapen = sorted(n for n in tensors.keys() & shapes.keys() if tuple(tensors[n].shape) != shapes[n])
+    if names or misshapen:
         raise Permanent(
-            f"policy version {weights.version} does not fit the model that serves it: "
-            f"{len(names)} tensors are on one side only, {len(shapes)} have another shape, first {wrong!r}"
+            f"policy version {weights.version} does not fit the model that serves it: {len(names)} tensors are on one "
+            f"side only, {len(misshapen)} have another shape, first {(names or misshapen)[0]!r}"
         )
 
 

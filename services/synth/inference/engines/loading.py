@@ -17,7 +17,7 @@ from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
-from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
 
 # `from_pretrained` patches torch itself for as long as it loads: two at once end in meta tensors, or in a head that is
@@ -100,8 +100,8 @@ def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
 def _kv_budget(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.6)
-    return 1 << 30
+        return int(free * GPU_MEMORY_FRACTION)
+    return CPU_KV_BYTES
 
 
 def _reject_unusual(config: Any) -> None:

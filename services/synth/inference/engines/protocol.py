@@ -81,6 +81,15 @@ class EngineStats:
     cpu_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class EngineCounters:
+    """What an engine has counted since it was loaded, as in `EngineStats`."""
+
+    sampled_tokens: int = 0
+    prefills: int = 0
+    prompts_shared: int = 0
+
+
 class Engine(Protocol):
     """One loaded policy: a model in the transformers engine, or a policy on a vLLM host."""
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CPU_KV_BYTES = 1 << 30
+"""The KV cache of one engine on a CPU, when its settings name no budget."""
+
+GPU_MEMORY_FRACTION = 0.6
+"""The part of a GPU's memory for one engine, when its settings name no budget (see `EngineSettings`)."""
+
 WORKAROUNDS = frozenset({"tied_head", "lora_mask", "clear_cache"})
 """What the vLLM engine does about faults of vLLM 0.32 that give wrong tokens silently (see `engines.vllm`)."""
 

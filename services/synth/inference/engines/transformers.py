@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import Permanent, SynthError, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, clamp_max_tokens
+from synth.errors import Permanent, SynthError, Transient
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
@@ -140,8 +140,7 @@ class TransformersEngine:
             self._post(_Command(lambda: self._batcher.abort(request)))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        if not 2 <= len(token_ids) < self._max_context:
-            raise UserError(cannot_be_scored(len(token_ids), self._max_context))
+        check_scorable(len(token_ids), self._max_context)
         ids, done = list(token_ids), Future[list[float]]()
 
         def act() -> None:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from synth.errors import Permanent, Transient
+from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.engines.vllm import process
 from synth.weights.policy_file import save_tensors
 
@@ -32,8 +33,8 @@ _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _FOLDER = "synth-vllm-"
 _RPC_TIMEOUT_S = 120.0
-# Longer than a completion may take (110 s): by then whatever ran on an old version has ended.
-_FREE_PLACE_TIMEOUT_S = 150.0
+# Longer than a completion may take: by then whatever ran on an old version has ended.
+_FREE_PLACE_TIMEOUT_S = COMPLETION_TIMEOUT_S + 40.0
 
 
 def make_host_folder() -> Path:

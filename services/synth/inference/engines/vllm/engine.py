@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synth.errors import Permanent, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, clamp_max_tokens
-from synth.inference.engines.live_weights import read_weights
-from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
+from synth.errors import Permanent, Transient
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens
+from synth.inference.engines.live_weights import check_fit, read_weights
+from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.vllm import conversion
 from synth.inference.engines.vllm.adapters import LoadedAdapter
 from synth.inference.engines.vllm.host import VllmHost
@@ -20,13 +19,6 @@ from synth.weights.policy_file import PolicyWeights
 
 _ABORT_TIMEOUT_S = 10.0
 _ADMITTED_LOOK_S = 0.01
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    sampled: int = 0
-    prefills: int = 0
-    shared: int = 0
 
 
 class VllmEngine:
@@ -38,7 +30,7 @@ class VllmEngine:
         self._version = version
         self._open: dict[str, str] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        self._counts = EngineCounters()
+        self._counters = EngineCounters()
         self._closed = False
 
     @classmethod
@@ -84,7 +76,7 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """steps and the KV cache are the host's; its waiting requests are shared out by each policy's open ones."""
-        host, counts, open_requests = self._host, self._counts, len(self._open)
+        host, counters, open_requests = self._host, self._counters, len(self._open)
         waiting = (
             min(open_requests, -(-host.stats.waiting * open_requests // host.open_requests))
             if host.open_requests
@@ -96,9 +88,9 @@ class VllmEngine:
             kv_tokens_used=round(host.stats.kv_usage * host.kv_tokens),
             kv_tokens_budget=host.kv_tokens,
             steps=host.stats.steps,
-            sampled_tokens=counts.sampled,
-            prefills=counts.prefills,
-            prompts_shared=counts.shared,
+            sampled_tokens=counters.sampled_tokens,
+            prefills=counters.prefills,
+            prompts_shared=counters.prompts_shared,
         )
 
     async def generate(
@@ -133,8 +125,7 @@ class VllmEngine:
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         self._check()
-        if not 2 <= len(token_ids) < self.max_context:
-            raise UserError(cannot_be_scored(len(token_ids), self.max_context))
+        check_scorable(len(token_ids), self.max_context)
         async with self._host.adapters.using(self._adapter) as lora:
             return await self._host.score(token_ids, lora=lora)
 
@@ -196,14 +187,7 @@ class VllmEngine:
         return WeightProof(version=weights.version, tensors=len(weights.tensors), matched=len(weights.tensors))
 
     async def _swap_full(self, weights: PolicyWeights, file: Path) -> WeightProof:
-        shapes = self._host.model.shapes
-        names = sorted(weights.tensors.keys() ^ shapes.keys())
-        misshapen = [n for n, t in weights.tensors.items() if n in shapes and tuple(t.shape) != shapes[n]]
-        if names or misshapen:
-            raise Permanent(
-                f"policy version {weights.version} does not fit the model that serves it: {len(names)} tensors are on "
-                f"one side only, {len(misshapen)} have another shape, first {(names or sorted(misshapen))[0]!r}"
-            )
+        check_fit(weights, self._host.model.shapes)
         taken = set(await self._host.swap_weights([file], weights.version))
         self._version = weights.version
         proof = WeightProof(
@@ -235,10 +219,10 @@ class VllmEngine:
                 else:
                     versions = conversion.version_per_token(_starts(processor, name, completion), sent, count)
                 if sent == 0 and count:
-                    self._counts.prefills += 1
-                    self._counts.shared += output.num_cached_tokens > 0
+                    self._counters.prefills += 1
+                    self._counters.prompts_shared += output.num_cached_tokens > 0
                 sent += count
-                self._counts.sampled += count
+                self._counters.sampled_tokens += count
                 yield conversion.to_delta(completion, versions, version=self._version)
 
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.limits import vllm_lora_rank
-from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 # A block is what prompts share. vLLM's own choice on a CPU, 128, is longer than many a prompt.
 _CPU_BLOCK_SIZE = 32
-_CPU_KV_BYTES = 1 << 30
-_GPU_MEMORY = 0.6
 # With a budget of the KV cache it is only what vLLM wants to find free at its start.
 _GPU_MEMORY_BUDGETED = 0.01
 _SWAP_TIMEOUT_S = 600.0
@@ -252,6 +250,7 @@ class VllmHost:
         await process.call(self.llm, settled, timeout=_CALL_TIMEOUT_S)
         if self.max_lora_rank is None:
             await selftest.check_tied_head(self)
+            self.weights_replaced = False  # the self-test has put the base weights back
         else:
             await selftest.check_lora_mask(self)
 
@@ -288,8 +287,8 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         seed=settings.seed if settings.seed is not None else secrets.randbits(31),
         max_model_len=-1,  # as long as the model's context and the KV cache allow
         block_size=_CPU_BLOCK_SIZE if cpu else None,
-        kv_cache_memory_bytes=settings.kv_budget_bytes or (_CPU_KV_BYTES if cpu else None),
-        gpu_memory_utilization=_GPU_MEMORY if cpu or settings.kv_budget_bytes is None else _GPU_MEMORY_BUDGETED,
+        kv_cache_memory_bytes=settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else None),
+        gpu_memory_utilization=GPU_MEMORY_FRACTION if cpu or settings.kv_budget_bytes is None else _GPU_MEMORY_BUDGETED,
         max_num_seqs=settings.max_num_seqs,
         logprobs_mode="processed_logprobs",
         logits_processors=[banned_tokens.PATH],

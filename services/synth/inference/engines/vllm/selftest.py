@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from synth.errors import Permanent
+from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.vllm import process
-
-if TYPE_CHECKING:
-    from synth.inference.engines.vllm.host import VllmHost
+from synth.inference.engines.vllm.adapters import AdapterPool
+from synth.inference.engines.vllm.base_model import BaseModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,43 @@ _CANDIDATES = 8
 _BASE_TOKENS = 8
 
 
-async def check_tied_head(host: VllmHost) -> None:
+class TestedHost(Protocol):
+    """What a self-test uses of a `VllmHost`."""
+
+    @property
+    def model(self) -> BaseModelInfo: ...
+
+    @property
+    def settings(self) -> EngineSettings: ...
+
+    @property
+    def adapters(self) -> AdapterPool: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def tolerance(self) -> float: ...
+
+    def new_request_id(self) -> str: ...
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None
+    ) -> AsyncGenerator[Any]: ...
+
+    async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any: ...
+
+    async def score(self, token_ids: Sequence[int], *, lora: Any = None) -> list[float]: ...
+
+    async def swap_weights(
+        self, files: list[Path], version: int, *, swapped_rows: tuple[int, int] | None = None
+    ) -> list[str]: ...
+
+
+async def check_tied_head(host: TestedHost) -> None:
     """`tied_head`: with two rows of the embedding exchanged, their tokens' logprobs change places.
 
     The tokens do not occur in the probe, so nothing else changes. The weights are put back. Not on a GPU, where the
@@ -47,7 +85,6 @@ async def check_tied_head(host: VllmHost) -> None:
     await host.swap_weights(host.model.files, 0, swapped_rows=(i, j))
     after_i, after_j = await _last_logprobs(host, probe, [i, j])
     await host.swap_weights(host.model.files, 0)
-    host.weights_replaced = False
     worst = max(abs(after_i - before[j]), abs(after_j - before[i]))
     if not worst <= host.tolerance:
         raise Permanent(
@@ -57,7 +94,7 @@ async def check_tied_head(host: VllmHost) -> None:
         )
 
 
-async def check_lora_mask(host: VllmHost) -> None:
+async def check_lora_mask(host: TestedHost) -> None:
     """`lora_mask`: a request without an adapter reads the same alone and beside requests with one.
 
     Every slot is filled, for the adapter that it would take is the last slot's.
@@ -94,7 +131,7 @@ class CachedPrompt:
     prompt: list[int]
 
 
-async def fill_prefix_cache(host: VllmHost) -> CachedPrompt | None:
+async def fill_prefix_cache(host: TestedHost) -> CachedPrompt | None:
     """Leave a block of the current weights in the prefix cache; None when the context is too short for one."""
     length = host.block_size + 1
     if length + 2 > host.max_context:
@@ -104,7 +141,7 @@ async def fill_prefix_cache(host: VllmHost) -> CachedPrompt | None:
     return CachedPrompt(prompt)
 
 
-async def check_prefix_cache(host: VllmHost, cached_prompt: CachedPrompt | None, version: int) -> None:
+async def check_prefix_cache(host: TestedHost, cached_prompt: CachedPrompt | None, version: int) -> None:
     """`clear_cache`: after a swap, a reading through the prefix cache equals one that computes every token."""
     if cached_prompt is None:
         return
@@ -119,7 +156,7 @@ async def check_prefix_cache(host: VllmHost, cached_prompt: CachedPrompt | None,
         )
 
 
-async def _greedy(host: VllmHost, prompt: list[int], tokens: int, *, lora: Any = None) -> list[tuple[int, float]]:
+async def _greedy(host: TestedHost, prompt: list[int], tokens: int, *, lora: Any = None) -> list[tuple[int, float]]:
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
@@ -130,7 +167,7 @@ async def _greedy(host: VllmHost, prompt: list[int], tokens: int, *, lora: Any =
     ]
 
 
-async def _greedy_beside_adapter(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
+async def _greedy_beside_adapter(host: TestedHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
     """The base's greedy tokens while a request with an adapter runs beside it."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
@@ -158,7 +195,7 @@ async def _greedy_beside_adapter(host: VllmHost, probe: list[int], lora: Any) ->
         await asyncio.gather(neighbour, begun, return_exceptions=True)
 
 
-async def _last_logprobs(host: VllmHost, probe: list[int], tokens: list[int]) -> list[float]:
+async def _last_logprobs(host: TestedHost, probe: list[int], tokens: list[int]) -> list[float]:
     scored = await asyncio.gather(*(host.score([*probe, token]) for token in tokens))
     return [logprobs[-1] for logprobs in scored]
 
@@ -177,19 +214,19 @@ def _format(logprobs: list[tuple[int, float]]) -> str:
     return "[" + ", ".join(f"{logprob:.4f}" for _, logprob in logprobs) + "]"
 
 
-def _probe(host: VllmHost, length: int) -> list[int]:
+def _probe(host: TestedHost, length: int) -> list[int]:
     """Tokens from the lower half of the vocabulary, the same every time."""
     half = host.model.vocabulary // 2
     return [(7 + 13 * k) % half for k in range(length)]
 
 
-def _unprobed_tokens(host: VllmHost, count: int) -> list[int]:
+def _unprobed_tokens(host: TestedHost, count: int) -> list[int]:
     """Tokens from the upper half, which no probe holds."""
     half = host.model.vocabulary // 2
     return sorted({half + (11 * k) % half for k in range(count)})
 
 
-def _random_adapter(host: VllmHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _random_adapter(host: TestedHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A random adapter of rank 1 over every layer that usually has one, whose effect nobody could miss."""
     draws = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}
