@@ -106,7 +106,7 @@ async def served(
     bus = await bus_as("inference")
     settings = InferenceSettings(**settings_of("inference").model_dump(), device="cpu")
     router = ServiceRouter(bus, blobs, tmp_path / "cache", registry)
-    model_pool = ModelPool(router.files_of, TransformersEngineFactory(settings))
+    model_pool = ModelPool(router.files_of, TransformersEngineFactory(settings), max_models=3, load_timeout=300)
     router.attach_model_pool(model_pool)
     task = Task(kind="serve", pool="default", org=org, job_id=job)
     no_message: Any = None

@@ -1,4 +1,4 @@
-"""Attention for slots: what the model's layers call instead of the library's own scaled-dot-product wrapper."""
+"""Grouped-query attention over the KV cache, which the model's layers call instead of the library's own wrapper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-NAME = "synth_slots"
+NAME = "synth_grouped_query"
 
 
 def grouped_query_attention(
@@ -24,8 +24,8 @@ def grouped_query_attention(
 ) -> tuple[Tensor, None]:
     """query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L], or None for causal. -> [B, Q, Hq, D].
 
-    In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values
-    are read where they lie; the library repeats them for every query head first.
+    In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values are
+    read in place; the library's wrapper first copies them for every query head.
     """
     batch, query_heads, positions, width = query.shape
     heads = key.shape[1]
@@ -45,6 +45,6 @@ def register() -> None:
 
 
 def additive_mask(masked_NL: Tensor, dtype: torch.dtype) -> Tensor:
-    """-inf where True, as [N, 1, 1, L]."""
+    """A mask to add to attention scores: -inf where `masked_NL` is True, else 0; [N, 1, 1, L]."""
     mask = torch.zeros(masked_NL.shape, dtype=dtype, device=masked_NL.device)
     return mask.masked_fill_(masked_NL, -torch.inf)[:, None, None, :]

@@ -1,8 +1,8 @@
 """Continuous batching over a causal language model: requests join and leave between steps. Synchronous, one thread.
 
-Invariants: rows 0 … n-1 run; a row's KV holds every token but its newest; a request is admitted only if every running
-request could grow to its limit within the KV budget, so nothing is ever evicted half-way; waiting is first in, first
-out.
+Invariants: the running requests are rows 0 … n-1; the KV cache of a row holds every token but its newest; a request is
+admitted only if every running request could grow to its limit within the KV budget, so no request is ever evicted
+half-way; waiting requests are admitted first in, first out.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats,
 from synth.inference.engines.running_batch import RunningBatch, SequenceRequest
 from synth.inference.engines.sampling import sample_tokens
 
-# Padded tokens in one prefill forward: enough to fill a processor, little enough to bound its activations.
+# Padded tokens in one prefill forward: enough to keep a processor busy, few enough to bound the activations.
 _PREFILL_TOKENS = 16384
 
-# Positions whose logits are held at once when a text is scored.
+# Positions whose logits are in memory at once when a text is scored.
 _SCORE_TOKENS = 256
 
 Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | None], Tensor]
 """(ids [B, Q], positions [B, Q], mask [B, 1, 1, L] additive or None for causal, cache) -> hidden states [B, Q, E].
 
-Without a cache every key is computed in the call and kept nowhere.
+Without a cache the keys and values are computed in the call and not kept.
 """
 
 
 @dataclass(slots=True)
 class _SharedPrompt:
-    """A prompt that running requests have in common. hidden [E]: the last layer at its last token."""
+    """A prompt that running requests share. hidden [E]: the last layer's hidden state at the prompt's last token."""
 
     hidden: Tensor
     holders: set[SequenceRequest] = field(default_factory=set[SequenceRequest])
@@ -74,7 +74,7 @@ class Batcher:
         self._steps = 0
         self._counters = EngineCounters()
         self._max_length = 0
-        self._max_final_length = 0  # the longest that any running request may become
+        self._max_final_length = 0  # the largest length that any running request may reach
         self.version = 0
 
     @property
@@ -82,14 +82,14 @@ class Batcher:
         return not self._batch.requests and not self._waiting
 
     def add(self, request: SequenceRequest) -> None:
-        """Queue a request; it joins in a coming step, when its whole length fits the KV budget."""
+        """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
         if request.params.seed is not None:
             request.generator = torch.Generator().manual_seed(request.params.seed)
         request.prompt_key = torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
         self._waiting.append(request)
 
     def abort(self, request: SequenceRequest) -> None:
-        """End a request now, delivering what was sampled so far."""
+        """End a request now, and deliver what was sampled so far."""
         if request.row >= 0:
             self._deliver(request, finish="abort")
             self._remove([request.row])
@@ -107,7 +107,7 @@ class Batcher:
             self._steps += 1
 
     def recompute(self) -> None:
-        """Fill the KV of every running request again, after the weights changed (decision 30)."""
+        """Recompute the KV of every running request, after the weights changed (decision 30)."""
         self._prompts.clear()
         lengths: list[int] = self._batch.length.tolist()
         start = 0
@@ -124,7 +124,7 @@ class Batcher:
             start = stop
 
     def score(self, token_ids: list[int]) -> list[float]:
-        """Logprobs of token_ids[1:] under the live weights: T = 1, full softmax, by one forward that no row sees."""
+        """Logprobs of token_ids[1:] under the live weights (T = 1, full softmax), by one forward outside the batch."""
         ids_1Q = torch.tensor([token_ids], device=self._device)
         hidden_QE = self._forward(ids_1Q, self._positions(1, len(token_ids)), None, None)[0, :-1]
         logprobs: list[float] = []
@@ -175,17 +175,17 @@ class Batcher:
 
     def _admit(self, newcomers: list[SequenceRequest]) -> None:
         """Prefill each distinct new prompt once, copy its KV to all that share it, and sample their first tokens."""
-        rows = self._batch
-        # Those that copy from a running request last, so that the prefilled ones are one slice of rows.
+        batch = self._batch
+        # Requests that copy from a running one come last, so that the prefilled ones are one slice of batch.
         newcomers.sort(key=lambda r: r.prompt_key in self._prompts)
-        start = len(rows)
+        start = len(batch)
         self._max_final_length = max(
             self._max_final_length, *(len(r.prompt_ids) + r.params.max_tokens for r in newcomers)
         )
         self._max_length = max(self._max_length, *(len(r.prompt_ids) for r in newcomers))
         self._cache.reserve(start + len(newcomers), self._max_length + 1)
-        rows.reserve(start + len(newcomers), self._max_length + 1)
-        rows.add(newcomers)
+        batch.reserve(start + len(newcomers), self._max_length + 1)
+        batch.add(newcomers)
         new_prompts = [r for r in newcomers if r.prompt_key not in self._prompts]
         copies = newcomers[len(new_prompts) :]
         if copies:
@@ -217,46 +217,46 @@ class Batcher:
         ids_PL = ids_PL.to(self._device)
         hidden_PLE = self._forward(ids_PL, self._positions(len(order), longest), None, self._cache)
         at = torch.tensor(lengths, device=self._device) - 1
-        # A copy: a view would keep the hidden states of the whole prefill alive.
+        # Cloned, because a view would keep the hidden states of the whole prefill in memory.
         last_PE = hidden_PLE[torch.arange(len(order), device=self._device), at].clone()
         for i, key in enumerate(order):
             self._prompts[key] = _SharedPrompt(last_PE[i])
         self._counters.prefills += len(order)
 
     def _decode(self) -> None:
-        rows = self._batch
+        batch = self._batch
         attended = self._max_length + 1
-        self._cache.reserve(len(rows), attended)
-        rows.reserve(len(rows), attended + 1)
-        lengths_N = rows.length
+        self._cache.reserve(len(batch), attended)
+        batch.reserve(len(batch), attended + 1)
+        lengths_N = batch.length
         self._cache.prepare_decode(lengths_N, attended)
         masked_NL = torch.arange(attended, device=self._device)[None] > lengths_N[:, None]
         mask = additive_mask(masked_NL, self._cache.dtype)
-        hidden_N1E = self._forward(rows.last[:, None], lengths_N[:, None], mask, self._cache)
-        rows.length.add_(1)
+        hidden_N1E = self._forward(batch.last[:, None], lengths_N[:, None], mask, self._cache)
+        batch.length.add_(1)
         self._max_length += 1
         self._sample(self._head(hidden_N1E[:, 0]), 0)
 
     def _sample(self, logits_NV: Tensor, start: int) -> None:
-        """Draw the next token of rows `start` …, write it to their history, and let go of those that are done."""
-        rows = self._batch
-        requests = rows.requests[start:]
+        """Draw the next token of rows `start` …, write it to their history, and remove the requests that are done."""
+        batch = self._batch
+        requests = batch.requests[start:]
         n = len(requests)
         uniform_N = torch.rand(n, dtype=torch.float64, generator=self._generator)
         for i, request in enumerate(requests):
             if request.generator is not None:
                 uniform_N[i] = torch.rand((), dtype=torch.float64, generator=request.generator)
-        token_N, logp_N = sample_tokens(logits_NV, rows.sampling_of(start), uniform_N.to(self._device))
-        at = (torch.arange(start, start + n, device=self._device), rows.length[start:])
-        rows.tokens[at] = token_N
-        rows.logprobs[at] = logp_N
-        rows.versions[at] = self.version
-        rows.ints[1, start : start + n] = token_N
+        token_N, logp_N = sample_tokens(logits_NV, batch.sampling_of(start), uniform_N.to(self._device))
+        at = (torch.arange(start, start + n, device=self._device), batch.length[start:])
+        batch.tokens[at] = token_N
+        batch.logprobs[at] = logp_N
+        batch.versions[at] = self.version
+        batch.ints[1, start : start + n] = token_N
         self._counters.sampled_tokens += n
 
         stopped_N = self._stops_V[token_N]
-        # One read-back a step: 0 goes on, 1 has all its tokens, 2 sampled a stop token, 4 is not finite.
-        status_N = (rows.length[start:] >= rows.limit[start:]) + 2 * stopped_N + 4 * ~torch.isfinite(logp_N)
+        # The only transfer from the device in a step. Flags: 1 all tokens sampled, 2 stop token sampled, 4 not finite.
+        status_N = (batch.length[start:] >= batch.limit[start:]) + 2 * stopped_N + 4 * ~torch.isfinite(logp_N)
         finished: list[int] = []
         for request, status in zip(requests, status_N.tolist(), strict=True):
             if status or request.checked_each_step:
@@ -264,7 +264,7 @@ class Batcher:
         self._remove(finished)
 
     def _check_finished(self, request: SequenceRequest, status: int, finished: list[int]) -> None:
-        """What a request's new token means for it: an error, its end, a delta for its stream, or nothing."""
+        """Deliver a delta, the end or an error after a new token; append the row to `finished` if the request ends."""
         if status >= 4:
             request.deliver(Transient(f"policy version {self.version} gives logits that are not finite"))
             finished.append(request.row)
@@ -281,7 +281,7 @@ class Batcher:
         """The stop string that the newest token completed, if any."""
         row, stop = request.row, request.params.stop
         end = int(self._batch.ints[0, row]) + 1
-        # A character is at most four tokens of a byte-level vocabulary.
+        # A character has at most four bytes, so at most four tokens of a byte-level vocabulary.
         start = max(len(request.prompt_ids), end - 4 * max(map(len, stop)) - 4)
         text = self._decode_text(self._batch.tokens[row, start:end].tolist())
         return next((s for s in stop if s in text), None)

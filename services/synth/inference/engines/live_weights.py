@@ -1,4 +1,4 @@
-"""Weights swapped into a live model, in place, and the proof of what it then serves."""
+"""Swaps weights into a live model, in place, and proves which weights it then serves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synth.weights.policy_file import PolicyWeights, WeightsError, read_policy, 
 class LiveModel:
     """A causal language model whose weights, or whose adapter's, can be replaced while it serves.
 
-    model: the bare model, whose forward stays the same object: an adapter is injected into its layers.
+    model: the bare model. Its forward stays the same object, because an adapter is injected into its layers.
     """
 
     def __init__(self, model: Any, adapter: Path | None) -> None:
@@ -33,7 +33,7 @@ class LiveModel:
     def load(self, weights: PolicyWeights) -> WeightProof:
         """Copy a policy's tensors into the live ones and read them back.
 
-        Raises `Permanent` if names or shapes differ; then nothing was changed.
+        Raises `Permanent` if names or shapes differ; then nothing has changed.
         """
         if weights.kind == "lora" and self._peft_model is None:
             self._attach_adapter(weights.lora or {})
@@ -41,7 +41,7 @@ class LiveModel:
         check_fit(weights, {name: tuple(tensor.shape) for name, tensor in live.items()})
         for name, tensor in weights.tensors.items():
             live[name].copy_(tensor)
-        return _prove(weights, live)
+        return _verify(weights, live)
 
     def _attach_adapter(self, config: dict[str, Any]) -> None:
         from synth.weights.peft_compat import LoraConfig, get_peft_model
@@ -70,9 +70,9 @@ class LiveModel:
 
 
 def read_weights(file: Path, version: int) -> PolicyWeights:
-    """Read a policy weights file, every tensor against its digest.
+    """Read a policy weights file, and check every tensor against its digest.
 
-    Raises `Permanent` if it is not whole, or is of another version than announced.
+    Raises `Permanent` if the file is incomplete, or holds another version than announced.
     """
     try:
         weights = read_policy(file)
@@ -95,8 +95,8 @@ def check_fit(weights: PolicyWeights, shapes: Mapping[str, tuple[int, ...]]) -> 
         )
 
 
-def _prove(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
-    """Digest the live tensors against the header's; where the engine keeps another dtype, against the cast tensor's."""
+def _verify(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
+    """Compare the live tensors' digests with the file's; where the dtypes differ, with those of the cast tensors."""
     matched = 0
     for name, announced in weights.digests.items():
         tensor = weights.tensors[name]
@@ -107,5 +107,5 @@ def _prove(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
 
 
 def model_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
-    """float32 on a CPU (its bfloat16 is slower, and exactness is the point there); else as stored."""
+    """float32 on a CPU, where bfloat16 is slower and tests want exact numbers; elsewhere the dtype that is stored."""
     return torch.float32 if device.type == "cpu" or stored is None else stored

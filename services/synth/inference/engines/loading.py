@@ -1,4 +1,4 @@
-"""A local model directory made into a batcher that is ready to step."""
+"""Loads a local model directory into a batcher that is ready to step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
 
-# `from_pretrained` patches torch itself for as long as it loads: two at once end in meta tensors, or in a head that is
-# not tied to its embeddings.
-_LOADING = threading.Lock()
+# `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
+# the embeddings.
+_LOADING_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and its batcher. max_context: tokens that one request can have, by the model and by the KV budget."""
+    """A model and its batcher. max_context: tokens of one request at most, by the model and by the KV budget."""
 
     live: LiveModel
     batcher: Batcher
@@ -37,7 +37,8 @@ class LoadedModel:
 def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> LoadedModel:
     """Load weights, adapter and tokenizer from local directories only, in the thread that will run the model.
 
-    Raises `Permanent` for a directory without a model, or an architecture whose attention or head is not the plain one.
+    Raises `Permanent` for a directory without a model, and for an architecture with another attention or head than the
+    plain one.
     """
     torch.set_num_threads(settings.threads)
     device = torch.device(settings.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
@@ -46,7 +47,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         _reject_unusual(config)
-        with _LOADING:
+        with _LOADING_LOCK:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 model_dir,
                 dtype=model_dtype(device, cast(torch.dtype | None, config.dtype)),
@@ -92,7 +93,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
 
 
 def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
-    """The ids that end a completion: the generation config's and the tokenizer's own."""
+    """The ids that end a completion: those of the generation config, and the tokenizer's eos."""
     listed = configured if isinstance(configured, list) else [configured]
     return {eos_id, *(i for i in listed if i is not None)}
 

@@ -1,4 +1,4 @@
-"""The state of running requests as tensors, one row each, so that a step needs no Python per row."""
+"""The state of running requests as tensors, one row a request, so that a step runs no Python code per request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from synth.inference.engines.sampling import SamplingTensors
 
 @dataclass(eq=False, slots=True)
 class SequenceRequest:
-    """One completion on its way. deliver: called by the engine's thread with a delta, or with the error that ends it.
+    """One completion under way. deliver: the engine's thread calls it with each delta, or with the error that ends it.
 
-    row: its row while it runs, else -1. sent: tokens already delivered (streams).
+    row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
+    prompt_key: the prompt's ids as bytes. generator: of a request with a seed of its own.
     """
 
     id: str
@@ -31,18 +32,18 @@ class SequenceRequest:
 
     @property
     def checked_each_step(self) -> bool:
-        """Whether its tokens must be looked at in every step."""
+        """Whether every new token may need a delivery: it streams, or has stop strings."""
         return self.stream or bool(self.params.stop)
 
 
 @dataclass(eq=False, slots=True)
 class RunningBatch:
-    """N running requests by row, and their state: tensors of [capacity] rows, the first N in use.
+    """The N running requests, and their state in tensors of [capacity] rows, of which the first N are in use.
 
-    length int64: tokens in the KV cache, which is also the position of `last`, the newest token (not in it yet).
-    limit int64: `length` at which the request has all its tokens.
-    tokens int64, logprobs float32, versions int32 [capacity, T]: the history, prompt first (logprobs and versions of
-    sampled positions only).
+    length int64: tokens in the KV cache, which is also the position of `last`, the newest token (not cached yet).
+    limit int64: the `length` at which the request has all its tokens.
+    tokens int64, logprobs float32, versions int32 [capacity, T]: prompt and sampled tokens; logprobs and versions are
+    set at sampled positions only.
     """
 
     device: torch.device
@@ -77,7 +78,7 @@ class RunningBatch:
         return self.ints[2, : len(self)]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Room for `rows` rows and a history of `length` tokens."""
+        """Make room for `rows` rows of `length` tokens."""
         capacity, width = self.tokens.shape
         if rows <= capacity and length <= width:
             return
@@ -90,7 +91,7 @@ class RunningBatch:
         self.versions = _grow(self.versions, (capacity, width))
 
     def add(self, newcomers: list[SequenceRequest]) -> None:
-        """Give each newcomer the next row, with its prompt as history and no sampled token yet."""
+        """Give each newcomer the next free row, with its prompt as history and no sampled token yet."""
         start = len(self)
         ints: list[tuple[int, int, int, int]] = []
         floats: list[tuple[float, float]] = []
@@ -107,7 +108,10 @@ class RunningBatch:
         self.sampling = None
 
     def remove(self, rows: list[int]) -> tuple[list[int], list[int]]:
-        """Free `rows`; the last rows move into the holes. Returns the moves (sources, targets), to repeat elsewhere."""
+        """Free `rows`, and move the last rows into the gaps.
+
+        Returns the moves (sources, targets), which the caller repeats in the KV cache.
+        """
         gone = set(rows)
         for row in gone:
             self.requests[row].row = -1
@@ -129,7 +133,7 @@ class RunningBatch:
         return sources, targets
 
     def sampling_of(self, start: int) -> SamplingTensors:
-        """The sampling settings of rows `start` …; those of all rows are kept until someone joins or leaves."""
+        """The sampling settings of rows `start` …; those of all rows are cached until a request joins or leaves."""
         if start == 0 and self.sampling is not None:
             return self.sampling
         requests = self.requests[start:]

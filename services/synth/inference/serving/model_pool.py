@@ -106,8 +106,8 @@ class ModelPool:
         find_files: FindFiles,
         engine_factory: EngineFactory,
         *,
-        max_models: int = 3,
-        load_timeout: float = 300,
+        max_models: int,
+        load_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_files = find_files

@@ -191,7 +191,7 @@ async def test_what_an_engine_stands_on_is_let_go_of_after_it(model_dir: Path, s
 
         return replace(loaded, release_host=release)
 
-    model_pool = ModelPool(store.find, open_on_a_host, max_models=1)
+    model_pool = ModelPool(store.find, open_on_a_host, max_models=1, load_timeout=20)
     await use(model_pool, "a")
     await use(model_pool, "b")
     assert release_host == [False]

@@ -32,7 +32,7 @@ async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
     registry = Registry(tmp_path)
     # A base is found without the bus, and a folder without the blob store.
     router = ServiceRouter(cast(Connection, None), cast(BlobStore, None), tmp_path / "cache", registry)
-    model_pool = ModelPool(router.files_of, open_files, max_models=2)
+    model_pool = ModelPool(router.files_of, open_files, max_models=2, load_timeout=20)
     router.attach_model_pool(model_pool)
 
     async def answer() -> None:

@@ -1,7 +1,7 @@
-"""The adapters of one host: each version a name and an id of its own, beside the versions before it.
+"""The adapters of one host: each version has its own name and id, and is loaded beside the versions before it.
 
-An adapter is never replaced under its id: what runs on it would change mid-way, and so would the prefix cache, which
-vLLM keys by the adapter's name. A version that was let go of is unloaded when its last request ends.
+An adapter is never replaced under its id: running requests would change weights mid-way, and the prefix cache, whose
+keys hold the adapter's name, would be stale. A released version is unloaded when its last request ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FREE_PLACE_TIMEOUT_S = COMPLETION_TIMEOUT_S + 40.0
 
 
 def make_host_folder() -> Path:
-    """A new folder for the files of one host. Those of services that were killed are removed."""
+    """Make a folder for the files of one host, and remove the folders of services that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if pid.isdigit() and not _is_running(int(pid)):
@@ -52,13 +52,13 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # it runs, as another user
     return True
 
 
 @dataclass(eq=False, slots=True)
 class LoadedAdapter:
-    """One loaded version. request: vLLM's LoRARequest for it. users: requests that run on it."""
+    """One loaded version. request: vLLM's LoRARequest for it. users: how many requests run on it."""
 
     request: Any
     folder: Path
@@ -67,9 +67,10 @@ class LoadedAdapter:
 
 
 class AdapterPool:
-    """folder: where their files stay, for vLLM reads one anew that it has evicted. max_adapters: how many there may be.
+    """The adapters that one host holds, at most `max_adapters`.
 
-    layers: the names of those that an adapter can be over.
+    folder: keeps their files, because vLLM reads an adapter again after it has evicted it.
+    layers: the names of the layers that an adapter can be over.
     """
 
     def __init__(self, llm: Any, folder: Path, *, max_adapters: int, layers: Collection[str]) -> None:
@@ -86,12 +87,12 @@ class AdapterPool:
         return len(self._held)
 
     async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> LoadedAdapter:
-        """Load an adapter, once there is room for it. tensors: by peft's names. config: peft's adapter configuration.
+        """Load an adapter, as soon as there is room for it.
 
-        Raises `Permanent` for one that vLLM cannot serve, `Transient` when there is no room for longer than a
-        completion takes, or the engine process ends.
+        tensors: by peft's names. config: peft's adapter configuration. Raises `Permanent` for an adapter that vLLM
+        cannot serve, and `Transient` when there was no room for longer than a completion takes, or when the engine
+        process ends.
         """
-
         self._check_layers(tensors)
 
         def write(folder: Path) -> None:
@@ -101,7 +102,7 @@ class AdapterPool:
         return await self._load(write)
 
     async def load_folder(self, source: Path) -> LoadedAdapter:
-        """Load a peft adapter directory, which may go away afterwards. Raises as `load`."""
+        """Load a peft adapter directory, which may be deleted afterwards. Raises what `load` raises."""
 
         def copy(folder: Path) -> None:
             for name in (_WEIGHTS, _CONFIG):
@@ -152,7 +153,7 @@ class AdapterPool:
 
     @asynccontextmanager
     async def using(self, adapter: LoadedAdapter | None) -> AsyncIterator[Any]:
-        """vLLM's request for an adapter, which stays loaded meanwhile; None for the base."""
+        """Yield vLLM's request for an adapter (None for the base), and keep the adapter loaded meanwhile."""
         if adapter is None:
             yield None
             return
@@ -164,22 +165,22 @@ class AdapterPool:
             self._unload_if_idle(adapter)
 
     def release(self, adapter: LoadedAdapter | None) -> None:
-        """Nothing new will run on it: it goes when its last request ends. Releasing None does nothing."""
+        """Start no more requests on an adapter, and unload it when its last one ends. Releasing None does nothing."""
         if adapter is not None:
             adapter.released = True
             self._unload_if_idle(adapter)
 
     def close(self) -> None:
-        """The engine process is about to end, and everything in it."""
+        """Stop unloading: the engine process is about to end, with all adapters in it."""
         for unloading in list(self._unloading):
             unloading.cancel()
 
     async def wait_unloaded(self) -> None:
-        """Wait until what is let go of and idle is unloaded."""
+        """Wait until every released adapter without requests is unloaded."""
         await asyncio.gather(*self._unloading)
 
     def _check_layers(self, tensors: Collection[str]) -> None:
-        """vLLM would leave out without a word what it holds no place for."""
+        """Raises `Permanent` for layers that cannot have an adapter, which vLLM would silently leave out."""
         layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
         unknown = sorted(layers.difference(self._layers))
         if unknown:

@@ -1,6 +1,6 @@
-"""Token ids that a request can never sample, as a logits processor of vLLM. Imported in the engine process.
+"""A logits processor of vLLM for token ids that a request must never sample. Imported in the engine process.
 
-vLLM's own `logit_bias` ends at -100, which is not never; its `bad_words` are text.
+vLLM's own `logit_bias` goes down to -100 only, which is not never; its `bad_words` are text.
 """
 
 from __future__ import annotations

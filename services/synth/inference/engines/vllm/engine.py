@@ -18,7 +18,7 @@ from synth.inference.engines.vllm.host import VllmHost
 from synth.weights.policy_file import PolicyWeights
 
 _ABORT_TIMEOUT_S = 10.0
-_ADMITTED_LOOK_S = 0.01
+_ADMISSION_POLL_S = 0.01
 
 
 class VllmEngine:
@@ -52,7 +52,7 @@ class VllmEngine:
             if adapter is not None:
                 engine._adapter = await host.adapters.load_folder(adapter)
             elif host.max_lora_rank is None:
-                if host.weights_replaced:  # a policy before this one has left its weights
+                if host.weights_replaced:  # by the policy before this one
                     await host.swap_weights(host.model.files, version)
                     host.weights_replaced = False
                 await host.set_weight_version(version)
@@ -75,7 +75,7 @@ class VllmEngine:
         return self._host.max_context
 
     def stats(self) -> EngineStats:
-        """steps and the KV cache are the host's; its waiting requests are shared out by each policy's open ones."""
+        """Steps and KV cache are the host's; each policy has its share of the waiting requests, by its open ones."""
         host, counters, open_requests = self._host, self._counters, len(self._open)
         waiting = (
             min(open_requests, -(-host.stats.waiting * open_requests // host.open_requests))
@@ -138,9 +138,9 @@ class VllmEngine:
 
     async def _abort(self, request_id: str, name: str) -> None:
         known = self._host.llm.output_processor.external_req_ids
-        # vLLM first has a thread look at the prompt; of what it does not know yet, it would forget the abort.
+        # A thread of vLLM looks at the prompt first, and until then vLLM ignores an abort of the request.
         while name not in known and self._open.get(request_id) == name and not self._host.llm.errored:  # noqa: ASYNC110
-            await asyncio.sleep(_ADMITTED_LOOK_S)  # vLLM has no event for it
+            await asyncio.sleep(_ADMISSION_POLL_S)  # vLLM has no event for it
         if name in known:
             await self._host.llm.abort(name)
 
@@ -162,7 +162,7 @@ class VllmEngine:
         return await self._swap_full(weights, file)
 
     async def close(self) -> None:
-        """Free the policy's adapters and end its requests; the host goes on."""
+        """Free the policy's adapters and end its requests; the host keeps running."""
         if self._closed:
             return
         self.end_requests()
@@ -205,13 +205,13 @@ class VllmEngine:
     async def _deltas(
         self, prompt_ids: Sequence[int], params: Any, name: str, lora: Any, version: int
     ) -> AsyncGenerator[Delta]:
-        """vLLM's outputs as deltas, every token with its version."""
+        """Convert vLLM's outputs to deltas, every token with its version."""
         sent = 0
         processor = self._host.llm.output_processor
         outputs = self._host.generate(prompt_ids, params, name=name, lora=lora)
         async with aclosing(outputs):
             async for output in outputs:
-                self._check()  # the end of the host or of the policy is an error, not an abort
+                self._check()  # when the host or the policy has ended, that is an error and not an abort
                 completion = output.outputs[0]
                 count = len(completion.token_ids)
                 if self._host.max_lora_rank is not None:
@@ -227,9 +227,9 @@ class VllmEngine:
 
 
 def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:
-    """The token at which each version began: vLLM's own account, exact to the token.
+    """Each version and the token at which it began, as vLLM counts them.
 
-    It comes with the last output; before that it is read from the request's state.
+    They come with the last output; before that they are read from the request's state.
     """
     if completion.weight_versions is not None:
         return [(span.version, span.start) for span in completion.weight_versions]

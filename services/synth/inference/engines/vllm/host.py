@@ -10,13 +10,13 @@ import shutil
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.limits import vllm_lora_rank
-from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, WORKAROUNDS, EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
@@ -24,9 +24,9 @@ from synth.inference.engines.vllm.plugin import FILE_BACKEND
 
 log = logging.getLogger(__name__)
 
-# A block is what prompts share. vLLM's own choice on a CPU, 128, is longer than many a prompt.
+# Prompts share whole blocks. vLLM's default on a CPU, 128 tokens, is longer than many prompts.
 _CPU_BLOCK_SIZE = 32
-# With a budget of the KV cache it is only what vLLM wants to find free at its start.
+# With a KV budget, this is only the fraction of the memory that vLLM wants to find free at its start.
 _GPU_MEMORY_BUDGETED = 0.01
 _SWAP_TIMEOUT_S = 600.0
 _SCORE_TIMEOUT_S = 120.0
@@ -34,11 +34,21 @@ _CALL_TIMEOUT_S = 60.0
 _hosts = itertools.count(1)
 
 
+class HostedEngine(Protocol):
+    """What a host calls of the engines on it when it ends."""
+
+    def end_requests(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class VllmHost:
     """One AsyncLLM over a local model directory, and the EngineCore child process that runs it.
 
-    Either it serves the base and adapters over it (`max_lora_rank` given), many policies at once; or one policy whose
+    It serves either many policies at once, the base and adapters over it (`max_lora_rank` given); or one policy whose
     full weights are swapped (`max_lora_rank` None).
+
+    engines: the policies on it. weights_replaced: whether its weights are no longer those of the model directory.
     """
 
     def __init__(
@@ -51,7 +61,7 @@ class VllmHost:
         self.adapters = AdapterPool(llm, folder, max_adapters=settings.max_adapters, layers=model.adaptable())
         self.stats: metrics.HostStats = llm.synth_stats
         self.open_requests = 0
-        self.engines: set[Any] = set()
+        self.engines: set[HostedEngine] = set()
         self.weights_replaced = False
         self._folder = folder
         self._failure: str | None = None
@@ -63,19 +73,18 @@ class VllmHost:
     async def start(cls, model_dir: Path, settings: EngineSettings, *, max_lora_rank: int | None) -> VllmHost:
         """Start the engine process and test it (see `selftest`).
 
-        Takes 16 CPU-seconds for the first of a process, of which 14 run on two cores, and 3 for each after it.
+        The first host of a process takes 16 CPU-seconds, of which 14 run on two cores; each further one takes 3.
         max_lora_rank: the largest rank of an adapter that can be loaded; None: a host of one policy's full weights.
         Raises `Permanent` for a model that cannot be served, and when the self-test finds that vLLM serves wrong
         weights.
         """
         rank = None if max_lora_rank is None else vllm_lora_rank(max_lora_rank)
-        _check(settings)
         model = await asyncio.to_thread(read_base_model_info, model_dir)
         launching = asyncio.ensure_future(asyncio.to_thread(_launch, model_dir, model, settings, rank))
         try:
             llm = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            launching.add_done_callback(_shut_down_when_launched)  # nobody else would ever close it
+            launching.add_done_callback(_shut_down_when_launched)  # nobody else would close it
             raise
         except SynthError:
             raise
@@ -92,7 +101,7 @@ class VllmHost:
 
     @property
     def healthy(self) -> bool:
-        """False once the engine process has ended, the host is closed, or it was found to serve wrong weights."""
+        """False once the engine process has ended, the host was closed, or it was found to serve wrong weights."""
         return not (self._closed or self._failure or process.has_ended(self.llm))
 
     @property
@@ -107,7 +116,7 @@ class VllmHost:
 
     @property
     def block_size(self) -> int:
-        """Tokens of one block of the KV cache: what the prefix cache shares is a multiple of it."""
+        """Tokens of one block of the KV cache; the prefix cache shares whole blocks."""
         return self.llm.vllm_config.cache_config.block_size
 
     @property
@@ -117,20 +126,20 @@ class VllmHost:
 
     @property
     def tolerance(self) -> float:
-        """Nats by which two readings of the same logprob may differ. bfloat16: 0.15 was measured on 60 tokens."""
+        """Nats by which two computations of one logprob may differ; in bfloat16, 0.15 was measured over 60 tokens."""
         import torch
 
         return 1e-3 if self.llm.model_config.dtype == torch.float32 else 0.3
 
     def check(self) -> None:
-        """Raises the error that ended the host, if it has ended."""
+        """Raises `Transient` with the reason if the host has ended."""
         if self._failure is not None:
             raise Transient(self._failure)
         if not self.healthy:
             raise Transient("the engine is closed" if self._closed else "the engine process has ended")
 
     def fail(self, error: SynthError) -> SynthError:
-        """Nothing that it serves can be trusted from now on: what runs on it ends with this error. Returns it."""
+        """End the host's requests with an error, because nothing that it serves can be trusted any more; returns it."""
         self._failure = f"the engine stopped: {error}"
         for engine in list(self.engines):
             engine.end_requests()
@@ -143,7 +152,7 @@ class VllmHost:
     async def generate(
         self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None, first: bool = False
     ) -> AsyncGenerator[Any]:
-        """vLLM's outputs for one request. first: of everything that waits. Raises `Transient` when the engine ends."""
+        """vLLM's outputs for one request. first: before all that wait. Raises `Transient` when the engine ends."""
         from vllm.exceptions import VLLMError  # pyright: ignore[reportMissingImports]
 
         self.check()
@@ -161,7 +170,7 @@ class VllmHost:
             self.open_requests -= 1
 
     async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any:
-        """The only output of a request of ours that goes before all others."""
+        """The final output of a request of the host's own, which goes before all that wait."""
         try:
             async with asyncio.timeout(_SCORE_TIMEOUT_S):
                 outputs = [
@@ -182,23 +191,23 @@ class VllmHost:
     async def swap_weights(
         self, files: list[Path], version: int, *, swapped_rows: tuple[int, int] | None = None
     ) -> list[str]:
-        """Load full weights from files that are known to fit: pause, update, resume. Returns the tensors taken.
+        """Load full weights from files that are known to fit: pause, update, resume. Returns the names of the tensors.
 
-        Running requests go on with their KV computed anew. swapped_rows: two rows of the embedding that change places
+        Running requests go on after their KV was recomputed. swapped_rows: two rows of the embedding that change places
         on the way (for the self-test). Raises `Permanent`, after which the host is not healthy, when vLLM breaks off
         half-way, or when the prefix cache still answers with the old weights; `Transient` when the engine process ends.
         """
-        # A caller that gives up half-way must not leave the engine paused, or between two policies.
+        # A caller that gives up must not leave the engine paused, or with half of the new weights.
         swapping = asyncio.create_task(self._swap(files, version, swapped_rows), name=f"swap to version {version}")
         swapping.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(swapping)
 
     async def set_weight_version(self, version: int) -> None:
-        """What the weights are from now on called, which were loaded before."""
+        """Name the version of the weights that are already loaded."""
         await process.call(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
 
     async def close(self) -> None:
-        """End the engine process, for sure. ModelPool that are still loaded are closed with it."""
+        """Close the policies that are still loaded, and end the engine process."""
         if self._closed:
             return
         self._closed = True
@@ -207,7 +216,7 @@ class VllmHost:
         self.adapters.close()
         metrics.unregister_host(self.llm.synth_registry)
         if self.llm.output_handler is not None:
-            self.llm.output_handler.cancel()  # or it reports the end as an error
+            self.llm.output_handler.cancel()  # otherwise it reports the end as an error
         await asyncio.to_thread(process.shut_down, self.llm)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -223,7 +232,7 @@ class VllmHost:
             try:
                 taken = await process.call(self.llm, self._update(update, version), timeout=_SWAP_TIMEOUT_S)
             except Exception as error:
-                self.check()  # that it was killed meanwhile says nothing of the weights
+                self.check()  # if the process was killed meanwhile, the weights are not to blame
                 reason = f"policy version {version}: vLLM broke off half-way: {type(error).__name__}: {error}"
                 raise self.fail(Permanent(reason)) from error
             try:
@@ -255,14 +264,8 @@ class VllmHost:
             await selftest.check_lora_mask(self)
 
 
-def _check(settings: EngineSettings) -> None:
-    unknown = settings.workarounds - WORKAROUNDS
-    if unknown:
-        raise Permanent(f"workarounds names {sorted(unknown)}; expected some of {sorted(WORKAROUNDS)}")
-
-
 def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None) -> Any:
-    """Start vLLM; blocks until its process is ready. Its registry and stats go with it, as attributes."""
+    """Start vLLM, and block until its process is ready. Its registry and stats become attributes of it."""
     process.prepare(settings.threads)
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
@@ -277,7 +280,7 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         "max_lora_rank": rank,
         "max_loras": settings.max_batch_adapters,
         "max_cpu_loras": max(settings.max_adapters, settings.max_batch_adapters),
-        # Not the LM head: with an adapter's place in it, vLLM on a CPU dies of a request for its prompt's logprobs.
+        # Without the LM head: if it can have an adapter, vLLM on a CPU dies of a request for prompt logprobs.
         "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in model.adaptable()}) or None,
     }
     config = AsyncEngineArgs(
@@ -292,7 +295,7 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         max_num_seqs=settings.max_num_seqs,
         logprobs_mode="processed_logprobs",
         logits_processors=[banned_tokens.PATH],
-        generation_config="vllm",  # a sampling default in the model's files is not ours
+        generation_config="vllm",  # no sampling defaults from the model's files
         enforce_eager=cpu,
         use_tqdm_on_load=False,
         enable_prefix_caching=True,
@@ -308,7 +311,7 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
 
 
 def _check_heads(model_dir: Path) -> None:
-    """vLLM finds out when the first request comes, and dies of it."""
+    """Raises `Permanent` for a width of heads that vLLM on a CPU lacks; it would die at the first request."""
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
 

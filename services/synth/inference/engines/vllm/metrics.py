@@ -1,7 +1,7 @@
-"""What vLLM counts: re-exported to Prometheus as `vllm:…`, and summed up for `EngineStats`.
+"""The metrics of vLLM, re-exported to Prometheus as `vllm:…`, and the figures of them that `EngineStats` needs.
 
-vLLM registers its metrics once a process, and a second AsyncLLM throws the first one's out. So each host has a
-registry of its own, and one collector shows them all, told apart by `model_name`.
+vLLM registers its metrics once a process, and a second AsyncLLM unregisters those of the first. So each host has a
+registry of its own, and one collector exports them all; `model_name` tells them apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 @dataclass(slots=True)
 class HostStats:
-    """The last figures of a host. kv_usage: fraction of the KV cache in use. steps, sampled: since it began."""
+    """The last figures of a host. kv_usage: the fraction of the KV cache in use. steps, sampled: since its start."""
 
     running: int = 0
     waiting: int = 0
@@ -32,7 +32,7 @@ class _HostsCollector(Collector):
         self.registries: list[CollectorRegistry] = []
 
     def describe(self) -> list[Metric]:
-        return []  # what there will be is known only to vLLM
+        return []  # only vLLM knows which metrics there will be
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -56,14 +56,14 @@ def register_host(registry: CollectorRegistry) -> None:
 
 
 def unregister_host(registry: CollectorRegistry) -> None:
-    """Take a host's metrics away: it is closed."""
+    """Remove the metrics of a host that was closed."""
     _hosts.registries.remove(registry)
     if not _hosts.registries:
         REGISTRY.unregister(_hosts)
 
 
 def make_stat_logger(registry: CollectorRegistry, stats: HostStats) -> type[Any]:
-    """A stat logger class for one AsyncLLM, which fills `registry` and `stats`."""
+    """Make the stat logger class of one AsyncLLM, which fills `registry` and `stats`."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger  # pyright: ignore[reportMissingImports]
 
     class HostStatLogger(PrometheusStatLogger):

@@ -1,7 +1,7 @@
-"""Proofs, by properties alone, that an engine serves the weights that it was given: at start and after every swap.
+"""Tests, without a reference model, that an engine serves the weights that it was given: at start and after swaps.
 
-Each asks the engine twice for the same number, on a way that the fault spoils and on one that it does not. What they
-find is silent otherwise (`synth.inference.engines.vllm`), and differs by several nats.
+Each computes the same number twice with the engine, once on a path that the fault affects and once on a path that it
+does not. The faults are silent otherwise (`synth.inference.engines.vllm`), and change logprobs by several nats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from synth.inference.engines.vllm.base_model import BaseModelInfo
 
 log = logging.getLogger(__name__)
 
-# Differences that a fault makes must stand out from what rounding makes by this factor, or a test tells nothing.
+# A test tells something only if a fault would make a difference of at least so many times the tolerance.
 _MIN_SIGNAL = 10
 _CANDIDATES = 8
 _BASE_TOKENS = 8
@@ -68,11 +68,13 @@ class TestedHost(Protocol):
 
 
 async def check_tied_head(host: TestedHost) -> None:
-    """`tied_head`: with two rows of the embedding exchanged, their tokens' logprobs change places.
+    """`tied_head`: when two rows of the embedding are exchanged, the logprobs of their tokens change places.
 
-    The tokens do not occur in the probe, so nothing else changes. The weights are put back. Not on a GPU, where the
-    fault cannot be (the head is the very tensor that was reloaded) and two reloads of a large model take long; not
-    with an untied head, which is a tensor like any other.
+    The tokens do not occur in the probe, so nothing else changes. The base weights are loaded again at the end. Skipped
+    on a GPU, where the fault cannot occur (the head is the very tensor that was reloaded) and two reloads of a large
+    model take long; and with an untied head, which is a tensor like any other.
+
+    Raises `Permanent` with the figures when the LM head does not follow the reload.
     """
     if not host.model.tied or not process.on_cpu():
         return
@@ -95,16 +97,17 @@ async def check_tied_head(host: TestedHost) -> None:
 
 
 async def check_lora_mask(host: TestedHost) -> None:
-    """`lora_mask`: a request without an adapter reads the same alone and beside requests with one.
+    """`lora_mask`: a request without an adapter gives the same logprobs alone and beside requests with one.
 
-    Every slot is filled, for the adapter that it would take is the last slot's.
+    As many adapters are loaded as fit a step, because the fault applies the last one. Raises `Permanent` with the
+    figures when the logprobs differ.
     """
     config, tensors = _random_adapter(host)
     if not tensors:
         log.warning("no layer that an adapter is known for: that mixed batches are right is not proven")
         return
-    slots = min(host.settings.max_batch_adapters, host.settings.max_adapters)
-    adapters = [await host.adapters.load(tensors, config) for _ in range(slots)]
+    count = min(host.settings.max_batch_adapters, host.settings.max_adapters)
+    adapters = [await host.adapters.load(tensors, config) for _ in range(count)]
     try:
         probe = _probe(host, 8)
         alone = await _greedy(host, probe, _BASE_TOKENS)
@@ -126,13 +129,13 @@ async def check_lora_mask(host: TestedHost) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrompt:
-    """What the prefix cache was filled with: a prompt of a block and more."""
+    """A prompt that the prefix cache holds, longer than a block."""
 
     prompt: list[int]
 
 
 async def fill_prefix_cache(host: TestedHost) -> CachedPrompt | None:
-    """Leave a block of the current weights in the prefix cache; None when the context is too short for one."""
+    """Cache a block that the current weights compute; None when the context is shorter than a block."""
     length = host.block_size + 1
     if length + 2 > host.max_context:
         return None
@@ -142,12 +145,12 @@ async def fill_prefix_cache(host: TestedHost) -> CachedPrompt | None:
 
 
 async def check_prefix_cache(host: TestedHost, cached_prompt: CachedPrompt | None, version: int) -> None:
-    """`clear_cache`: after a swap, a reading through the prefix cache equals one that computes every token."""
+    """`clear_cache`: after a swap, a logprob with the prefix cache equals one without. Raises `Permanent` if not."""
     if cached_prompt is None:
         return
     ((token, cached),) = await _greedy(host, cached_prompt.prompt, 1)
     recomputed = (await host.score([*cached_prompt.prompt, token]))[-1]
-    # Weights that are not finite are the trainer's doing: the requests that meet them say so.
+    # Weights that are not finite come from the trainer, and are reported by the requests that they fail.
     if math.isfinite(recomputed) and not abs(cached - recomputed) <= host.tolerance:
         raise Permanent(
             f"policy version {version}: vLLM's prefix cache still holds the weights before it: the logprob of token "
@@ -168,7 +171,7 @@ async def _greedy(host: TestedHost, prompt: list[int], tokens: int, *, lora: Any
 
 
 async def _greedy_beside_adapter(host: TestedHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
-    """The base's greedy tokens while a request with an adapter runs beside it."""
+    """The base's greedy tokens and logprobs while a request with an adapter runs in the same batch."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
@@ -201,7 +204,7 @@ async def _last_logprobs(host: TestedHost, probe: list[int], tokens: list[int]) 
 
 
 def _max_difference(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> float:
-    """The largest difference of two greedy readings, up to the first token in which they differ."""
+    """The largest difference of two runs' logprobs, up to and with the first token in which they differ."""
     worst = 0.0
     for (token, logprob), (its_token, its_logprob) in zip(one, other, strict=True):
         worst = max(worst, abs(logprob - its_logprob))
@@ -215,19 +218,19 @@ def _format(logprobs: list[tuple[int, float]]) -> str:
 
 
 def _probe(host: TestedHost, length: int) -> list[int]:
-    """Tokens from the lower half of the vocabulary, the same every time."""
+    """A prompt of tokens from the lower half of the vocabulary, the same at every call."""
     half = host.model.vocabulary // 2
     return [(7 + 13 * k) % half for k in range(length)]
 
 
 def _unprobed_tokens(host: TestedHost, count: int) -> list[int]:
-    """Tokens from the upper half, which no probe holds."""
+    """Tokens from the upper half of the vocabulary, which no probe holds."""
     half = host.model.vocabulary // 2
     return sorted({half + (11 * k) % half for k in range(count)})
 
 
 def _random_adapter(host: TestedHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A random adapter of rank 1 over every layer that usually has one, whose effect nobody could miss."""
+    """A random adapter of rank 1 over every layer that can have one, with a large effect: configuration and tensors."""
     draws = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}
     for layer, (rows, columns) in host.model.adaptable().items():
