@@ -83,7 +83,7 @@ def main() -> int:
             return request.headers.get("x-synth-org", "")
 
         serving = ServeService(service.bus, service.blobs, settings, router, boot, changed)
-        # One place is left for whoever chats while jobs train, or wait for a trainer.
+        # One model is left for users who chat while jobs train, or wait for a trainer.
         capacity = max(1, settings.max_models - 1)
         worker = TaskWorker(
             service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run, give_up=serving.give_up
@@ -108,21 +108,21 @@ def main() -> int:
 
 
 async def _warm_up(service: Service, settings: InferenceSettings) -> None:
-    """Have ready what the first model needs."""
+    """Prepare what the first model needs, once the service is up."""
     await service.settled()
     await asyncio.to_thread(warm_up, settings)
     await service.stop.wait()
 
 
 async def _sweep(recorder: Recorder) -> None:
-    """Let go of rollouts that nobody closed: their collectors are gone."""
+    """Drop the rollouts that expired because their collectors are gone."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         recorder.sweep()
 
 
 async def _unload_idle(model_pool: ModelPool, seconds: float, changed: asyncio.Event) -> None:
-    """Let go of served models that nobody asks for."""
+    """Unload the served models that nobody has asked for."""
     while True:
         await asyncio.sleep(min(_SWEEP_S, seconds))
         if unloaded := await model_pool.unload_idle(seconds):

@@ -1,4 +1,4 @@
-"""The OpenAI API over engines, and the one internal call that hands rollouts' records over."""
+"""The OpenAI API over engines, and the internal call that closes rollouts and returns their records."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _CREDENTIALS = ("cid", "trace", "trace_correlation_id")
 
 
 class Router(Protocol):
-    """Where calls go. What it raises is answered: `UserError` 400 or 404, `Transient` 503."""
+    """Finds what a call runs on. Its errors become responses: `UserError` 400 or 404, `Transient` 503."""
 
     def for_rollout(self, cid: Cid) -> AbstractAsyncContextManager[PolicyBinding]:
-        """The training policy of a credential, its pinned version checked, with the job's sampling."""
+        """The training policy of a credential, at the version that it pins if any, with the job's sampling."""
         ...
 
     def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[PolicyBinding]:
@@ -44,7 +44,7 @@ class Router(Protocol):
 
 
 Authenticate = Callable[[Request], Awaitable[str]]
-"""Who asks, for calls without a cid; raises `InvalidKey`."""
+"""Returns who makes a call without a cid; raises `InvalidKey`."""
 
 
 class _Close(msgspec.Struct):
@@ -65,7 +65,7 @@ def build_api(
     internal_token: the bearer of the close call. timeout: seconds for one completion. extra_routes: health and metrics.
     """
     api = _Api(router, recorder, authenticate, internal_token, timeout)
-    # Most calls first: routes are tried in order.
+    # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     routes = [Route(f"{prefix}/chat/completions", api.chat, methods=["POST"]) for prefix in prefixes]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
@@ -124,7 +124,7 @@ class _Api:
     async def close(self, request: Request) -> Response:
         """POST /internal/rollouts/close {"cids": […]}: what `closed_from_bytes` reads, one entry a credential.
 
-        Many at once, because a request costs ten times what closing one rollout does.
+        Many in one request, because a request costs ten times as much as closing one rollout.
         """
         try:
             if not bears(request.headers.get("authorization", ""), self._internal_token):

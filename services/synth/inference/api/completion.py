@@ -1,4 +1,4 @@
-"""One chat call, from its request to its replies: sampled, watched for a client that hangs up, and recorded."""
+"""Runs one chat call from its request to its replies: samples, aborts if the client hangs up, and records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CLIENT_CLOSED_REQUEST = 499
 
 @dataclass(frozen=True, slots=True)
 class PolicyBinding:
-    """What one call runs on. model: the name that the reply gives. sampling: the job's, for a rollout's call."""
+    """What one call runs on. model: its name in the reply. sampling: the job's, for a rollout's call."""
 
     engine: Engine
     chat: ChatFormat
@@ -43,7 +43,7 @@ class PolicyBinding:
 
 @dataclass(eq=False, slots=True)
 class _Choice:
-    """One of a call's replies on its way. call: its place in the recorder, for a rollout's call."""
+    """One of a call's replies under way. call: of the recorder, if the call belongs to a rollout."""
 
     generation: Generation
     reader: ReplyReader
@@ -56,7 +56,7 @@ class _Choice:
         return self.parts[-1].finish_reason == "abort"
 
     def append(self, part: Part) -> Fresh:
-        """Keep the next part; the text that it makes certain."""
+        """Keep the next part; returns the text that it completes."""
         self.parts.append(part)
         return self.reader.more(part)
 
@@ -68,12 +68,12 @@ class _Choice:
 
 
 class Completion:
-    """A chat call that is ready to be sampled. calls: the places of its choices in the recorder, for a rollout's."""
+    """A chat call that is ready to be sampled. calls: of the recorder, one for each choice, for a rollout's call."""
 
     def __init__(
         self, request: ChatRequest, binding: PolicyBinding, calls: Sequence[Call] = (), *, timeout: float
     ) -> None:
-        """Raises `UserError` for messages that cannot be rendered, or a tool that cannot be called."""
+        """Raises `UserError` for messages that cannot be rendered, and for a tool that cannot be called."""
         self._chat = chat = binding.chat
         self._conversation: Conversation = build_conversation(request, binding.sampling)
         self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].thread if calls else None)
@@ -116,7 +116,7 @@ class Completion:
             self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
-        """Sample to the end, record, and reply in one JSON body. Raises what the engine raises."""
+        """Sample to the end, record the choices, and reply with one JSON body. Raises what the engine raises."""
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
             await _gather_or_cancel([choice.sample() for choice in self._choices])
@@ -155,7 +155,7 @@ class Completion:
         except SynthError as error:
             await send(_sse_event(error_body(error), last=True))
         except OSError:
-            pass  # the server's word for a client that hung up
+            pass  # the server raises this when the client has hung up
         finally:
             watch.cancel()
             for choice in self._choices:
@@ -191,20 +191,20 @@ class Completion:
             await asyncio.gather(pumping, return_exceptions=True)
 
     def _finish(self, choice: _Choice) -> tuple[Reply, Fresh]:
-        """Read a reply that has ended, and record it (once). The reply, and what of it was held back until now."""
+        """Parse a reply that has ended, and record it once; returns the reply, and its text that was held back."""
         last = choice.parts[-1]
         reply, rest = choice.reader.close(last.finish_reason or "abort")
         call = choice.call
         if call is not None and not call.settled:
             call.finish(_record(self._prompt_ids, choice.parts))
-            # A stop string is cut from the text that the app holds, so its turn cannot be continued token-exactly.
+            # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 said = [token_id for part in choice.parts for token_id in part.token_ids]
                 self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, said)
         return reply, rest
 
     def _record_unfinished(self, choice: _Choice) -> None:
-        """The stream is over: record what there is of a reply that has not ended."""
+        """Record the tokens of a reply that has not ended; the stream is over."""
         if choice.call is None or choice.call.settled:
             return
         if any(part.token_ids for part in choice.parts):
@@ -227,7 +227,7 @@ class Completion:
 
 
 class EventStream(Response):
-    """The response that streams a completion. lease: what holds its model in place, ended with the stream."""
+    """The response that streams a completion. lease: keeps its model loaded, and ends with the stream."""
 
     def __init__(self, completion: Completion, lease: AsyncExitStack) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -247,7 +247,7 @@ def _sse_event(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
 
 
 async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their ends. The first error ends the others."""
+    """Run all coroutines to their end; the first error cancels the others."""
     if len(runs) == 1:
         await runs[0]
         return

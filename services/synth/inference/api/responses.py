@@ -1,4 +1,4 @@
-"""The JSON of a reply, as OpenAI has it: whole, or as a stream of chunks."""
+"""The JSON of a reply in OpenAI's format: whole, or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synth.inference.tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """What the client asked the reply to look like. warnings: what else it asked for, without effect."""
+    """What the client wants to find in the reply. warnings: what else it asked for, without effect."""
 
     id: str
     model: str
@@ -28,7 +28,7 @@ class ReplyOptions:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a call. sampled: of all its choices, thoughts included; forced: those that no policy drew."""
+    """The tokens of a call. sampled: in all its choices, thoughts included. forced: those that no policy sampled."""
 
     prompt: int
     sampled: int = 0
@@ -41,7 +41,7 @@ class Usage:
         self.forced += sum(len(part.token_ids) for part in parts if not part.sampled)
 
     def json(self) -> dict[str, Any]:
-        """`completion_tokens` are the sampled ones, so that `max_tokens` bounds it."""
+        """OpenAI's `usage`. `completion_tokens` counts the sampled tokens, so that `max_tokens` bounds it."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.sampled,
@@ -91,7 +91,7 @@ class ChunkWriter:
         self._index = index
 
     def opening(self) -> dict[str, Any]:
-        """The first chunk: the role, and of the first choice what the request asks for without effect."""
+        """The first chunk: the role, and in the first choice's chunk the warnings."""
         chunk = self._chunk({"role": "assistant", "content": ""})
         return chunk if self._index else chunk | _warnings(self._options)
 
@@ -99,13 +99,13 @@ class ChunkWriter:
         """The chunks for new tokens, if any text became certain or logprobs were asked for."""
         detailed = self._options.logprobs or self._options.token_ids
         if fresh.thoughts:
-            # The tokens go with the last of the chunks that they make.
+            # The token details go into the last of the chunks that these tokens make.
             yield self._chunk(_thoughts_json(fresh.thoughts), part=part if detailed and not fresh.content else None)
         if fresh.content or (detailed and not fresh.thoughts):
             yield self._chunk({"content": fresh.content}, part=part if detailed else None)
 
     def closing(self, reply: Reply, rest: Fresh) -> Iterator[dict[str, Any]]:
-        """What was held back, tool calls, and the finish reason."""
+        """The last chunks: the text that was held back, tool calls, and the finish reason."""
         if rest.thoughts:
             yield self._chunk(_thoughts_json(rest.thoughts))
         if rest.content:
@@ -147,7 +147,7 @@ def _message_json(message: Message) -> dict[str, Any]:
 
 
 def _thoughts_json(thoughts: str) -> dict[str, str]:
-    """Under both of the names that clients look for."""
+    """The thoughts under both names that clients look for."""
     return {"reasoning_content": thoughts, "reasoning": thoughts}
 
 
@@ -160,7 +160,7 @@ def _call_json(call: ToolCall) -> dict[str, Any]:
 
 
 def _logprobs(parts: Sequence[Part], tokenizer: Tokenizer) -> dict[str, Any]:
-    """One entry a token, in step with `token_ids`; a forced token has logprob 0 and says that it was not sampled."""
+    """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
     for part in parts:
         for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):

@@ -1,8 +1,8 @@
 """The records of open rollouts: what was sampled under each credential (cid), kept in memory until it is closed.
 
-Invariants: a cid takes calls from its first to its close or expiry, and never again; its records are handed over
-whole, in the order in which the calls arrived; a close that is repeated gets the same bytes for a while; nothing that
-a task app says about tokens is believed.
+Invariants: a cid takes calls until it is closed or expires, and never again; a close returns all of its records, in
+the order in which the calls arrived; a repeated close returns the same bytes for a minute; nothing that a task app
+says about tokens is trusted.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from synth.keys import Cid
 from synth.trajectories import CompletionRecord, records_to_bytes
 
 _CLOSED_KEPT_S = 60.0
-# A sweep looks at every rollout of the last minutes: one for each close would cost more the longer a job runs.
+# A sweep looks at every rollout of the last minutes, so a sweep at each close would cost more the longer a job runs.
 _SWEEP_INTERVAL_S = 1.0
 
 
 class CidClosed(SynthError):
-    """The credential was closed, or its time is over."""
+    """The credential was closed or has expired."""
 
 
 class BudgetSpent(SynthError):
-    """The credential has made all the calls that it may."""
+    """The credential has used its budget of calls."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenRollout:
-    """One rollout under way. calls: that count against its budget; calls_begun: all of them, failed ones too.
+    """One rollout under way. calls: those that count against its budget. calls_begun: all, failed ones included.
 
-    records: by the number of the call. running: what ends each call in flight.
+    records: by the number of the call. aborts: by the number of the call, what ends it while it runs.
     """
 
     cid: Cid
@@ -64,17 +64,17 @@ class Call:
         return self._rollout.thread
 
     def on_close(self, abort: Callable[[], None]) -> None:
-        """What to call if the rollout is closed, or expires, while this call runs."""
+        """Register what to call if the rollout is closed, or expires, while this call runs."""
         self._rollout.aborts[self._number] = abort
 
     def finish(self, record: CompletionRecord) -> None:
-        """Keep what was sampled. After a close it is dropped and counted: the rollout has been judged without it."""
+        """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""
         self.settled = True
         self._rollout.aborts.pop(self._number, None)
         self._recorder.store(self._rollout, self._number, record)
 
     def fail(self) -> None:
-        """It came to nothing through no fault of the caller: it does not count. Does nothing after `finish`."""
+        """End the call without a record, and give it back to the budget. Does nothing after `finish`."""
         if self.settled:
             return
         self.settled = True
@@ -85,9 +85,9 @@ class Call:
 class Recorder:
     """All open rollouts of one inference process.
 
-    read: the credential in a text, expired or not; raises `InvalidKey` if we did not sign it (`keys.read_cid` with
-    `now=0`). max_bytes: of the records of open rollouts together, and again of the closed ones; beyond it new calls
-    are refused with `Transient`. now: unix seconds.
+    read: decodes a credential, expired or not; raises `InvalidKey` if we did not sign it (`keys.read_cid` with
+    `now=0`). max_bytes: of the records of all open rollouts, and again of all closed ones; new calls beyond it are refused with
+    `Transient`. now: returns unix seconds.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Recorder:
         self._max_bytes = max_bytes
         self._now = now
         self._open: dict[str, OpenRollout] = {}
-        self._closed: dict[str, tuple[float, bytes]] = {}  # by the time of the close
+        self._closed: dict[str, tuple[float, bytes]] = {}  # cid text -> (kept until, bytes), in the order of closing
         self._closed_bytes = 0
-        self._expiry_of_closed: dict[str, int] = {}  # closed before it expires: text -> expiry
+        self._expiry_of_closed: dict[str, int] = {}  # closed before they expired: cid text -> expiry
         self._sweep_due = 0.0
         self.nbytes = 0
         self.late_records = 0
@@ -111,11 +111,11 @@ class Recorder:
         return len(self._open)
 
     def begin(self, text: str) -> Call:
-        """Start a call under a credential. Raises what `begin_all` raises."""
+        """Begin a call under a credential. Raises what `begin_all` raises."""
         return self.begin_all(text, 1)[0]
 
     def begin_all(self, text: str, choices: int) -> list[Call]:
-        """Start a call for each of a request's choices: all of them, or none.
+        """Begin a call for each of a request's choices: all of them, or none.
 
         Raises `InvalidKey` if it is not ours, `CidClosed` after its close or expiry, `BudgetSpent` beyond its calls,
         `Transient` when the records held for the collectors fill their memory.
@@ -154,10 +154,10 @@ class Recorder:
         self.nbytes += size
 
     def close(self, text: str) -> bytes:
-        """End a rollout: its records, for `synth.trajectories.records_from_bytes`. Calls in flight are aborted.
+        """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.
 
-        A credential that was never used closes with no records. Raises `InvalidKey` if it is not ours, `CidClosed` if
-        its records have been handed over too long ago, or it expired unclosed.
+        A credential that was never used has no records. Raises `InvalidKey` if it is not ours, and `CidClosed` if it
+        was closed too long ago, or expired before it was closed.
         """
         now = self._now()
         if now >= self._sweep_due:
@@ -181,7 +181,7 @@ class Recorder:
         return body
 
     def sweep(self) -> None:
-        """Drop what expired: open rollouts, and closed bytes past their minute or beyond the memory."""
+        """Drop open rollouts that expired, and the bytes of closed ones that are too old or too many."""
         now = self._now()
         self._sweep_due = now + _SWEEP_INTERVAL_S
         for text in [t for t, r in self._open.items() if r.cid.expires <= now]:
@@ -191,7 +191,7 @@ class Recorder:
             del self._expiry_of_closed[text]
 
     def _evict_closed(self, now: float) -> None:
-        """Drop closed bytes, the oldest first: those past their minute, and what is beyond the memory."""
+        """Drop the bytes of closed rollouts, oldest first: after a minute, or when together they exceed `max_bytes`."""
         while self._closed:
             text, (until, body) = next(iter(self._closed.items()))
             if until > now and self._closed_bytes <= self._max_bytes:

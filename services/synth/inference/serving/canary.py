@@ -1,7 +1,7 @@
-"""The proof that an engine computes with the weights that it was given: the trainer's canary, repeated.
+"""Proves that an engine computes with the weights that it was given, by scoring the trainer's canary again.
 
-Digests say that the right tensors arrived. A head that was packed before, a cache that outlived its weights, an
-adapter on the wrong rows: all of these pass them, and none passes this.
+Digests prove only that the right tensors arrived. An LM head packed from the old weights, a cache that outlived its
+weights, an adapter on the wrong rows: digests find none of these faults, and the canary finds all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BFLOAT16_TOLERANCE = Tolerance(max_error=1.0, mean_error=0.1)
 
 
 class CanaryMismatch(Permanent):
-    """The engine's log-probabilities are not the trainer's: what it samples would be of another policy."""
+    """The engine's log-probabilities are not the trainer's, so its samples would come from another policy."""
 
 
 async def check_canary(engine: Engine, canary: Canary, *, half_precision: bool) -> float:
@@ -43,7 +43,7 @@ async def check_canary(engine: Engine, canary: Canary, *, half_precision: bool) 
     errors = [abs(ours - theirs) for ours, theirs in zip(scored, canary.logprobs, strict=True)]
     worst = max(range(len(errors)), key=lambda i: math.inf if math.isnan(errors[i]) else errors[i])
     mean = sum(errors) / len(errors)
-    # Written so that a NaN, of which no comparison holds, is a mismatch.
+    # Every comparison with NaN is false, so a NaN is a mismatch.
     if errors[worst] <= allowed.max_error and mean <= allowed.mean_error:
         return errors[worst]
     raise CanaryMismatch(

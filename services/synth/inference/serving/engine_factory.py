@@ -1,4 +1,4 @@
-"""Opens an engine on a model's files: the one place that knows which engine that is."""
+"""Loads a model's files into an engine; no other module knows which engine that is."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     from synth.inference.engines.settings import EngineSettings
     from synth.inference.engines.vllm.host import VllmHost
 
-_importing = threading.Lock()
+_import_lock = threading.Lock()
 
 
 def import_transformers() -> None:
-    """Import what the first model will need, which takes seconds; returns when it is imported, whoever began.
+    """Import what the first model will need, which takes seconds; returns when the imports are done.
 
-    One thread at a time: transformers loads its parts when they are first named, and two threads that name them at
-    once can find one half made.
+    One thread at a time: transformers loads its submodules lazily, and two threads at once can find one half loaded.
     """
-    with _importing:
+    with _import_lock:
         import transformers.models.auto.modeling_auto
         import transformers.models.auto.tokenization_auto
         import transformers.models.qwen3.modeling_qwen3  # noqa: F401
@@ -38,7 +37,7 @@ def import_transformers() -> None:
 
 
 def warm_up(settings: InferenceSettings) -> None:
-    """Have ready what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
+    """Prepare what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
     import_transformers()
     if settings.engine == "vllm":
         from synth.inference.engines.vllm import process
@@ -47,7 +46,7 @@ def warm_up(settings: InferenceSettings) -> None:
 
 
 def engine_settings(settings: InferenceSettings) -> EngineSettings:
-    """How an engine of this process runs."""
+    """The settings of an engine of this process."""
     from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 
     return EngineSettings(
@@ -61,7 +60,7 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
 
 @dataclass(frozen=True)
 class TransformersEngineFactory:
-    """Loads files with the transformers engine, which raises `Permanent` for what it cannot serve."""
+    """Loads files into a transformers engine. Raises `Permanent` for a model that it cannot serve."""
 
     settings: InferenceSettings
 
@@ -79,7 +78,7 @@ class TransformersEngineFactory:
 
 @dataclass(frozen=True)
 class VllmEngineFactory:
-    """Loads files as policies on vLLM hosts."""
+    """Loads files as a policy on a vLLM host."""
 
     settings: InferenceSettings
     vllm_pool: VllmPool[VllmHost]
@@ -102,7 +101,7 @@ class VllmEngineFactory:
 
 
 def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
-    """The hosts of a process whose engine is vLLM."""
+    """The pool of vLLM hosts of this process, which is empty at first."""
 
     async def start(model_dir: Path, rank: int | None) -> VllmHost:
         from synth.inference.engines.vllm.host import VllmHost
@@ -113,7 +112,7 @@ def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
 
 
 async def _load_published_weights(loaded: LoadedPolicy, files: ModelFiles) -> LoadedPolicy:
-    """The same, serving the weights that were published for it, proven."""
+    """Load the weights that were published for a policy, if any, and check them by their canary; returns the policy."""
     if files.weights is None:
         return loaded
     try:
@@ -134,7 +133,7 @@ def _load_chat_format(files: ModelFiles) -> ChatFormat:
 
 
 def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
-    """Whether an engine computes in 16 bits: on a GPU, vLLM always and the other one as the model is stored."""
+    """Whether an engine computes in 16 bits: vLLM always does on a GPU, transformers if the model is stored so."""
     import torch
 
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")

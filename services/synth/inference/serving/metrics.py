@@ -1,4 +1,4 @@
-"""What the loaded engines tell Prometheus, read when it asks."""
+"""The Prometheus metrics of the loaded engines, read at each scrape."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COUNTERS = {
 
 
 class EngineMetrics(Collector):
-    """`synth_engine_…{model}` of every loaded engine; an engine that is unloaded takes its series with it.
+    """`synth_engine_…{model}` of every loaded engine; the series of an engine ends when it is unloaded.
 
-    `synth_vllm_host_policies{base,host}`: the models on each vLLM host. vLLM's own figures, `vllm:…`, come from itself.
+    `synth_vllm_host_policies{base,host}`: the models on each vLLM host. vLLM exports its own metrics, `vllm:…`.
     """
 
     def __init__(self, model_pool: ModelPool, vllm_pool: VllmPool[Any]) -> None:

@@ -1,9 +1,9 @@
-"""Which models this process holds: training policies for as long as their job says, served models by use.
+"""The models that this process holds: a training policy until its job releases it, a served model while it is used.
 
-A training policy is never evicted for a served model; an idle served model is evicted for either. What an evaluation
-pins of a training policy stands beside it and takes no place: an evaluation that had to wait for another job's end
-would fail its own. A model is loaded once however many ask for it at the same time, and one that nobody trains is let
-go of when nobody has asked for it for a while.
+A training policy is never evicted for a served model; an idle served model is evicted for either. A version that an
+evaluation pins is held beside its training policy and does not count towards `max_models`: an evaluation that had to
+wait for the end of another job would fail its own job. A model is loaded once, however many requests ask for it at the
+same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from synth.inference.engines.protocol import Engine, EngineStats
 class ModelFiles:
     """A model on this machine's disk. adapter: a peft directory over it, or None.
 
-    weights: a policy weights file to load over it, of this version; None for the model as it lies there.
-    weights_are_copy: weights is a copy for this one load, to be deleted after it. canary: what proves them.
-    lora: the shape of the adapter, this one or the one that will be trained; None for full weights.
-    trained: newer weights will come.
+    weights: a policy weights file of this version to load over it; None for the model as it is on disk.
+    weights_are_copy: the weights file is a copy for this load only, to be deleted after it. canary: proves the weights.
+    lora: the shape of the adapter, present or yet to be trained; None: full weights. trained: newer weights will come.
     """
 
     model_dir: Path
@@ -42,19 +41,19 @@ class ModelFiles:
 
     @property
     def swaps_full_weights(self) -> bool:
-        """Whether the weights of the model itself are replaced, so that nothing else can run on them."""
+        """Whether the weights of the model itself get replaced, so that no other policy can share them."""
         return self.lora is None and (self.trained or self.weights is not None)
 
 
 async def _no_op() -> None:
-    """There is nothing but the engine."""
+    """Releases nothing: the engine has no host."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
     """An engine and the chat format of its model.
 
-    half_precision: it computes in 16 bits. release_host: frees what the engine stands on, once it is closed.
+    half_precision: whether it computes in 16 bits. release_host: called after the engine was closed.
     """
 
     engine: Engine
@@ -63,7 +62,7 @@ class LoadedPolicy:
     release_host: Callable[[], Awaitable[None]] = _no_op
 
     async def close(self) -> None:
-        """Stop the engine, and free what it stands on."""
+        """Close the engine, and release its host."""
         try:
             await self.engine.close()
         finally:
@@ -74,12 +73,12 @@ FindFiles = Callable[[str], Awaitable[ModelFiles]]
 """Resolves a model id to files on this machine; raises `UserError` for an unknown one."""
 
 EngineFactory = Callable[[ModelFiles], Awaitable[LoadedPolicy]]
-"""Loads files as the policy version that they are."""
+"""Loads files as the policy version that they hold."""
 
 
 @dataclass(eq=False, slots=True)
 class _PooledModel:
-    """One of the process's places for a model. last_used: by the clock; leases: requests that run on it.
+    """A model of the pool, loading or loaded. last_used: by the clock. leases: requests that run on it.
 
     version_of: the training policy of which this is another version; it is unloaded together with that policy.
     """
@@ -98,7 +97,7 @@ class _PooledModel:
 class ModelPool:
     """The loaded models of one inference process, at most `max_models`.
 
-    load_timeout: seconds for one to load. clock: seconds, of any beginning.
+    load_timeout: seconds for one to load. clock: returns seconds from any starting point.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class ModelPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_files = find_files
-        self._build_engine = engine_factory
+        self._engine_factory = engine_factory
         self._max_models = max_models
         self._load_timeout = load_timeout
         self._models: dict[str, _PooledModel] = {}
@@ -119,11 +118,11 @@ class ModelPool:
         self._lock = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """What is loaded, training policies included."""
+        """The names of the loaded models, training policies included."""
         return [name for name, model in self._models.items() if _is_ready(model)]
 
     def stats(self) -> dict[str, EngineStats]:
-        """A reading of every loaded engine, by the name of its model."""
+        """The stats of every loaded engine, by the name of its model."""
         return {name: model.loading.result().engine.stats() for name, model in self._models.items() if _is_ready(model)}
 
     def training(self, name: str) -> LoadedPolicy | None:
@@ -136,11 +135,11 @@ class ModelPool:
         async with self._lock:
             model = await self._get_alive(name)
             if model is None:
-                model = await self._start_loading(name, lambda: self._build_engine(files), training=True)
+                model = await self._start_loading(name, lambda: self._engine_factory(files), training=True)
         return await self._loaded(name, model)
 
     async def release(self, name: str) -> None:
-        """Let go of a training policy: its job is over. Releasing one that is not held does nothing."""
+        """Unload a training policy and its pinned versions: its job is over. Does nothing if it is not held."""
         model = self._models.get(name)
         if model is not None and model.training:
             await self._unload(name, model)
@@ -149,7 +148,7 @@ class ModelPool:
                 await self._unload(pinned, version)
 
     async def try_unload(self, name: str) -> bool:
-        """Let go of a served model, so that its files are looked for anew; False while somebody uses it."""
+        """Unload a served model, so that its files are looked up again at its next use; False while it is in use."""
         model = self._models.get(name)
         if model is not None and model.evictable:
             await self._unload(name, model)
@@ -157,7 +156,7 @@ class ModelPool:
 
     @asynccontextmanager
     async def lease(self, name: str, *, version_of: str | None = None) -> AsyncIterator[LoadedPolicy]:
-        """A served model for one request, loaded first if need be; it is not evicted meanwhile.
+        """A served model for one request; it is loaded first if necessary, and not evicted meanwhile.
 
         version_of: the training policy that this is another version of.
         Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
@@ -165,7 +164,7 @@ class ModelPool:
         model = await self._get_alive(name)
         if model is None:
             async with self._lock:
-                model = self._models.get(name)  # another request may have begun to load it meanwhile
+                model = self._models.get(name)  # another request may have begun to load it
                 if model is None:
                     model = await self._start_loading(
                         name, lambda: self._find_and_load(name), training=False, version_of=version_of
@@ -179,11 +178,11 @@ class ModelPool:
             model.last_used = self._clock()
 
     async def unload_idle(self, seconds: float) -> list[str]:
-        """Let go of the models that nobody trains and nobody has used for so long; returns their names."""
+        """Unload the models that nobody trains and nobody has used for so many seconds; returns their names."""
         since = self._clock() - seconds
         idle = [(name, model) for name, model in self._models.items() if model.evictable and model.last_used <= since]
         for name, model in idle:
-            # Closing the one before took its time: somebody may use this one by now.
+            # Closing the previous one took a while: somebody may use this one by now.
             if model.evictable:
                 await self._unload(name, model)
         return [name for name, _ in idle]
@@ -193,13 +192,13 @@ class ModelPool:
         await asyncio.gather(*(self._unload(name, model) for name, model in list(self._models.items())))
 
     async def _find_and_load(self, name: str) -> LoadedPolicy:
-        return await self._build_engine(await self._find_files(name))
+        return await self._engine_factory(await self._find_files(name))
 
     async def _start_loading(
         self, name: str, load: Callable[[], Awaitable[LoadedPolicy]], *, training: bool, version_of: str | None = None
     ) -> _PooledModel:
         rivals = {n: p for n, p in self._models.items() if p.version_of == version_of}
-        # Beside a training policy there is room for one more version of it; the idle ones before it are history.
+        # Beside a training policy there is room for one pinned version; an idle earlier one gives way.
         if len(rivals) >= (self._max_models if version_of is None else 1):
             idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
@@ -217,9 +216,9 @@ class ModelPool:
         return model
 
     async def _loaded(self, name: str, model: _PooledModel) -> LoadedPolicy:
-        """Wait for a model that is loading; one that cannot be loaded gives its place back."""
+        """Wait until a model is loaded; remove it from the pool if it cannot be loaded."""
         try:
-            # Shielded: a client that hangs up must not cancel the load that others wait for.
+            # Shielded, because a client that hangs up must not cancel the load that others wait for.
             loaded = await asyncio.shield(model.loading)
         except TimeoutError:
             self._remove(name, model)
@@ -234,7 +233,7 @@ class ModelPool:
         return loaded
 
     async def _get_alive(self, name: str) -> _PooledModel | None:
-        """A model of the pool; one whose engine has died is removed, so that it is loaded anew."""
+        """A model of the pool, or None; one whose engine has died is unloaded, so that it is loaded again."""
         model = self._models.get(name)
         if model is not None and model.loading.done() and not _is_ready(model):
             await self._unload(name, model)

@@ -1,4 +1,4 @@
-"""The owner of one job's serve task: loads its policy, follows its versions, lets go when the job ends or pauses."""
+"""Owns serve tasks: loads a job's policy, follows its versions, and releases it when the job ends or pauses."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ log = logs.get("serve")
 
 _POLL_S = 5.0
 
-#: How long the second serve task of a job stays in the queue when the process that serves it already has taken it.
+#: The delay of a job's second serve task that was delivered to the process that already serves the job.
 _REQUEUE_DELAY_S = 5.0
 
 
 @dataclass(frozen=True)
 class ServeService:
-    """What every serve task of this process shares. boot: names this process, for its announcements' ids.
+    """What all serve tasks of this process share. boot: identifies this process in the ids of its announcements.
 
-    serving: the jobs whose task it owns.
+    serving: the jobs whose tasks it owns.
     """
 
     bus: Connection
@@ -81,7 +81,7 @@ class ServeService:
                 self.changed.set()
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: say that the policy cannot be served, so that its owner ends the job."""
+        """Announce for a dead letter that its policy cannot be served, so that the owner of the job ends it."""
         history = await read_job(self.bus, task.org, task.job_id)
         if history.standing.is_over(task.term):
             return
@@ -89,7 +89,7 @@ class ServeService:
         await self.refuse(task, reason, train=isinstance(job, RlJob))
 
     async def refuse(self, task: Task, reason: str, *, train: bool) -> None:
-        """Say that a policy cannot be served. The trainer's task is due all the same: it ends the job."""
+        """Announce that a policy cannot be served. The train task is queued anyway, because its owner ends the job."""
         log.error("policy refused", job=task.job_id, reason=reason)
         event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {reason}"))
         await Publisher(self.bus).once(event, org=task.org, key=task.job_id, id=f"refused:{task.term}")
@@ -121,23 +121,23 @@ class _ServedTask:
         following = asyncio.create_task(self._follow())
         try:
             if (await read_job(service.bus, job.org, job.job_id)).standing.is_over(self.task.term):
-                # Loading took long: whoever hears of it would wait for a policy that is let go of.
+                # The job ended while the policy was loading, so nobody may be told to use it.
                 return
             if self.newest is not None:
-                # Whoever takes over serves the latest version at once: the ones before it are history.
+                # After a takeover the newest version is served at once; earlier ones are not needed any more.
                 await self._catch_up(policy)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
-            # Not sooner: what was loaded first is the source, which is nobody's policy after the first iteration.
+            # Not sooner: until now the source model was loaded, which is not the policy after the first iteration.
             service.router.jobs[job.job_id] = job
             service.changed.set()
-            # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
+            # The engine is ready, so a trainer will not have to wait for it: queue its task (decision 16).
             if job.trained:
                 await service.train_is_due(self.task)
             while not self.over:
                 if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
-                # Fetching, hashing and swapping a large policy takes minutes; waiting for one does not.
+                # Fetching, hashing and swapping a large policy takes minutes, and has a deadline of its own.
                 lease.progress("load a version", deadline=service.settings.load_timeout_s)
                 await self._catch_up(policy)
                 lease.progress("serve", deadline=60)
@@ -162,11 +162,11 @@ class _ServedTask:
             try:
                 proven, canary_error = await self._load_version(policy, event)
             except CanaryMismatch:
-                # Of whatever version: the engine is wrong, or the trainer is.
+                # Whatever the version, the engine or the trainer is wrong.
                 raise
             except Permanent:
-                # A version expires, at any moment, once there is a newer one, of which our follower may be the last
-                # to hear. What is still the newest is broken.
+                # A version can expire as soon as there is a newer one, of which our follower may not have heard yet.
+                # But if this version is still the newest, it is broken.
                 newest = await self._last_published()
                 if newest is not None and self._is_newer(newest):
                     self.newest = newest
@@ -177,7 +177,7 @@ class _ServedTask:
             await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=canary_error)
 
     async def _load_version(self, policy: LoadedPolicy, event: PolicyPublished) -> tuple[int, float | None]:
-        """Serve a version; returns how many tensors were proven, and how far its canary is from the trainer's."""
+        """Serve a version; returns how many tensors were proven, and the canary's largest error in nats, or None."""
         blobs = self.service.blobs
         name = f"{self.job.job_id}-{event.attempt}-{event.version}.safetensors"
         file = await blobs.fetch(event.weights, self.service.router.cache / name)
@@ -185,7 +185,7 @@ class _ServedTask:
             proof = await policy.engine.update_weights(file, event.version)
         finally:
             if blobs.root is None:
-                # Our copy; of a local store it is the blob itself.
+                # Our own copy. A local store returns the blob itself.
                 file.unlink(missing_ok=True)
         if event.canary is None:
             return proof.matched, None
@@ -209,7 +209,7 @@ class _ServedTask:
             proven=proven,
             canary_error=canary_error,
         )
-        # With the term: a policy that is loaded anew after a pause must be told anew.
+        # The id holds the term, because a policy that is loaded again after a pause must be announced again.
         id = f"{self.task.term}:{self.loaded[0]}:{version}:{service.settings.replica}:{service.boot}"
         await Publisher(service.bus).once(event, org=self.job.org, key=self.job.job_id, id=id)
         log.info("policy loaded", version=version, seconds=round(seconds, 4), proven=proven, canary_error=canary_error)
@@ -221,7 +221,7 @@ class _ServedTask:
             self.service.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]
         ):
             if isinstance(recorded.event, PolicyPublished):
-                # We follow from the log's beginning: what is told may be long past.
+                # The follower reads from the beginning of the log, so this version may be an old one.
                 if self._is_newer(recorded.event):
                     self.newest = recorded.event
             elif recorded.type.startswith("job."):

@@ -1,4 +1,4 @@
-"""Where a call goes: the training policy that its credential pins, or a served model that its organisation may use."""
+"""Routes a call to the training policy of its credential, or to a served model that its organisation may use."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from synth.weights.local_model import local_model, training_source
 
 @dataclass(frozen=True)
 class ServedJob:
-    """A job whose policy this process serves: its source, and the sampling that its rollouts must use.
+    """A job whose policy this process serves: its source model, and the sampling that its rollouts must use.
 
-    trained: the policy will be trained (RL), with an adapter of shape `lora` or, None, in full.
+    trained: whether the policy is trained (RL). lora: the shape of the adapter that is trained; None: full weights.
     """
 
     org: str
@@ -38,7 +38,7 @@ class ServedJob:
 
 @dataclass
 class ServiceRouter:
-    """See `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by their id."""
+    """Implements `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by job id."""
 
     bus: Connection
     blobs: BlobStore
@@ -50,7 +50,7 @@ class ServiceRouter:
     _model_pool: ModelPool | None = None
 
     def attach_model_pool(self, model_pool: ModelPool) -> None:
-        """Use these policies; they load through `files_of`."""
+        """Serve from this pool, which finds its files through `files_of`."""
         self._model_pool = model_pool
 
     @property
@@ -60,7 +60,7 @@ class ServiceRouter:
 
     @asynccontextmanager
     async def for_rollout(self, cid: Cid) -> AsyncIterator[PolicyBinding]:
-        """The live policy of the credential's job, or the pinned version, held beside it while it is evaluated."""
+        """The live policy of the credential's job, or the version that the credential pins for an evaluation."""
         job = self.jobs.get(cid.job_id)
         if job is None:
             raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
@@ -79,7 +79,7 @@ class ServiceRouter:
     async def for_model(self, model: str, principal: str) -> AsyncIterator[PolicyBinding]:
         """A base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
-        # Other weights under the same id: the base was put here, or another model stands in for it.
+        # The id stands for other weights now: the base was installed, or another model stands in for it.
         if self._by_id.get(ref.id) != ref and await self.model_pool.try_unload(ref.id):
             self._by_id[ref.id] = ref
         async with self.model_pool.lease(ref.id) as loaded:
@@ -90,11 +90,11 @@ class ServiceRouter:
         return [spec.id for spec in self.registry.runnable()]
 
     def served(self) -> list[str]:
-        """What may be asked for now: a training policy only when it stands at the version that its job is at."""
+        """The models that can be called now; a training policy only once it serves the newest version of its job."""
         return [n for n in self.model_pool.names() if self.model_pool.training(n) is None or n in self.jobs]
 
     async def files_of(self, name: str) -> ModelFiles:
-        """The files behind a name of `ModelPool`: a pinned version of a served job, or a model found before."""
+        """The files of a model of the pool: a pinned version of a served job, or a model that `for_model` has found."""
         job_id, _, version = name.partition("@v")
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
@@ -102,7 +102,7 @@ class ServiceRouter:
         return ModelFiles(found.model, found.adapter, lora=self._by_id[name].lora)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
-        """The files that a job's policy starts from, as its trainer loads them."""
+        """The files that a job's policy starts from: the same as its trainer loads."""
         if job.trained:
             found = await training_source(job.source, job.lora, self.blobs, self.cache)
             return ModelFiles(found.model, found.adapter, lora=job.lora, trained=True)
@@ -113,8 +113,8 @@ class ServiceRouter:
         if not model:
             raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
         known, named = self._refs.get((org, model)), parse_finetuned(model)
-        # A base may have been put on the machine anew, and a checkpoint may have expired, which matters to who has to
-        # load it; what a job has made never changes.
+        # A base may have been installed again. A checkpoint may have expired, which matters only if it is not loaded. A
+        # fine-tuned model never changes.
         lasting = named is not None and named.checkpoint is None
         if known is None or not (lasting or (named is not None and known.id in self.model_pool.names())):
             try:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.limits import vllm_lora_rank
-from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
@@ -79,6 +79,7 @@ class VllmHost:
         weights.
         """
         rank = None if max_lora_rank is None else vllm_lora_rank(max_lora_rank)
+        _check_workarounds(settings)
         model = await asyncio.to_thread(read_base_model_info, model_dir)
         launching = asyncio.ensure_future(asyncio.to_thread(_launch, model_dir, model, settings, rank))
         try:
@@ -262,6 +263,12 @@ class VllmHost:
             self.weights_replaced = False  # the self-test has put the base weights back
         else:
             await selftest.check_lora_mask(self)
+
+
+def _check_workarounds(settings: EngineSettings) -> None:
+    unknown = settings.workarounds - WORKAROUNDS
+    if unknown:
+        raise Permanent(f"workarounds names {sorted(unknown)}; expected some of {sorted(WORKAROUNDS)}")
 
 
 def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None) -> Any:
