@@ -52,7 +52,7 @@ class Load:
             self.finished_one.set()
 
     async def one_more(self) -> None:
-        """Wait until a request is done that began after this call did."""
+        """Wait until a request is done that started after this call did."""
         asked = self.asked
         while len(self.done) <= asked:
             self.finished_one.clear()
@@ -67,9 +67,9 @@ async def swap_under_load(engine: VllmEngine, publish_version: Callable[[int], P
             file = publish_version(version)
             load.finished_one.clear()
             await asyncio.wait_for(load.finished_one.wait(), 60)
-            began = time.monotonic()
+            started = time.monotonic()
             proof = await engine.update_weights(file, version)
-            seconds.append(time.monotonic() - began)
+            seconds.append(time.monotonic() - started)
             assert (proof.version, proof.matched) == (version, proof.tensors)
             file.unlink()
         await load.one_more()
@@ -136,7 +136,7 @@ async def test_fifty_versions_of_an_adapter_under_load(
     load, seconds = await swap_under_load(lora, publish_version)
 
     tokens = check_nothing_lost(load)
-    assert {len(set(r.versions)) for _, _, r in load.done} == {1}  # each finishes on the adapter that it began with
+    assert {len(set(r.versions)) for _, _, r in load.done} == {1}  # each finishes on the adapter that it started with
     worst = worst_difference(load, 0, reference)
     for version in range(1, SWAPS + 1):
         randomize_adapter(adapted, version)

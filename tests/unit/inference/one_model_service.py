@@ -24,8 +24,8 @@ from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 
 SECRET, TOKEN, KEY = "cluster", "internal", "synth_live_x"
-ASK: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
-OURS = {"Authorization": f"Bearer {KEY}"}
+CHAT_BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
+API_KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 class OneModel:
@@ -80,7 +80,9 @@ class Served:
 
     async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
         query = f"?cid={cid}" if cid else ""
-        return await self.http.post(f"{path}{query}", json={**ASK, **body}, headers={} if cid else OURS)
+        return await self.http.post(
+            f"{path}{query}", json={**CHAT_BODY, **body}, headers={} if cid else API_KEY_HEADERS
+        )
 
     async def chunks(self, cid: str | None, **body: Any) -> list[dict[str, Any]]:
         """The chunks of a streamed reply."""

@@ -1,4 +1,4 @@
-"""A tiny real Qwen3 and its tokenizer, made in a second, and what a plain forward says of it."""
+"""A tiny real Qwen3 and its tokenizer, made in a second, its policy files, and its logprobs by a plain forward."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def plain_logprobs(
 
 
 def perturbed_model(path: Path, seed: int) -> Any:
-    """The model after a big step of training, so that stale keys and values would show."""
+    """The model with noise on all weights, large enough that stale keys and values would show."""
     model = plain_model(path)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def perturbed_model(path: Path, seed: int) -> Any:
 
 
 def write_full_policy(folder: Path, model: Any, version: int) -> Path:
-    """The model's weights as a policy weights file."""
+    """Write the model's weights as a policy weights file."""
     tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
     file = folder / f"v{version}.safetensors"
     write_policy(file, tensors, kind="full", version=version)
@@ -98,13 +98,13 @@ def write_full_policy(folder: Path, model: Any, version: int) -> Path:
 
 
 def lora_model(path: Path) -> Any:
-    """The model with a LoRA over every linear layer, which changes nothing yet."""
+    """The model with a LoRA over every linear layer, which has no effect yet."""
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(plain_model(path), config).eval()
 
 
 def randomize_adapter(adapted: Any, seed: int) -> None:
-    """Give the adapter other weights, whose effect is large."""
+    """Give the adapter random weights with a large effect."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -113,7 +113,7 @@ def randomize_adapter(adapted: Any, seed: int) -> None:
 
 
 def write_adapter_policy(folder: Path, adapted: Any, version: int) -> Path:
-    """The adapter as a policy weights file."""
+    """Write the adapter as a policy weights file."""
     config = adapted.peft_config["default"]
     plain = {k: v for k, v in config.to_dict().items() if not isinstance(v, set)}
     plain["target_modules"] = sorted(config.target_modules)

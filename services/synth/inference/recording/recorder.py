@@ -86,8 +86,8 @@ class Recorder:
     """All open rollouts of one inference process.
 
     read: decodes a credential, expired or not; raises `InvalidKey` if we did not sign it (`keys.read_cid` with
-    `now=0`). max_bytes: of the records of all open rollouts, and again of all closed ones; new calls beyond it are refused with
-    `Transient`. now: returns unix seconds.
+    `now=0`). max_bytes: of the records of all open rollouts, and again of all closed ones; new calls beyond it are
+    refused with `Transient`. now: returns unix seconds.
     """
 
     def __init__(

@@ -180,7 +180,7 @@ async def test_a_model_that_nobody_asks_for_is_unloaded_and_one_that_is_used_or_
     await model_pool.close()
 
 
-async def test_what_an_engine_stands_on_is_let_go_of_after_it(model_dir: Path, store: ModelStore) -> None:
+async def test_the_host_of_an_engine_is_released_after_the_engine_is_closed(model_dir: Path, store: ModelStore) -> None:
     release_host: list[bool] = []
 
     async def open_on_a_host(files: ModelFiles) -> LoadedPolicy:
