@@ -140,7 +140,7 @@ def test_the_tree_of_the_architecture_page_is_the_tree_of_the_code():
     (tree,) = re.findall(r"```text\n(shared/synth/\n.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
     shown: list[str] = []
     above: list[str] = []
-    for line in tree.splitlines():
+    for line in filter(str.strip, tree.splitlines()):
         indent, place = re.match(r"( *)(\S+)", line).groups()  # type: ignore[union-attr]
         if place.endswith("/"):
             above = [*above[: len(indent) // 2], place]
