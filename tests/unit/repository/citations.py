@@ -16,10 +16,11 @@ from synth.events.catalogue import CATALOGUE
 ROOT = Path(__file__).parents[3]
 #: Written by `make contracts`, or from the clients' own files: their text is somebody's docstring.
 GENERATED = ("events.md", "configs.md", "settings.md", "client-examples.md")
+#: The folders of the repository: what is hidden, as .venv, belongs to the machine.
+_FOLDERS = [p.name for p in sorted(ROOT.iterdir()) if p.is_dir() and p.name[0] not in "._"] + [".ci", ".github"]
+SOURCES = [folder for folder in _FOLDERS if any((ROOT / folder).rglob("*.py"))]
 #: Packages whose modules are named with dots.
-PACKAGES = ("synth", "benchmarks", "contracts", "demo", "task_apps", "tests")
-SOURCES = ("shared", "services", "benchmarks", "contracts", "demo", "task_apps", "tests")
-_FOLDERS = (*SOURCES, "configs", "deploy", "docs", ".ci", ".github")
+PACKAGES = ["synth", *(folder for folder in SOURCES if folder not in ("shared", "services"))]
 _ENTITIES = "|".join(sorted({name.split(".")[0] for name in CATALOGUE}))
 
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
