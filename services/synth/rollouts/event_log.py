@@ -19,8 +19,14 @@ from synth.events import (
     RolloutFailed,
     RolloutRequested,
 )
-from synth.rollouts.collection.batching import Collected
-from synth.rollouts.collection.types import Before, GivenUp, Kept, Request, Spot
+from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.collection.types import (
+    AbandonedRollout,
+    CollectRequest,
+    CompletedRollout,
+    PriorProgress,
+    RolloutSpec,
+)
 from synth.trajectories import RolloutBatch, Trajectory
 
 
@@ -36,10 +42,10 @@ class RolloutLog:
         self._job_id = job_id
         self._term = term
         self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
-        self._given_up: dict[tuple[str, int], dict[int, GivenUp]] = {}
+        self._abandoned: dict[tuple[str, int], dict[int, AbandonedRollout]] = {}
         self._finished: set[tuple[str, int]] = set()
         self._evaluations: dict[int, EvalCompleted] = {}
-        self._last_batch = 0
+        self._last_batch_seq = 0
 
     async def read(self) -> None:
         """Read what collectors before us announced."""
@@ -52,21 +58,21 @@ class RolloutLog:
             case RolloutCompleted() as event:
                 self._completed.setdefault((event.mode, event.iteration), {})[event.index] = event
             case RolloutFailed() as event:
-                given_up = GivenUp(event.problem, event.tries, late=event.late)
-                self._given_up.setdefault((event.mode, event.iteration), {})[event.index] = given_up
+                abandoned = AbandonedRollout(event.problem, event.tries, late=event.late)
+                self._abandoned.setdefault((event.mode, event.iteration), {})[event.index] = abandoned
             case RolloutBatched(iteration=iteration):
                 self._finished.add(("train", iteration))
-                self._last_batch = recorded.seq
+                self._last_batch_seq = recorded.seq
             case EvalCompleted() as event:
                 self._finished.add(("eval", event.iteration))
                 self._evaluations[event.iteration] = event
 
-    def finished(self, request: Request) -> bool:
+    def finished(self, request: CollectRequest) -> bool:
         """Whether this request's batch or evaluation is in the log."""
         return (request.mode, request.iteration) in self._finished
 
     @property
-    def batches(self) -> int:
+    def last_batched_iteration(self) -> int:
         """The last iteration whose batch is in the log: they are announced in order."""
         return max((iteration for mode, iteration in self._finished if mode == "train"), default=0)
 
@@ -74,13 +80,13 @@ class RolloutLog:
         """An evaluation that is in the log."""
         return self._evaluations.get(iteration)
 
-    async def before(self, request: Request) -> Before:
+    async def prior_progress(self, request: CollectRequest) -> PriorProgress:
         """What a collector before us completed of a request, with the trajectories, and what it gave up."""
         key = (request.mode, request.iteration)
-        done: dict[int, Collected] = {}
+        done: dict[int, ScoredRollout] = {}
         for index, event in self._completed.get(key, {}).items():
             trajectory = Trajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
-            done[index] = Collected(
+            done[index] = ScoredRollout(
                 rollout_id=event.rollout_id,
                 group=event.group,
                 seed=event.seed,
@@ -90,49 +96,49 @@ class RolloutLog:
                 tries=event.tries,
             )
         # Two collectors, one of which did not know yet that it was replaced, may disagree: what is done is done.
-        return Before(done, {i: g for i, g in self._given_up.get(key, {}).items() if i not in done})
+        return PriorProgress(done, {i: g for i, g in self._abandoned.get(key, {}).items() if i not in done})
 
-    async def keep(self, request: Request, kept: Kept) -> None:
+    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
         """Make one rollout durable: its trajectory, then the event that names it."""
-        c = kept.collected
-        trajectory = Trajectory(branches=c.branches, reward=c.reward, info=kept.verdict.info)
-        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{kept.spot.index}"
+        c = completed.rollout
+        trajectory = Trajectory(branches=c.branches, reward=c.reward, info=completed.score.info)
+        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{completed.spec.index}"
         blob = await self._put(key, trajectory.to_bytes())
         versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]
         event = RolloutCompleted(
             rollout_id=c.rollout_id,
             iteration=request.iteration,
             mode=request.mode,
-            index=kept.spot.index,
+            index=completed.spec.index,
             group=c.group,
             seed=c.seed,
             reward=c.reward,
             trajectory=blob,
             completion_tokens=sum(int(b.loss_mask.sum()) for b in c.branches),
-            calls=kept.calls,
+            calls=completed.calls,
             versions=(min(versions, default=-1), max(versions, default=-1)),
             seconds=round(c.seconds, 4),
             tries=c.tries,
-            outcome=kept.verdict.outcome,
+            outcome=completed.score.outcome,
         )
         await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
 
-    async def give_up(self, request: Request, spot: Spot, given_up: GivenUp) -> None:
+    async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         """Say that a rollout failed through its whole budget, or was cut off at its group's deadline."""
         event = RolloutFailed(
-            rollout_id=spot.rollout_id,
+            rollout_id=spec.rollout_id,
             iteration=request.iteration,
             mode=request.mode,
-            index=spot.index,
-            group=spot.group,
-            seed=spot.seed,
-            problem=given_up.problem,
-            tries=given_up.tries,
-            late=given_up.late,
+            index=spec.index,
+            group=spec.group,
+            seed=spec.seed,
+            problem=abandoned.problem,
+            tries=abandoned.tries,
+            late=abandoned.late,
         )
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=spot.rollout_id)
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=spec.rollout_id)
 
-    async def batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
+    async def publish_batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
         """Publish an iteration's batch, the next one of the chain. Another collector's batch is as good as ours."""
         k = batch.meta.iteration
         blob = await self._put(f"jobs/{self._job_id}/batches/{k}", batch.to_bytes())
@@ -145,8 +151,8 @@ class RolloutLog:
             values=values,
         )
         try:
-            self._last_batch = await self._publisher.chained(
-                event, org=self._org, key=self._job_id, id=str(k), after=self._last_batch
+            self._last_batch_seq = await self._publisher.chained(
+                event, org=self._org, key=self._job_id, id=str(k), after=self._last_batch_seq
             )
         except Conflict:
             await self.read()
@@ -159,20 +165,20 @@ class RolloutLog:
         # rollout again, can never put other bytes where an event says that these are.
         return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.safetensors", body)
 
-    async def evaluated(self, event: EvalCompleted) -> None:
+    async def publish_evaluation(self, event: EvalCompleted) -> None:
         """Publish an evaluation."""
         await self._publisher.once(event, org=self._org, key=self._job_id, id=f"eval:{event.iteration}")
         self._finished.add(("eval", event.iteration))
 
-    async def blocked(self, iteration: int, problem: Problem) -> None:
+    async def publish_blocked(self, iteration: int, problem: Problem) -> None:
         """Say that the job's environment is broken; its owner ends the job."""
         event = RolloutBlocked(iteration=iteration, problem=problem)
         await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{self._term}:{iteration}")
 
 
-def as_request(event: RolloutRequested) -> Request:
+def request_from_event(event: RolloutRequested) -> CollectRequest:
     """The request that an event carries."""
-    return Request(
+    return CollectRequest(
         iteration=event.iteration,
         mode=event.mode,
         seeds=event.seeds,

@@ -13,17 +13,17 @@ from synth.rollouts.collection.collector import Collector
 class ConcurrencyMetrics(MetricsCollector):
     """`synth_rollouts_…{job}` of every job that is collected for now; one that is over takes its series with it."""
 
-    def __init__(self, collecting: Mapping[str, Collector]) -> None:
+    def __init__(self, collectors: Mapping[str, Collector]) -> None:
         """collecting: by job id; changes under way."""
-        self._collecting = collecting
+        self._collectors = collectors
 
     def collect(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("synth_rollouts_running", "Rollouts at the task app", labels=["job"])
         limit = GaugeMetricFamily("synth_rollouts_limit", "Rollouts that may be at the task app", labels=["job"])
         halved = CounterMetricFamily("synth_rollouts_halved", "Times the limit was halved", labels=["job", "cause"])
-        for job, collector in list(self._collecting.items()):
-            running.add_metric([job], collector.places.taken)
-            limit.add_metric([job], collector.pace.limit)
-            for harm, times in collector.pace.halved.items():
-                halved.add_metric([job, harm.value], times)
+        for job, collector in list(self._collectors.items()):
+            running.add_metric([job], collector.limiter.in_use)
+            limit.add_metric([job], collector.controller.limit)
+            for overload, times in collector.controller.halved.items():
+                halved.add_metric([job, overload.value], times)
         yield from (running, limit, halved)

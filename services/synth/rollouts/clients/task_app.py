@@ -11,8 +11,8 @@ import httpx
 
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.jobs.resolved import RolloutSettings
-from synth.rollouts.collection.scoring import Reply
-from synth.rollouts.collection.types import Request, Spot
+from synth.rollouts.collection.scoring import TaskAppReply
+from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 
 #: One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _IN_FLIGHT = 8
@@ -43,9 +43,9 @@ class TaskClient:
     def url(self) -> str:
         return self._url
 
-    async def play(self, request: Request, spot: Spot, *, inference_url: str, cid: str) -> Reply:
+    async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
         """One try of one rollout. A transport error is a `Reply` with status 0: the environment's fault."""
-        body = self._body(request, spot, inference_url=inference_url, cid=cid)
+        body = self._body(request, spec, inference_url=inference_url, cid=cid)
         limit = self._rollout.rollout_timeout_s
         content = bytearray()
         try:
@@ -54,12 +54,12 @@ class TaskClient:
                 async for chunk in reply.aiter_raw():
                     content += chunk
                     if len(content) > _MAX_BODY:
-                        return Reply(0, f"the answer is larger than {_MAX_BODY >> 20} MiB")
+                        return TaskAppReply(0, f"the answer is larger than {_MAX_BODY >> 20} MiB")
         except (TimeoutError, httpx.TimeoutException):
-            return Reply(0, f"no answer within {limit:.0f} s", timed_out=True)
+            return TaskAppReply(0, f"no answer within {limit:.0f} s", timed_out=True)
         except httpx.HTTPError as error:
-            return Reply(0, f"{type(error).__name__}: {error}")
-        return Reply(reply.status_code, self._read(bytes(content), cid))
+            return TaskAppReply(0, f"{type(error).__name__}: {error}")
+        return TaskAppReply(reply.status_code, self._read(bytes(content), cid))
 
     def _read(self, content: bytes, cid: str) -> Any:
         """An answer's JSON, or its text. Apps echo what they were sent, and a credential must not reach an event."""
@@ -71,7 +71,7 @@ class TaskClient:
         except ValueError:
             return content[:300].decode(errors="replace")
 
-    def _body(self, request: Request, spot: Spot, *, inference_url: str, cid: str) -> dict[str, Any]:
+    def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
         r = self._rollout
         sampling = {"temperature": r.sampling.temperature, "top_p": 1.0, "max_tokens": r.sampling.max_tokens}
         policy = {
@@ -86,11 +86,11 @@ class TaskClient:
             policy["thinking_mode"] = "think" if r.sampling.thinking else "no_think"
         if r.sampling.thinking_budget is not None:
             policy["thinking_budget"] = r.sampling.thinking_budget
-        env: dict[str, Any] = {"config": r.env_config, "seed": spot.seed}
+        env: dict[str, Any] = {"config": r.env_config, "seed": spec.seed}
         if r.env_name is not None:
             env["env_name"] = r.env_name
         return {
-            "run_id": spot.rollout_id,
+            "run_id": spec.rollout_id,
             "mode": "rl" if request.mode == "train" else "eval",
             "env": env,
             "policy": {"policy_name": r.policy_name, "config": policy},

@@ -13,7 +13,7 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class Collected:
+class ScoredRollout:
     """One finished rollout of an iteration. seconds: from the first try to the last reply; tries: 1 and up."""
 
     rollout_id: str
@@ -43,7 +43,7 @@ def has_signal(rewards: list[float]) -> bool:
 
 
 def build_batch(
-    rollouts: list[Collected],
+    rollouts: list[ScoredRollout],
     *,
     job_id: str,
     iteration: int,
@@ -92,7 +92,7 @@ def build_batch(
     return RolloutBatch.build(branches, advantage, rollout, meta)
 
 
-def collection_values(rollouts: list[Collected], *, failed: int) -> dict[str, float]:
+def collection_values(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:
     """Figures of a collection that are repeated in `train.step` and `eval.completed`. Seconds are wall seconds."""
     if not rollouts:
         return {"rollouts": 0.0, "rollouts_failed": float(failed)}
@@ -113,10 +113,10 @@ def collection_values(rollouts: list[Collected], *, failed: int) -> dict[str, fl
     }
 
 
-def _sampled(rollout: Collected) -> bytes:
+def _sampled(rollout: ScoredRollout) -> bytes:
     """What the policy said in a rollout, as bytes that are equal for equal words."""
     return b"".join(b.tokens[b.loss_mask].tobytes() for b in rollout.branches)
 
 
-def _index(rollout: Collected) -> int:
+def _index(rollout: ScoredRollout) -> int:
     return int(rollout.rollout_id.rsplit("_", 1)[1])

@@ -15,24 +15,24 @@ import math
 import time
 from collections.abc import Callable
 
-from synth.rollouts.collection.batching import Collected
-from synth.rollouts.collection.request_runner import Gathering, Moved
+from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.collection.request_runner import Moved, RequestRunner
 from synth.rollouts.collection.scoring import Rewarded
 from synth.rollouts.collection.types import (
-    Before,
-    Broken,
-    Gathered,
-    GivenUp,
-    GiveUp,
-    Keep,
-    Kept,
-    Request,
-    Spot,
-    Tried,
-    Try,
+    Abandon,
+    AbandonedRollout,
+    CollectRequest,
+    Complete,
+    CompletedRollout,
+    EnvironmentBroken,
+    PriorProgress,
+    RequestResult,
+    RolloutSpec,
+    RunTry,
+    TryResult,
 )
-from synth.rollouts.concurrency.controller import Harm, Pace
-from synth.rollouts.concurrency.limiter import Order, Places
+from synth.rollouts.concurrency.controller import ConcurrencyController, Overload
+from synth.rollouts.concurrency.limiter import Priority, PriorityLimiter
 from synth.runtime import logs
 from synth.trajectories import CompletionRecord, branches_of
 
@@ -51,9 +51,9 @@ class Collector:
         *,
         bound: int,
         max_tries: int,
-        attempt: Try,
-        keep: Keep,
-        give_up: GiveUp,
+        run_try: RunTry,
+        complete: Complete,
+        abandon: Abandon,
         progress: Callable[[int, int], None],
         group_timeout_s: float | None = None,
         queue: Callable[[], tuple[int, int]] = lambda: (0, 0),
@@ -63,13 +63,13 @@ class Collector:
         group_timeout_s: while all rollouts of a group are under way; None: as long as they take. queue: requests
         that run in the engines that serve the job, and that wait there.
         """
-        self.pace = Pace(bound)
-        self.places = Places(self.pace.limit)
+        self.controller = ConcurrencyController(bound)
+        self.limiter = PriorityLimiter(self.controller.limit)
         self._job_id = job_id
         self._max_tries = max_tries
-        self._attempt = attempt
-        self._keep = keep
-        self._give_up = give_up
+        self._run_try = run_try
+        self._complete = complete
+        self._abandon = abandon
         self._progress = progress
         self._group_timeout_s = group_timeout_s
         self._queue = queue
@@ -77,78 +77,82 @@ class Collector:
         self.busy = 0
         """Requests that are being collected now."""
 
-    async def collect(self, request: Request, before: Before, *, turn: int = 0) -> Gathered | Broken:
+    async def collect(
+        self, request: CollectRequest, prior: PriorProgress, *, priority: int = 0
+    ) -> RequestResult | EnvironmentBroken:
         """Run what is missing of a request. turn: its place among the job's requests; the earlier one goes first."""
 
-        async def play(spot: Spot, moved: Moved) -> Kept | GivenUp:
-            return await self._play(request, spot, (turn, spot.index), moved)
+        async def play(spec: RolloutSpec, moved: Moved) -> CompletedRollout | AbandonedRollout:
+            return await self._play_once(request, spec, (priority, spec.index), moved)
 
-        gathering = Gathering(
+        collectors = RequestRunner(
             self._job_id,
             request,
-            before,
+            prior,
             play=play,
-            keep=self._keep,
-            give_up=self._give_up,
+            complete=self._complete,
+            abandon=self._abandon,
             progress=self._progress,
             # A group of one has no others to go on with.
             group_timeout_s=self._group_timeout_s if request.group_size > 1 else None,
         )
         self.busy += 1
         try:
-            return await gathering.run()
+            return await collectors.run()
         finally:
             self.busy -= 1
 
-    def stepped(self, waiting: int, busy: float) -> None:
+    def record_step(self, waiting: int, busy: float) -> None:
         """The trainer has made a step; what is told as in `Pace.stepped`."""
-        self.pace.stepped(time.monotonic(), waiting=waiting, busy=busy)
-        self._follow_pace()
+        self.controller.record_step(time.monotonic(), waiting=waiting, busy=busy)
+        self._follow_controller()
 
-    async def _play(self, request: Request, spot: Spot, order: Order, moved: Moved) -> Kept | GivenUp:
+    async def _play_once(
+        self, request: CollectRequest, spec: RolloutSpec, order: Priority, moved: Moved
+    ) -> CompletedRollout | AbandonedRollout:
         """One rollout, tried until it counts or its budget is spent. Between its tries it holds no place."""
         first = math.inf
         for tries in itertools.count(1):
-            async with self.places.one(order):
+            async with self.limiter.acquire(order):
                 began = time.monotonic()
                 first = min(first, began)
-                tried = await self._attempt(request, spot, tries, functools.partial(moved, tries))
-                self._ended(request, tried, began)
-            verdict = tried.verdict
-            if isinstance(verdict, Rewarded):
-                collected = Collected(
-                    rollout_id=spot.rollout_id,
-                    group=spot.group,
-                    seed=spot.seed,
-                    reward=verdict.reward,
-                    branches=branches_of(tried.records),
+                result = await self._run_try(request, spec, tries, functools.partial(moved, tries))
+                self._ended(request, result, began)
+            score = result.score
+            if isinstance(score, Rewarded):
+                rollout = ScoredRollout(
+                    rollout_id=spec.rollout_id,
+                    group=spec.group,
+                    seed=spec.seed,
+                    reward=score.reward,
+                    branches=branches_of(result.records),
                     seconds=time.monotonic() - first,
                     tries=tries,
                 )
-                return Kept(spot, collected, verdict, len(tried.records))
+                return CompletedRollout(spec, rollout, score, len(result.records))
             if tries >= self._max_tries:
-                return GivenUp(verdict.problem, tries)
+                return AbandonedRollout(score.problem, tries)
             await asyncio.sleep(min(5.0, 0.2 * 2**tries))
         raise AssertionError("counting never ends")
 
-    def _ended(self, request: Request, tried: Tried, began: float) -> None:
+    def _ended(self, request: CollectRequest, result: TryResult, began: float) -> None:
         now = time.monotonic()
-        harm = tried.harm or (Harm.STALE if _is_too_old(request, tried.records) else None)
-        self.pace.ended(now, started=began, full=self.places.full, harm=harm)
+        overload = result.overload or (Overload.STALE if _is_too_old(request, result.records) else None)
+        self.controller.record_try(now, started=began, full=self.limiter.full, overload=overload)
         running, waiting = self._queue()
-        self.pace.queue(now, running=running, waiting=waiting)
-        self._follow_pace()
+        self.controller.record_queue(now, running=running, waiting=waiting)
+        self._follow_controller()
 
-    def _follow_pace(self) -> None:
-        pace = self.pace
-        self.places.resize(pace.limit)
-        if pace.rising != self._rising:
-            self._rising = pace.rising
-            cause = "fresh" if pace.rising or pace.cause is None else pace.cause.value
-            log.info("concurrency turns", rising=pace.rising, limit=pace.limit, cause=cause)
+    def _follow_controller(self) -> None:
+        controller = self.controller
+        self.limiter.resize(controller.limit)
+        if controller.rising != self._rising:
+            self._rising = controller.rising
+            cause = "fresh" if controller.rising or controller.cause is None else controller.cause.value
+            log.info("concurrency turns", rising=controller.rising, limit=controller.limit, cause=cause)
 
 
-def _is_too_old(request: Request, records: list[CompletionRecord]) -> bool:
+def _is_too_old(request: CollectRequest, records: list[CompletionRecord]) -> bool:
     """Whether the oldest token that was sampled can no longer be trained: what is pinned is not to be trained."""
     if request.mode != "train":
         return False

@@ -13,44 +13,54 @@ from collections.abc import Awaitable, Callable
 
 from synth.errors import Problem
 from synth.rollouts.collection.batching import has_signal
-from synth.rollouts.collection.types import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot
+from synth.rollouts.collection.types import (
+    Abandon,
+    AbandonedRollout,
+    CollectRequest,
+    Complete,
+    CompletedRollout,
+    EnvironmentBroken,
+    PriorProgress,
+    RequestResult,
+    RolloutSpec,
+)
 
 #: A request of which more than this share of the rollouts is given up stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5
 
 Moved = Callable[[int, bool], None]
 """Called with the number of the try, and whether the rollout is at its task app now: see `AtApp`."""
-Play = Callable[[Spot, Moved], Awaitable[Kept | GivenUp]]
+Play = Callable[[RolloutSpec, Moved], Awaitable[CompletedRollout | AbandonedRollout]]
 
 
-class Gathering:
+class RequestRunner:
     """The collection of one request."""
 
     def __init__(
         self,
         job_id: str,
-        request: Request,
-        before: Before,
+        request: CollectRequest,
+        prior: PriorProgress,
         *,
         play: Play,
-        keep: Keep,
-        give_up: GiveUp,
+        complete: Complete,
+        abandon: Abandon,
         progress: Callable[[int, int], None],
         group_timeout_s: float | None,
     ) -> None:
         self._job_id = job_id
         self._request = request
-        self._play = play
-        self._keep = keep
-        self._give_up = give_up
+        self._play_once = play
+        self._complete = complete
+        self._abandon = abandon
         self._progress = progress
         self._group_timeout_s = group_timeout_s
-        self._done = dict(before.done)
-        self._given_up = dict(before.given_up)
+        self._done = dict(prior.done)
+        self._abandoned = dict(prior.abandoned)
         self._groups = 0
         self._tasks = asyncio.TaskGroup()
 
-    async def run(self) -> Gathered | Broken:
+    async def run(self) -> RequestResult | EnvironmentBroken:
         """Play what is missing, to the end of the request or of its environment."""
         try:
             async with self._tasks:
@@ -60,12 +70,12 @@ class Gathering:
             first = _first(group)
             if not isinstance(first, _TooMany):
                 raise first from group
-            return Broken(first.problem)
-        failed = [g for g in self._given_up.values() if not g.late]
-        if self._given_up and not self._done:
-            return Broken(next(reversed(self._given_up.values())).problem)
-        late = Counter(index // self._request.group_size for index, g in self._given_up.items() if g.late)
-        return Gathered(
+            return EnvironmentBroken(first.problem)
+        failed = [g for g in self._abandoned.values() if not g.late]
+        if self._abandoned and not self._done:
+            return EnvironmentBroken(next(reversed(self._abandoned.values())).problem)
+        late = Counter(index // self._request.group_size for index, g in self._abandoned.items() if g.late)
+        return RequestResult(
             rollouts=list(self._done.values()),
             groups=self._groups,
             spent=self._spent,
@@ -82,59 +92,59 @@ class Gathering:
         self._groups += 1
 
     async def _group(self, group: int) -> None:
-        spots = self._request.spots(self._job_id, group)
-        missing = [s for s in spots if s.index not in self._done and s.index not in self._given_up]
+        specs = self._request.specs(self._job_id, group)
+        missing = [s for s in specs if s.index not in self._done and s.index not in self._abandoned]
         if missing:
             async with asyncio.TaskGroup() as tasks:
                 runs = _Runs(missing, self._group_timeout_s)
-                for spot in missing:
-                    runs.tasks[spot.index] = tasks.create_task(self._one(spot, runs))
+                for spec in missing:
+                    runs.tasks[spec.index] = tasks.create_task(self._one(spec, runs))
                 if self._group_timeout_s is not None:
                     await self._cut_off(runs, self._group_timeout_s)
-        if not self._has_signal(spots) and self._groups < self._request.most_groups:
+        if not self._has_signal(specs) and self._groups < self._request.max_groups:
             self._begin_group()
 
-    async def _one(self, spot: Spot, runs: _Runs) -> None:
+    async def _one(self, spec: RolloutSpec, runs: _Runs) -> None:
         def moved(tries: int, at_app: bool) -> None:
-            runs.moved(spot, tries, at_app)
+            runs.moved(spec, tries, at_app)
             # Each try has its own deadlines: one that begins, or waits for its replica, is no sign of a hang.
             self._say_progress()
 
-        came = await self._play(spot, moved)
+        came = await self._play_once(spec, moved)
         # From here on it is not late any more: what is being made durable is part of its group.
-        runs.over(spot)
-        if isinstance(came, Kept):
-            await self._keep(self._request, came)
-            self._done[spot.index] = came.collected
+        runs.over(spec)
+        if isinstance(came, CompletedRollout):
+            await self._complete(self._request, came)
+            self._done[spec.index] = came.rollout
             self._say_progress()
         else:
-            await self._without(spot, came)
+            await self._without(spec, came)
 
-    async def _without(self, spot: Spot, given_up: GivenUp) -> None:
-        await self._give_up(self._request, spot, given_up)
-        self._given_up[spot.index] = given_up
+    async def _without(self, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+        await self._abandon(self._request, spec, abandoned)
+        self._abandoned[spec.index] = abandoned
         self._say_progress()
-        if len(self._given_up) > max(1, int(self._spent * MAX_FAILED_SHARE)):
-            raise _TooMany(given_up.problem)
+        if len(self._abandoned) > max(1, int(self._spent * MAX_FAILED_SHARE)):
+            raise _TooMany(abandoned.problem)
 
     def _say_progress(self) -> None:
-        self._progress(len(self._done) + len(self._given_up), self._spent)
+        self._progress(len(self._done) + len(self._abandoned), self._spent)
 
     async def _cut_off(self, runs: _Runs, timeout: float) -> None:
         """End what still runs when the group's time is over."""
         await runs.all_ended_or_time_over()
-        late = [spot for spot in runs.spots if spot.index not in runs.played]
-        for spot in late:
-            runs.tasks[spot.index].cancel()
+        late = [spec for spec in runs.specs if spec.index not in runs.played]
+        for spec in late:
+            runs.tasks[spec.index].cancel()
         if late:
-            await asyncio.wait([runs.tasks[spot.index] for spot in late])
-        for spot in late:
-            await self._without(spot, _late(timeout, runs.tries[spot.index]))
+            await asyncio.wait([runs.tasks[spec.index] for spec in late])
+        for spec in late:
+            await self._without(spec, _late(timeout, runs.tries[spec.index]))
 
-    def _has_signal(self, spots: list[Spot]) -> bool:
-        if any(s.index in self._given_up and not self._given_up[s.index].late for s in spots):
+    def _has_signal(self, specs: list[RolloutSpec]) -> bool:
+        if any(s.index in self._abandoned and not self._abandoned[s.index].late for s in specs):
             return False
-        return has_signal([self._done[s.index].reward for s in spots if s.index in self._done])
+        return has_signal([self._done[s.index].reward for s in specs if s.index in self._done])
 
 
 class _Runs:
@@ -144,25 +154,25 @@ class _Runs:
     played: those whose playing is over. tries: of each, so far.
     """
 
-    def __init__(self, spots: list[Spot], timeout: float | None) -> None:
-        self.spots = spots
+    def __init__(self, specs: list[RolloutSpec], timeout: float | None) -> None:
+        self.specs = specs
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.tries: dict[int, int] = {}
         self.played: set[int] = set()
-        self._away = {spot.index for spot in spots}
+        self._away = {spec.index for spec in specs}
         self._left_s = timeout
         self._since = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._time_over = asyncio.Event()
 
-    def moved(self, spot: Spot, tries: int, at_app: bool) -> None:
-        self.tries[spot.index] = tries
-        (self._away.discard if at_app else self._away.add)(spot.index)
+    def moved(self, spec: RolloutSpec, tries: int, at_app: bool) -> None:
+        self.tries[spec.index] = tries
+        (self._away.discard if at_app else self._away.add)(spec.index)
         self._run_clock()
 
-    def over(self, spot: Spot) -> None:
-        self.played.add(spot.index)
-        self._away.discard(spot.index)
+    def over(self, spec: RolloutSpec) -> None:
+        self.played.add(spec.index)
+        self._away.discard(spec.index)
         self._run_clock()
 
     async def all_ended_or_time_over(self) -> None:
@@ -197,13 +207,13 @@ class _TooMany(Exception):
         self.problem = problem
 
 
-def _late(timeout: float, tries: int) -> GivenUp:
+def _late(timeout: float, tries: int) -> AbandonedRollout:
     problem = Problem(
         what=f"the rollout was not over {timeout:g} s after the last of its group had begun",
         expected="a reply within [rollout].group_timeout_s",
         fix="look at the task app's own log for this run_id, or give groups more time",
     )
-    return GivenUp(problem, tries, late=True)
+    return AbandonedRollout(problem, tries, late=True)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

@@ -22,7 +22,7 @@ _LARGEST_REWARD = 1e30
 
 
 @dataclass(frozen=True)
-class Reply:
+class TaskAppReply:
     """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
 
     status 0: there was no answer, and body says why. timed_out: because it did not come in time.
@@ -49,8 +49,8 @@ class EnvironmentFailed:
     problem: Problem
 
 
-def judge(
-    reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
+def score(
+    reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
     """Decide what one try of a rollout was worth. records: what the policy sampled in it."""
     if reply.status != 200:
@@ -79,7 +79,7 @@ def judge(
 
 
 def _refused(
-    reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
+    reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
     if reply.status not in (0, 401, 403) and _is_the_policys(reply, records):
         return Rewarded(failure_reward, "policy_failure", {"status": reply.status})
@@ -116,7 +116,7 @@ def _number(value: Any) -> float | None:
         return math.inf
 
 
-def _is_the_policys(reply: Reply, records: list[CompletionRecord]) -> bool:
+def _is_the_policys(reply: TaskAppReply, records: list[CompletionRecord]) -> bool:
     """Whether an error is the policy's: its last reply was cut off, or the app's own error says so."""
     if not records:
         return False

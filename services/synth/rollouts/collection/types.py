@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from synth.errors import Problem
 from synth.ids import JobId, RolloutId, rollout_id_for
-from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
-from synth.rollouts.concurrency.controller import Harm
+from synth.rollouts.concurrency.controller import Overload
 from synth.trajectories import CompletionRecord
 
 
 @dataclass(frozen=True)
-class Spot:
+class RolloutSpec:
     """One rollout to run: which of the request's, and its seed."""
 
     rollout_id: RolloutId
@@ -24,7 +24,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Request:
+class CollectRequest:
     """One `rollout.requested`. Group g plays seed g of seeds + refill_seeds, rollout i is of group i // group_size.
 
     refill_seeds: of the groups that stand in, in this order, for those that came without a signal.
@@ -44,41 +44,41 @@ class Request:
         return len(self.seeds) * self.group_size
 
     @property
-    def most_groups(self) -> int:
+    def max_groups(self) -> int:
         """With every refill."""
         return len(self.seeds) + len(self.refill_seeds)
 
-    def spots(self, job_id: str, group: int) -> list[Spot]:
+    def specs(self, job_id: str, group: int) -> list[RolloutSpec]:
         """The rollouts of one group."""
         seed = [*self.seeds, *self.refill_seeds][group]
         first = group * self.group_size
         return [
-            Spot(rollout_id_for(JobId(job_id), self.mode, self.iteration, i), i, group, seed)
+            RolloutSpec(rollout_id_for(JobId(job_id), self.mode, self.iteration, i), i, group, seed)
             for i in range(first, first + self.group_size)
         ]
 
 
 @dataclass(frozen=True)
-class Tried:
+class TryResult:
     """What one try gave: a verdict, what the policy sampled, and what it says against so many at once."""
 
-    verdict: Rewarded | EnvironmentFailed
+    score: Rewarded | EnvironmentFailed
     records: list[CompletionRecord]
-    harm: Harm | None = None
+    overload: Overload | None = None
 
 
 @dataclass(frozen=True)
-class Kept:
+class CompletedRollout:
     """A finished rollout, to be made durable."""
 
-    spot: Spot
-    collected: Collected
-    verdict: Rewarded
+    spec: RolloutSpec
+    rollout: ScoredRollout
+    score: Rewarded
     calls: int
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class AbandonedRollout:
     """A rollout that is not part of its group. late: it was cut off at the group's deadline, nothing failed."""
 
     problem: Problem
@@ -87,24 +87,24 @@ class GivenUp:
 
 
 @dataclass(frozen=True)
-class Before:
+class PriorProgress:
     """What the log has of a request already: rollouts that are done, and those that were given up, by index."""
 
-    done: dict[int, Collected]
-    given_up: dict[int, GivenUp]
+    done: dict[int, ScoredRollout]
+    abandoned: dict[int, AbandonedRollout]
 
 
-NOTHING_BEFORE = Before({}, {})
+NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RequestResult:
     """What came of a request. rollouts: those that count. groups, spent: groups and rollouts played, refills included.
 
     failed: rollouts that the environment failed. late: rollouts cut off at their group's deadline, by group.
     """
 
-    rollouts: list[Collected]
+    rollouts: list[ScoredRollout]
     groups: int
     spent: int
     failed: int
@@ -112,7 +112,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Broken:
+class EnvironmentBroken:
     """A request that cannot be collected: the environment failed too often, last of all like this."""
 
     problem: Problem
@@ -120,6 +120,6 @@ class Broken:
 
 AtApp = Callable[[bool], None]
 """Called with whether a rollout is at its task app: False while it waits for a replica that can serve it."""
-Try = Callable[[Request, Spot, int, AtApp], Awaitable[Tried]]
-Keep = Callable[[Request, Kept], Awaitable[None]]
-GiveUp = Callable[[Request, Spot, GivenUp], Awaitable[None]]
+RunTry = Callable[[CollectRequest, RolloutSpec, int, AtApp], Awaitable[TryResult]]
+Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[None]]
+Abandon = Callable[[CollectRequest, RolloutSpec, AbandonedRollout], Awaitable[None]]

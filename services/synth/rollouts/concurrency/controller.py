@@ -16,22 +16,22 @@ from collections import Counter
 from enum import StrEnum
 
 #: Where a job begins: what one HTTP client carries well. Three rounds later it runs 64.
-START = 8
+INITIAL_LIMIT = 8
 
 #: Rounds without harm that bring the limit from 0 to its bound.
 _ROUNDS = 16
 
 #: Replicas announce their queues every 3 s: how long until one can be seen to have shrunk.
-_SETTLE_S = 6.0
+_QUEUE_SETTLE_S = 6.0
 
 #: A collector that works less than this share of the time would be in time at half its pace.
 _IDLE_SHARE = 0.4
 
 
-class Harm(StrEnum):
+class Overload(StrEnum):
     """Why a limit is halved."""
 
-    OVERLOAD = "overload"
+    REJECTED = "overload"
     """the task app answered 429 or 503"""
     TIMEOUT = "timeout"
     """the task app did not answer in time"""
@@ -43,7 +43,7 @@ class Harm(StrEnum):
     """a rollout came back with tokens that are too old to be trained"""
 
 
-class Pace:
+class ConcurrencyController:
     """The limit on one job's rollouts at once.
 
     rising: the direction of the last change. halved: how often, by cause. cause: of the last halving.
@@ -52,60 +52,60 @@ class Pace:
     def __init__(self, bound: int) -> None:
         """bound: the user's, 1 and up."""
         self._bound = bound
-        self._limit = float(min(START, bound))
-        self._step = max(1.0, bound / _ROUNDS)
-        self._safe = self._ceiling = float(bound)
+        self._limit = float(min(INITIAL_LIMIT, bound))
+        self._increment = max(1.0, bound / _ROUNDS)
+        self._slow_start_threshold = self._ceiling = float(bound)
         self._halved_at = -math.inf
-        self._waiting = 0
-        self._ahead = False
-        self._answered = False
+        self._backlog = 0
+        self._batch_ready = False
+        self._backlog_halved = False
         self._queued = False
         self.rising = True
-        self.halved: Counter[Harm] = Counter()
-        self.cause: Harm | None = None
+        self.halved: Counter[Overload] = Counter()
+        self.cause: Overload | None = None
 
     @property
     def limit(self) -> int:
         return int(self._limit)
 
-    def ended(self, now: float, *, started: float, full: bool, harm: Harm | None = None) -> None:
+    def record_try(self, now: float, *, started: float, full: bool, overload: Overload | None = None) -> None:
         """A try of a rollout has ended. full: the limit was reached, so that a higher one would have been used."""
-        if harm is not None:
+        if overload is not None:
             # It was sent when more was thought to be bearable; that has been answered.
             if started >= self._halved_at:
-                self._halve(now, harm)
-        elif full and not self._ahead and not self._queued and self._limit < self._ceiling:
-            more = 1.0 if self._limit < self._safe else self._step / self._limit
+                self._halve(now, overload)
+        elif full and not self._batch_ready and not self._queued and self._limit < self._ceiling:
+            more = 1.0 if self._limit < self._slow_start_threshold else self._increment / self._limit
             self._limit = min(self._ceiling, self._limit + more)
             self.rising = True
 
-    def queue(self, now: float, *, running: int, waiting: int) -> None:
+    def record_queue(self, now: float, *, running: int, waiting: int) -> None:
         """What the engines that serve this job have in their batches, and before them."""
         self._queued = 4 * waiting > running
-        if waiting > max(1, running) and now - self._halved_at >= _SETTLE_S:
-            self._halve(now, Harm.QUEUE)
+        if waiting > max(1, running) and now - self._halved_at >= _QUEUE_SETTLE_S:
+            self._halve(now, Overload.QUEUE)
 
-    def stepped(self, now: float, *, waiting: int, busy: float) -> None:
+    def record_step(self, now: float, *, waiting: int, busy: float) -> None:
         """The trainer has made a step.
 
         waiting: batches that are collected, beside the one that it trains next; -1 where it has to wait for that one.
         busy: the share of the time since its last step in which rollouts ran.
         """
-        before, self._waiting = self._waiting, waiting
-        self._ahead = waiting >= 0
+        before, self._backlog = self._backlog, waiting
+        self._batch_ready = waiting >= 0
         # A backlog that shrinks needs patience, not another halving, and one halving is a step late to show.
-        self._answered = 1 < waiting >= before and not self._answered
-        if self._answered or (waiting >= 0 and busy < _IDLE_SHARE):
-            self._halve(now, Harm.BACKLOG)
+        self._backlog_halved = 1 < waiting >= before and not self._backlog_halved
+        if self._backlog_halved or (waiting >= 0 and busy < _IDLE_SHARE):
+            self._halve(now, Overload.BACKLOG)
         # A trainer that has to wait again needs more than that, not all there is: the next step shows.
-        if self.halved[Harm.BACKLOG]:
+        if self.halved[Overload.BACKLOG]:
             self._ceiling = min(float(self._bound), 2 * self._limit)
 
-    def _halve(self, now: float, harm: Harm) -> None:
+    def _halve(self, now: float, overload: Overload) -> None:
         self._limit = max(1.0, self._limit / 2)
         self._halved_at = now
         self.rising = False
-        if harm is not Harm.BACKLOG:
-            self._safe = self._limit
-        self.cause = harm
-        self.halved[harm] += 1
+        if overload is not Overload.BACKLOG:
+            self._slow_start_threshold = self._limit
+        self.cause = overload
+        self.halved[overload] += 1

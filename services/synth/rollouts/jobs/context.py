@@ -16,7 +16,7 @@ from synth.rollouts.settings import RolloutsSettings
 
 
 @dataclass(frozen=True)
-class Collection:
+class CollectionContext:
     """One job's collection, open for as long as its task, queued in this term of the job, is owned."""
 
     bus: Connection
@@ -25,7 +25,7 @@ class Collection:
     term: int
     collector: Collector
     versions: PolicyVersions
-    record: RolloutLog
+    event_log: RolloutLog
 
     def follow(self, *facts: str) -> AsyncGenerator[Recorded, None]:
         """These facts of the job, from its beginning on."""

@@ -23,23 +23,23 @@ from synth.events.catalogue import Event
 from synth.jobs.lifecycle import Standing, State
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection.batching import collection_values
-from synth.rollouts.collection.types import Broken, Request
-from synth.rollouts.jobs.context import Collection
+from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
+from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
 
 
-async def evaluate(collection: Collection, job: EvalJob) -> None:
+async def evaluate(context: CollectionContext, job: EvalJob) -> None:
     """Run an evaluation to its end (success, failure with its cause, or cancellation), or until it is paused."""
-    obstacle = await _until_served(collection)
-    org, job_id, worker = collection.history.org, collection.history.job_id, collection.settings.replica
-    history, fence = await start_attempt(collection.bus, org, job_id, worker=worker, term=collection.term)
+    obstacle = await _until_served(context)
+    org, job_id, worker = context.history.org, context.history.job_id, context.settings.replica
+    history, fence = await start_attempt(context.bus, org, job_id, worker=worker, term=context.term)
     if fence is None:
         return
     if obstacle is not None or history.state in (State.CANCELLING, State.PAUSING):
-        await _end(collection.bus, fence, obstacle or JobPaused(step=0))
+        await _end(context.bus, fence, obstacle or JobPaused(step=0))
         return
-    work = asyncio.create_task(_play(collection, job))
-    interrupted = asyncio.create_task(_interruption(collection))
+    work = asyncio.create_task(_play_once(context, job))
+    interrupted = asyncio.create_task(_interruption(context))
     try:
         await asyncio.wait([work, interrupted], return_when=asyncio.FIRST_COMPLETED)
         ending = work.result() if work.done() else interrupted.result()
@@ -47,7 +47,7 @@ async def evaluate(collection: Collection, job: EvalJob) -> None:
         for task in (work, interrupted):
             task.cancel()
         await asyncio.gather(work, interrupted, return_exceptions=True)
-    await _end(collection.bus, fence, ending)
+    await _end(context.bus, fence, ending)
 
 
 async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> None:
@@ -57,12 +57,12 @@ async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> N
         await _end(bus, fence, ending)
 
 
-async def _until_served(collection: Collection) -> JobFailed | None:
+async def _until_served(context: CollectionContext) -> JobFailed | None:
     """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for."""
     standing = Standing()
-    async with aclosing(collection.follow("policy.loaded", "policy.refused", "job.*")) as events:
+    async with aclosing(context.follow("policy.loaded", "policy.refused", "job.*")) as events:
         async for recorded in events:
-            of_this_term = recorded.seq > collection.history.since
+            of_this_term = recorded.seq > context.history.since
             match recorded.event:
                 case PolicyLoaded():
                     if of_this_term:
@@ -72,17 +72,17 @@ async def _until_served(collection: Collection) -> JobFailed | None:
                         return JobFailed(code="cannot_serve", problem=problem)
                 case _:
                     standing.add(recorded.type)
-                    if standing.is_over(collection.term):
+                    if standing.is_over(context.term):
                         return None
     raise AssertionError("a follow never ends")
 
 
-async def _interruption(collection: Collection) -> Event:
+async def _interruption(context: CollectionContext) -> Event:
     """Wait for a reason to stop before the end."""
     facts = ("job.cancel_requested", "job.pause_requested", "policy.refused")
-    async with aclosing(collection.follow(*facts)) as events:
+    async with aclosing(context.follow(*facts)) as events:
         async for recorded in events:
-            if recorded.seq < collection.history.since:
+            if recorded.seq < context.history.since:
                 continue
             match recorded.event:
                 case PolicyRefused(problem=problem):
@@ -94,25 +94,25 @@ async def _interruption(collection: Collection) -> Event:
     raise AssertionError("a follow never ends")
 
 
-async def _play(collection: Collection, job: EvalJob) -> Event:
+async def _play_once(context: CollectionContext, job: EvalJob) -> Event:
     try:
-        await collection.record.read()
-        done = collection.record.evaluation(0) or await _collect(collection, job)
+        await context.event_log.read()
+        done = context.event_log.evaluation(0) or await _collect_rollouts(context, job)
     except Permanent as error:
         return JobFailed(code="cannot_run", problem=Problem(what=str(error)))
-    if isinstance(done, Broken):
+    if isinstance(done, EnvironmentBroken):
         return JobFailed(code="task_app_failed", problem=done.problem)
     return JobSucceeded(steps=0, values=done.values)
 
 
-async def _collect(collection: Collection, job: EvalJob) -> EvalCompleted | Broken:
-    request = Request(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
-    result = await collection.collector.collect(request, await collection.record.before(request))
-    if isinstance(result, Broken):
+async def _collect_rollouts(context: CollectionContext, job: EvalJob) -> EvalCompleted | EnvironmentBroken:
+    request = CollectRequest(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
+    result = await context.collector.collect(request, await context.event_log.prior_progress(request))
+    if isinstance(result, EnvironmentBroken):
         return result
     values = collection_values(result.rollouts, failed=result.failed)
     done = EvalCompleted(model=job.model, instances=len(result.rollouts), values=values)
-    await collection.record.evaluated(done)
+    await context.event_log.publish_evaluation(done)
     return done
 
 

@@ -22,12 +22,12 @@ from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import Driver
+from synth.rollouts.clients.rollout_runner import RolloutRunner
 from synth.rollouts.clients.task_app import TaskClient
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.event_log import RolloutLog
-from synth.rollouts.jobs.context import Collection
+from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.settings import RolloutsSettings
@@ -45,7 +45,7 @@ class CollectorService:
     blobs: BlobStore
     settings: RolloutsSettings
     replicas: ReplicaTable
-    collecting: dict[str, Collector] = field(default_factory=dict[str, Collector])
+    collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one collect task until its job has ended or is paused."""
@@ -55,11 +55,11 @@ class CollectorService:
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
-            async with self._collection(history, job, lease) as collection:
+            async with self._open_context(history, job, lease) as context:
                 if isinstance(job, RlJob):
-                    await collect_iterations(collection, job)
+                    await collect_iterations(context, job)
                 else:
-                    await evaluate(collection, job)
+                    await evaluate(context, job)
 
     async def give_up(self, task: Task, reason: str) -> None:
         """The task is a dead letter: end its job, or let its owner end it, so that nobody waits in silence."""
@@ -70,10 +70,12 @@ class CollectorService:
         if isinstance(job_from_data(history.need(JobValidated).job), EvalJob):
             await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
         else:
-            await RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term).blocked(0, problem)
+            await RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term).publish_blocked(0, problem)
 
     @asynccontextmanager
-    async def _collection(self, history: JobHistory, job: RlJob | EvalJob, lease: Lease) -> AsyncIterator[Collection]:
+    async def _open_context(
+        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease
+    ) -> AsyncIterator[CollectionContext]:
         rollout = job.rollout
         # Silence is a hang only when it outlasts everything that a rollout may rightly wait for.
         deadline = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
@@ -86,7 +88,7 @@ class CollectorService:
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret)
         versions = PolicyVersions()
-        driver = Driver(
+        runner = RolloutRunner(
             history.job_id,
             rollout,
             app=app,
@@ -98,17 +100,17 @@ class CollectorService:
             replica_wait_s=_REPLICA_WAIT_S,
         )
         term = lease.task.term
-        record = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
+        event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
         collector = Collector(
             history.job_id,
             bound=rollout.max_concurrent_rollouts,
             max_tries=1 + rollout.max_retries,
-            attempt=driver.attempt,
-            keep=record.keep,
-            give_up=record.give_up,
+            run_try=runner.run_try,
+            complete=event_log.complete,
+            abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout.group_timeout_s,
-            queue=driver.queue,
+            queue=runner.engine_queue,
         )
 
         async def mark_idle() -> None:
@@ -119,14 +121,14 @@ class CollectorService:
                     progress("idle")
 
         idle = asyncio.create_task(mark_idle())
-        self.collecting[history.job_id] = collector
+        self.collectors[history.job_id] = collector
         try:
-            yield Collection(self.bus, self.settings, history, term, collector, versions, record)
+            yield CollectionContext(self.bus, self.settings, history, term, collector, versions, event_log)
         finally:
             idle.cancel()
             # A later task of the job may have begun already.
-            if self.collecting.get(history.job_id) is collector:
-                del self.collecting[history.job_id]
+            if self.collectors.get(history.job_id) is collector:
+                del self.collectors[history.job_id]
             await app.close()
             await recorder.close()
 

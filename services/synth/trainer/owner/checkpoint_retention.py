@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 #: The last one may turn out to be unreadable.
-_FOR_RESUME = 2
+_KEPT_FOR_RESUME = 2
 
 
-def kept_checkpoints(steps: list[int], *, kept: int, evaluated_every: int) -> set[int]:
+def steps_to_keep(steps: list[int], *, keep: int, evaluated_every: int) -> set[int]:
     """The steps, of those that have a checkpoint, whose checkpoint stays.
 
     The last two, and the last `kept` of those whose step is evaluated: they are the ones that can be compared.
@@ -14,4 +14,4 @@ def kept_checkpoints(steps: list[int], *, kept: int, evaluated_every: int) -> se
     """
     steps = sorted(steps)
     compared = [step for step in steps if not evaluated_every or step % evaluated_every == 0]
-    return {*steps[-_FOR_RESUME:], *compared[-kept:]}
+    return {*steps[-_KEPT_FOR_RESUME:], *compared[-keep:]}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import structlog
 
@@ -25,7 +23,6 @@ from synth.events import (
     JobPaused,
     JobPauseRequested,
     JobStarted,
-    JobSucceeded,
     JobValidated,
     PolicyRefused,
     RolloutBlocked,
@@ -35,43 +32,13 @@ from synth.events.catalogue import Event
 from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob, job_from_data
 from synth.runtime import logs
-from synth.trainer.owner.announcer import Past, read_past
-from synth.trainer.owner.learner_process import TrainingStopped
+from synth.trainer.owner.attempt import Attempt, JobFailure, Train
+from synth.trainer.owner.history import AttemptHistory, read_history
+from synth.trainer.owner.learner_process import LearnerStopped
 from synth.trainer.settings import TrainerSettings
 from synth.work import Task
 
 log = logs.get("train")
-
-
-class JobFailure(Exception):
-    """The job cannot succeed, however often it is tried: the owner ends it with this."""
-
-    def __init__(self, code: str, problem: Problem) -> None:
-        super().__init__(problem.text())
-        self.code = code
-        self.problem = problem
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What a training run is given: its job, its right to publish, what was done before it, and its lease.
-
-    pausing: set when the user has asked for a pause: the run is to save where it stands, and end with `JobPaused`.
-    work_dir: of this attempt alone; a predecessor that still cleans up cannot touch it.
-    """
-
-    bus: Connection
-    blobs: BlobStore
-    settings: TrainerSettings
-    history: JobHistory
-    fence: Fence
-    past: Past
-    lease: Lease
-    work_dir: Path
-    pausing: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded | JobPaused]]
 
 
 @dataclass(frozen=True)
@@ -96,9 +63,9 @@ class TrainerService:
         """The task is a dead letter: end its job, so that nobody waits for it in silence."""
         _, fence = await self._start(task)
         if fence is not None:
-            past = await read_past(self.bus, fence.org, fence.job_id)
+            announced = await read_history(self.bus, fence.org, fence.job_id)
             problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
-            await self._end(fence, JobFailed(code="internal", problem=problem), past)
+            await self._end(fence, JobFailed(code="internal", problem=problem), announced)
 
     async def _start(self, task: Task) -> tuple[JobHistory, Fence | None]:
         worker = self.settings.replica
@@ -106,34 +73,34 @@ class TrainerService:
 
     async def _attempt(self, history: JobHistory, fence: Fence, lease: Lease) -> None:
         lease.progress("read the log", deadline=60)
-        past = await read_past(self.bus, fence.org, fence.job_id)
+        announced = await read_history(self.bus, fence.org, fence.job_id)
         work_dir = self.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
         # An attempt that did not live to end as it was told to: there is nothing else left to do.
         if history.state is State.CANCELLING:
-            await self._end(fence, JobCancelled(step=past.last_step), past)
+            await self._end(fence, JobCancelled(step=announced.last_step), announced)
             return
         if history.state is State.PAUSING:
-            await self._end(fence, JobPaused(step=past.last_step), past)
+            await self._end(fence, JobPaused(step=announced.last_step), announced)
             return
         job = job_from_data(history.need(JobValidated).job)
         assert isinstance(job, RlJob | SftJob)
-        attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, past, lease, work_dir)
+        attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, announced, lease, work_dir)
         try:
-            self._check_crashes(history, past)
+            self._check_crashes(history, announced)
             ending: Event = await self._until_stopped(attempt, job)
         except JobFailure as failure:
             log.error("job fails", code=failure.code, reason=failure.problem.text())
             ending = JobFailed(code=failure.code, problem=failure.problem)
         except Permanent as error:
             ending = JobFailed(code="cannot_run", problem=Problem(what=str(error)))
-        except TrainingStopped:
+        except LearnerStopped:
             raise
         except (Transient, asyncio.CancelledError) as reason:
             await self._hand_back(fence, reason)
             raise
         finally:
             await asyncio.to_thread(shutil.rmtree, work_dir, ignore_errors=True)
-        await self._end(fence, ending, past)
+        await self._end(fence, ending, announced)
 
     async def _hand_back(self, fence: Fence, reason: BaseException) -> None:
         """Say that this attempt ends in good order, so that it does not count as a crash."""
@@ -145,20 +112,20 @@ class TrainerService:
         except (TimeoutError, SynthError) as error:
             log.warning("cannot say that the attempt is handed back", error=str(error))
 
-    def _check_crashes(self, history: JobHistory, past: Past) -> None:
+    def _check_crashes(self, history: JobHistory, announced: AttemptHistory) -> None:
         """Give up when attempt after attempt dies without a new checkpoint."""
-        since = past.checkpoint.attempt if past.checkpoint else 0
+        since = announced.checkpoint.attempt if announced.checkpoint else 0
         # In good order: handed back, or followed by the pause that it ended with.
         facts = [f.event for f in history.facts if isinstance(f.event, JobStarted | JobPaused)]
         paused = {a.attempt for a, b in pairwise(facts) if isinstance(a, JobStarted) and isinstance(b, JobPaused)}
         started = {s.attempt for s in facts if isinstance(s, JobStarted) and s.attempt > since}
-        fruitless = len(started - paused - past.handed_back)
+        fruitless = len(started - paused - announced.handed_back)
         fruitless -= 1  # the one that has just started
         if fruitless >= self.settings.crashes:
             raise JobFailure(
                 "trainer_crashed",
                 Problem(
-                    what=f"{fruitless} attempts in a row ended before step {past.last_step + 1} was saved",
+                    what=f"{fruitless} attempts in a row ended before step {announced.last_step + 1} was saved",
                     expected="an attempt to reach its next checkpoint",
                     fix="look at the trainer's log for what killed the training process; memory is the usual cause",
                 ),
@@ -178,20 +145,20 @@ class TrainerService:
             ending = interrupted.result() if interrupted.done() else None
             if isinstance(ending, JobFailed):
                 return ending
-            step = attempt.past.last_step
+            step = attempt.announced.last_step
             return JobPaused(step=step) if ending is None else JobCancelled(step=step)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _end(self, fence: Fence, ending: Event, past: Past) -> None:
+    async def _end(self, fence: Fence, ending: Event, announced: AttemptHistory) -> None:
         def decide(history: JobHistory) -> Event | None:
             if history.ended:
                 return None
             # A cancellation that came while we were finishing wins: the user was told that it would.
             if history.state is State.CANCELLING and not isinstance(ending, JobFailed | JobCancelled):
-                return JobCancelled(step=past.last_step)
+                return JobCancelled(step=announced.last_step)
             return ending
 
         await append_as_owner(self.bus, fence, decide)
