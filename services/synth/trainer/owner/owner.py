@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,24 +11,12 @@ import structlog
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.bus.history.job_log import JobHistory, append_as_owner, start_attempt
+from synth.bus.history.job_log import JobHistory
+from synth.bus.history.ownership import Ownership
 from synth.bus.publish import Fence, Publisher
-from synth.bus.replay import follow
 from synth.bus.worker import Lease
-from synth.errors import Permanent, Problem, SynthError, Transient
-from synth.events import (
-    JobCancelled,
-    JobFailed,
-    JobPaused,
-    JobPauseRequested,
-    JobStarted,
-    JobValidated,
-    PolicyRefused,
-    RolloutBlocked,
-    TrainHandedBack,
-)
-from synth.events.catalogue import Event
-from synth.jobs.lifecycle import State
+from synth.errors import Problem, SynthError, Transient
+from synth.events import JobFailed, JobPaused, JobStarted, JobValidated, TrainHandedBack
 from synth.jobs.resolved import RlJob, SftJob, job_from_data
 from synth.runtime import logs
 from synth.trainer.owner.attempt import Attempt, JobFailure, Train
@@ -53,46 +40,46 @@ class TrainerService:
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one train task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
-            history, fence = await self._start(task)
-            if fence is None:
+            ownership = await self._take(task)
+            if ownership is None:
                 return
-            with structlog.contextvars.bound_contextvars(attempt=fence.attempt):
-                await self._attempt(history, fence, lease)
+            with structlog.contextvars.bound_contextvars(attempt=ownership.fence.attempt):
+                await self._run_attempt(ownership, lease)
 
     async def give_up(self, task: Task, reason: str) -> None:
         """The task is a dead letter: end its job, so that nobody waits for it in silence."""
-        _, fence = await self._start(task)
-        if fence is not None:
-            announced = await read_history(self.bus, fence.org, fence.job_id)
+        ownership = await self._take(task)
+        if ownership is not None:
             problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
-            await self._end(fence, JobFailed(code="internal", problem=problem), announced)
+            await ownership.end(JobFailed(code="internal", problem=problem))
 
-    async def _start(self, task: Task) -> tuple[JobHistory, Fence | None]:
+    async def _take(self, task: Task) -> Ownership | None:
         worker = self.settings.replica
-        return await start_attempt(self.bus, task.org, task.job_id, worker=worker, term=task.term)
+        return await Ownership.take(self.bus, task.org, task.job_id, worker=worker, term=task.term)
 
-    async def _attempt(self, history: JobHistory, fence: Fence, lease: Lease) -> None:
+    async def _run_attempt(self, ownership: Ownership, lease: Lease) -> None:
+        history, fence = ownership.history, ownership.fence
         lease.progress("read the log", deadline=60)
         announced = await read_history(self.bus, fence.org, fence.job_id)
+        requested = ownership.requested_ending(step=announced.last_step)
+        if requested is not None:
+            await ownership.end(requested, step=announced.last_step)
+            return
         work_dir = self.settings.work_dir / fence.job_id / f"attempt-{fence.attempt}"
-        # An attempt that did not live to end as it was told to: there is nothing else left to do.
-        if history.state is State.CANCELLING:
-            await self._end(fence, JobCancelled(step=announced.last_step), announced)
-            return
-        if history.state is State.PAUSING:
-            await self._end(fence, JobPaused(step=announced.last_step), announced)
-            return
         job = job_from_data(history.need(JobValidated).job)
         assert isinstance(job, RlJob | SftJob)
         attempt = Attempt(self.bus, self.blobs, self.settings, history, fence, announced, lease, work_dir)
         try:
             self._check_crashes(history, announced)
-            ending: Event = await self._until_stopped(attempt, job)
+            ending = await ownership.run(
+                self.train(attempt, job),
+                last_step=lambda: announced.last_step,
+                pausing=attempt.pausing,
+                pause_s=self.settings.pause_s,
+            )
         except JobFailure as failure:
             log.error("job fails", code=failure.code, reason=failure.problem.text())
             ending = JobFailed(code=failure.code, problem=failure.problem)
-        except Permanent as error:
-            ending = JobFailed(code="cannot_run", problem=Problem(what=str(error)))
         except LearnerStopped:
             raise
         except (Transient, asyncio.CancelledError) as reason:
@@ -100,7 +87,7 @@ class TrainerService:
             raise
         finally:
             await asyncio.to_thread(shutil.rmtree, work_dir, ignore_errors=True)
-        await self._end(fence, ending, announced)
+        await ownership.end(ending, step=announced.last_step)
 
     async def _hand_back(self, fence: Fence, reason: BaseException) -> None:
         """Say that this attempt ends in good order, so that it does not count as a crash."""
@@ -130,64 +117,3 @@ class TrainerService:
                     fix="look at the trainer's log for what killed the training process; memory is the usual cause",
                 ),
             )
-
-    async def _until_stopped(self, attempt: Attempt, job: RlJob | SftJob) -> Event:
-        training = asyncio.ensure_future(self.train(attempt, job))
-        interrupted = asyncio.create_task(_interruption(attempt))
-        overdue = asyncio.create_task(_overdue(attempt.pausing, self.settings.pause_s))
-        tasks = (training, interrupted, overdue)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if training.done():
-                return training.result()
-            training.cancel()
-            await asyncio.wait([training])
-            ending = interrupted.result() if interrupted.done() else None
-            if isinstance(ending, JobFailed):
-                return ending
-            step = attempt.announced.last_step
-            return JobPaused(step=step) if ending is None else JobCancelled(step=step)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _end(self, fence: Fence, ending: Event, announced: AttemptHistory) -> None:
-        def decide(history: JobHistory) -> Event | None:
-            if history.ended:
-                return None
-            # A cancellation that came while we were finishing wins: the user was told that it would.
-            if history.state is State.CANCELLING and not isinstance(ending, JobFailed | JobCancelled):
-                return JobCancelled(step=announced.last_step)
-            return ending
-
-        await append_as_owner(self.bus, fence, decide)
-
-
-async def _overdue(pausing: asyncio.Event, seconds: float) -> None:
-    """Return when a pause has been asked for and so much time has passed since."""
-    await pausing.wait()
-    await asyncio.sleep(seconds)
-    log.warning("the pause takes too long, letting go of the job as it was", seconds=seconds)
-
-
-async def _interruption(attempt: Attempt) -> JobFailed | JobCancelled:
-    """Wait for a reason to stop: the user's cancellation, a broken environment, a policy that cannot be served.
-
-    A pause is passed on, and is none: the run may well come to its end first.
-    """
-    fence, since = attempt.fence, attempt.history.since
-    facts = ("job.cancel_requested", "job.pause_requested", "rollout.blocked", "policy.refused")
-    subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]
-    async with aclosing(follow(attempt.bus.nc, subjects, after=since)) as events:
-        async for recorded in events:
-            match recorded.event:
-                case JobPauseRequested():
-                    attempt.pausing.set()
-                case RolloutBlocked(problem=problem):
-                    return JobFailed(code="task_app_failed", problem=problem)
-                case PolicyRefused(problem=problem):
-                    return JobFailed(code="cannot_serve", problem=problem)
-                case _:
-                    return JobCancelled(step=0)
-    raise AssertionError("a follow never ends")
