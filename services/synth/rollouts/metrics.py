@@ -22,8 +22,8 @@ class ConcurrencyMetrics(MetricsCollector):
         limit = GaugeMetricFamily("synth_rollouts_limit", "Rollouts that may be at the task app", labels=["job"])
         halved = CounterMetricFamily("synth_rollouts_halved", "Times the limit was halved", labels=["job", "cause"])
         for job, collector in list(self._collectors.items()):
-            running.add_metric([job], collector.limiter.in_use)
-            limit.add_metric([job], collector.controller.limit)
-            for overload, times in collector.controller.halved.items():
+            running.add_metric([job], collector.concurrency.in_use)
+            limit.add_metric([job], collector.concurrency.limit)
+            for overload, times in collector.concurrency.halved.items():
                 halved.add_metric([job, overload.value], times)
         yield from (running, limit, halved)

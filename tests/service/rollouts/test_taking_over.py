@@ -12,15 +12,16 @@ from synth.errors import Problem
 from synth.events import RolloutCompleted, RolloutFailed
 from synth.ids import new_org_id
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.types import (
     AbandonedRollout,
-    AtApp,
     CollectRequest,
     CompletedRollout,
     RequestResult,
     RolloutSpec,
     TryResult,
 )
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
 from tests.unit.rollouts.collection.test_request_runner import App, batch_counts
 
@@ -42,10 +43,10 @@ class DiesAt(App):
         self.reached, self.durable = asyncio.Event(), asyncio.Event()
         self._index = index
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, tries: int, at_app: AtApp) -> TryResult:
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         if spec.index == self._index:
             self.reached.set()
-        return await super().run_try(request, spec, tries, at_app)
+        return await super().run_try(request, spec, deadline)
 
 
 @pytest.mark.parametrize("dies_at", [8, 10, LAST])
@@ -60,7 +61,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
 
         return Collector(
             job,
-            bound=4,
+            concurrency=JobConcurrency(4),
             max_tries=1,
             run_try=app.run_try,
             complete=complete,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -15,9 +16,10 @@ from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import TaskAppReply, score
-from synth.rollouts.collection.types import AtApp, CollectRequest, RolloutSpec, TryResult
+from synth.rollouts.collection.types import CollectRequest, RolloutSpec, TryResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.runtime import logs
 
@@ -48,7 +50,12 @@ class RolloutRunner:
         secret: str,
         public_url: str | None,
         replica_wait_s: float,
+        progress: Callable[[str], None],
     ) -> None:
+        """replica_wait_s: how long a try waits for a replica that can serve it.
+
+        progress: called when a stage of a try begins.
+        """
         self._job_id = job_id
         self._rollout = rollout
         self._app = app
@@ -58,31 +65,34 @@ class RolloutRunner:
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
+        # Each stage of a try has a time limit of its own: one that begins is no sign of a hang.
+        self._progress = progress
         # Attempts never repeat over collectors: a successor's cid must not read what its predecessor's left open.
         self._cid_attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, tries: int, at_app: AtApp) -> TryResult:
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         """One try. A recording that is lost (its replica died) is not the environment's fault: it is played again.
 
         Raises `Transient` when recordings are lost for too long: then somebody else may fare better.
         """
-        deadline = time.monotonic() + _LOST_RECORDING_BUDGET_S
+        give_up_at = time.monotonic() + _LOST_RECORDING_BUDGET_S
         with structlog.contextvars.bound_contextvars(rollout=spec.rollout_id):
-            at_app(False)
+            self._progress("wait for a replica")
             for losses in itertools.count(1):
                 try:
                     # A call that was cut off once may be ours; the second time it is the app that hung up.
-                    return await self._play_once(request, spec, at_app, forgive_cut=losses == 1)
+                    return await self._play_once(request, spec, deadline, forgive_cut=losses == 1)
                 except Transient as error:
-                    at_app(False)
-                    if time.monotonic() > deadline:
+                    deadline.mark_away(spec.index)
+                    self._progress("wait for a replica")
+                    if time.monotonic() > give_up_at:
                         raise
                     log.warning("rollout is played again", reason=str(error), losses=losses)
                     await asyncio.sleep(min(5.0, 0.25 * 2**losses))
         raise AssertionError("counting never ends")
 
     async def _play_once(
-        self, request: CollectRequest, spec: RolloutSpec, at_app: AtApp, *, forgive_cut: bool
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, *, forgive_cut: bool
     ) -> TryResult:
         replica = await self._choose_replica(request, spec)
         cid = mint_cid(
@@ -98,7 +108,8 @@ class RolloutRunner:
         )
         base = self._public_url or replica.url
         url = f"{base}/v1/chat/completions?cid={cid}"
-        at_app(True)
+        deadline.mark_at_app(spec.index)
+        self._progress("play")
         try:
             reply: TaskAppReply = await self._app.play(request, spec, inference_url=url, cid=cid)
         except asyncio.CancelledError:

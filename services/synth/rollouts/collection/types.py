@@ -1,4 +1,4 @@
-"""What is asked of a collector, and what becomes of it: the values that its parts hand to each other."""
+"""The values that the parts of a collector hand to each other: requests, rollouts and results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from synth.errors import Problem
 from synth.ids import JobId, RolloutId, rollout_id_for
 from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.concurrency.controller import Overload
 from synth.trajectories import CompletionRecord
@@ -15,7 +16,7 @@ from synth.trajectories import CompletionRecord
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """One rollout to run: which of the request's, and its seed."""
+    """One rollout to run: its index in the request, its group and its seed."""
 
     rollout_id: RolloutId
     index: int
@@ -25,9 +26,9 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class CollectRequest:
-    """One `rollout.requested`. Group g plays seed g of seeds + refill_seeds, rollout i is of group i // group_size.
+    """One `rollout.requested`. Group g plays seed g of seeds + refill_seeds; rollout i is in group i // group_size.
 
-    refill_seeds: of the groups that stand in, in this order, for those that came without a signal.
+    refill_seeds: of the groups that replace, in this order, those that came without a signal.
     """
 
     iteration: int
@@ -40,12 +41,12 @@ class CollectRequest:
 
     @property
     def size(self) -> int:
-        """Rollouts, without any refill."""
+        """The number of rollouts without any refill."""
         return len(self.seeds) * self.group_size
 
     @property
     def max_groups(self) -> int:
-        """With every refill."""
+        """The number of groups with every refill."""
         return len(self.seeds) + len(self.refill_seeds)
 
     def specs(self, job_id: str, group: int) -> list[RolloutSpec]:
@@ -60,7 +61,7 @@ class CollectRequest:
 
 @dataclass(frozen=True)
 class TryResult:
-    """What one try gave: a verdict, what the policy sampled, and what it says against so many at once."""
+    """One try of a rollout. records: what the policy sampled. overload: a sign that too many rollouts run at once."""
 
     score: Rewarded | EnvironmentFailed
     records: list[CompletionRecord]
@@ -69,7 +70,7 @@ class TryResult:
 
 @dataclass(frozen=True)
 class CompletedRollout:
-    """A finished rollout, to be made durable."""
+    """A finished rollout, to be made durable. calls: how often it called the model."""
 
     spec: RolloutSpec
     rollout: ScoredRollout
@@ -79,7 +80,7 @@ class CompletedRollout:
 
 @dataclass(frozen=True)
 class AbandonedRollout:
-    """A rollout that is not part of its group. late: it was cut off at the group's deadline, nothing failed."""
+    """A rollout that its group goes without. late: nothing failed, it was cut off at the deadline of its group."""
 
     problem: Problem
     tries: int
@@ -88,7 +89,7 @@ class AbandonedRollout:
 
 @dataclass(frozen=True)
 class PriorProgress:
-    """What the log has of a request already: rollouts that are done, and those that were given up, by index."""
+    """What the log has of a request already: the rollouts that are done, and those that were abandoned, by index."""
 
     done: dict[int, ScoredRollout]
     abandoned: dict[int, AbandonedRollout]
@@ -99,9 +100,9 @@ NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 @dataclass(frozen=True)
 class RequestResult:
-    """What came of a request. rollouts: those that count. groups, spent: groups and rollouts played, refills included.
+    """The rollouts of a request that count. groups, spent: the groups and rollouts that were run, refills included.
 
-    failed: rollouts that the environment failed. late: rollouts cut off at their group's deadline, by group.
+    failed: how many rollouts the environment failed. late: how many were cut off at their deadline, by group.
     """
 
     rollouts: list[ScoredRollout]
@@ -113,13 +114,14 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class EnvironmentBroken:
-    """A request that cannot be collected: the environment failed too often, last of all like this."""
+    """A request that cannot be collected, since the environment fails too often. problem: its last failure."""
 
     problem: Problem
 
 
-AtApp = Callable[[bool], None]
-"""Called with whether a rollout is at its task app: False while it waits for a replica that can serve it."""
-RunTry = Callable[[CollectRequest, RolloutSpec, int, AtApp], Awaitable[TryResult]]
+RunTry = Callable[[CollectRequest, RolloutSpec, Deadline], Awaitable[TryResult]]
+"""Runs one try of a rollout, which begins away from its task app, and tells the deadline when it arrives there."""
 Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[None]]
+"""Makes a rollout durable."""
 Abandon = Callable[[CollectRequest, RolloutSpec, AbandonedRollout], Awaitable[None]]
+"""Makes it durable that a group goes without a rollout."""

@@ -26,6 +26,7 @@ from synth.rollouts.clients.rollout_runner import RolloutRunner
 from synth.rollouts.clients.task_app import TaskClient
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
@@ -98,26 +99,26 @@ class CollectorService:
             secret=secret,
             public_url=self.settings.inference_public_url,
             replica_wait_s=_REPLICA_WAIT_S,
+            progress=progress,
         )
         term = lease.task.term
         event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
         collector = Collector(
             history.job_id,
-            bound=rollout.max_concurrent_rollouts,
+            concurrency=JobConcurrency(rollout.max_concurrent_rollouts, engine_queue=runner.engine_queue),
             max_tries=1 + rollout.max_retries,
             run_try=runner.run_try,
             complete=event_log.complete,
             abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout.group_timeout_s,
-            queue=runner.engine_queue,
         )
 
         async def mark_idle() -> None:
             # A collector waits for its trainer as long as that takes: an idle owner is not a hung one.
             while True:
                 await asyncio.sleep(deadline / 4)
-                if not collector.busy:
+                if not collector.open_requests:
                     progress("idle")
 
         idle = asyncio.create_task(mark_idle())

@@ -72,8 +72,8 @@ class _RunningRequests:
         self._running: set[asyncio.Task[None]] = set()
         self._started: set[tuple[str, int]] = set()
         self._last: dict[str, asyncio.Task[None]] = {}
-        self._limiter = context.collector.limiter
-        self._last_step = self._limiter.occupancy()
+        self._concurrency = context.collector.concurrency
+        self._last_step = self._concurrency.occupancy()
         self._halved_before: Counter[Overload] = Counter()
 
     def start(self, request: CollectRequest, group: asyncio.TaskGroup) -> None:
@@ -91,9 +91,9 @@ class _RunningRequests:
 
     def record_step(self, version: int) -> None:
         """The trainer has made this version, and goes on with the next batch if there is one."""
-        occupancy = self._limiter.occupancy()
+        occupancy = self._concurrency.occupancy()
         waiting = self._context.event_log.last_batched_iteration - (version + 1)
-        self._context.collector.record_step(max(-1, waiting), busy_share(self._last_step, occupancy))
+        self._concurrency.record_step(waiting=max(-1, waiting), busy=busy_share(self._last_step, occupancy))
         self._last_step = occupancy
 
     def stop(self) -> None:
@@ -162,13 +162,13 @@ class _RunningRequests:
         context = self._context
         version = max(request.oldest_version, request.pinned_version or 0)
         await context.versions.wait_at_least(version, timeout=context.settings.policy_wait_s)
-        began = self._limiter.occupancy()
+        began = self._concurrency.occupancy()
         result = await context.collector.collect(
             request, await context.event_log.prior_progress(request), priority=priority
         )
         if isinstance(result, EnvironmentBroken):
             return result
-        ended = self._limiter.occupancy()
+        ended = self._concurrency.occupancy()
         values = collection_values(result.rollouts, failed=result.failed)
         return result, values | {
             "collect_seconds": ended.at - began.at,
@@ -177,9 +177,9 @@ class _RunningRequests:
 
     def _concurrency_values(self) -> dict[str, float]:
         """The limit now, and how often and why it was halved since the batch before."""
-        controller = self._context.collector.controller
-        since, self._halved_before = controller.halved - self._halved_before, controller.halved.copy()
+        halved = self._concurrency.halved
+        since, self._halved_before = halved - self._halved_before, halved.copy()
         return {
-            "concurrency_limit": float(controller.limit),
-            **{f"concurrency_halved_{overload.value}": float(since[overload]) for overload in Overload},
+            "concurrency_limit": float(self._concurrency.limit),
+            **{f"concurrency_halved_{cause.value}": float(since[cause]) for cause in Overload},
         }

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 from synth.errors import Problem, Transient
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
     NO_PRIOR_PROGRESS,
     AbandonedRollout,
-    AtApp,
     CollectRequest,
     CompletedRollout,
     EnvironmentBroken,
@@ -24,6 +24,7 @@ from synth.rollouts.collection.types import (
     RolloutSpec,
     TryResult,
 )
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.trajectories import CompletionRecord
 
@@ -48,10 +49,11 @@ class App:
         self.completed: list[CompletedRollout] = []
         self.abandoned: list[int] = []
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, tries: int, at_app: AtApp) -> TryResult:
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         self.running += 1
         self.most = max(self.most, self.running)
         self.tries.append(spec.index)
+        tries = self.tries.count(spec.index)
         for _ in range(3):
             await asyncio.sleep(0)
         self.running -= 1
@@ -68,7 +70,7 @@ class App:
     def collector(self, *, limit: int = 4, max_tries: int = 2) -> Collector:
         return Collector(
             "job_x",
-            bound=limit,
+            concurrency=JobConcurrency(limit),
             max_tries=max_tries,
             run_try=self.run_try,
             complete=self.complete,
@@ -123,7 +125,7 @@ async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_
 async def test_what_a_rollout_meets_that_is_nobodys_fault_reaches_whoever_owns_the_task():
     app = App()
 
-    async def gone(request: CollectRequest, spec: RolloutSpec, tries: int, at_app: AtApp) -> TryResult:
+    async def gone(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         raise Transient("no replica")
 
     app.run_try = gone
@@ -163,6 +165,6 @@ async def test_a_harm_halves_the_limit_and_is_logged_and_measured():
         for metric in ConcurrencyMetrics({"job_x": collector}).collect()
         for sample in metric.samples
     }
-    assert shown["synth_rollouts_limit", "job_x"] == collector.controller.limit < 16
+    assert shown["synth_rollouts_limit", "job_x"] == collector.concurrency.limit < 16
     assert shown["synth_rollouts_running", "job_x"] == 0
     assert shown["synth_rollouts_halved_total", "job_x", "stale"] >= 1

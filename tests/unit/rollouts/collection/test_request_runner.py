@@ -10,11 +10,11 @@ import pytest
 from synth.errors import Problem
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
     NO_PRIOR_PROGRESS,
     AbandonedRollout,
-    AtApp,
     CollectRequest,
     CompletedRollout,
     EnvironmentBroken,
@@ -23,6 +23,7 @@ from synth.rollouts.collection.types import (
     RolloutSpec,
     TryResult,
 )
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from tests.unit.rollouts.collection.test_collector import RECORD
 
 REFILLED = CollectRequest(
@@ -54,15 +55,15 @@ class App:
         self.completed: dict[int, ScoredRollout] = {}
         self.abandoned: dict[int, AbandonedRollout] = {}
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, tries: int, at_app: AtApp) -> TryResult:
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         self.played.append(spec.index)
         try:
-            at_app(True)
+            deadline.mark_at_app(spec.index)
             if spec.index in self.lose:
-                at_app(False)
+                deadline.mark_away(spec.index)
                 self.lost.set()
                 await self.served_again.wait()
-                at_app(True)
+                deadline.mark_at_app(spec.index)
             for _ in range(self.chance.randint(1, 9)):
                 await asyncio.sleep(0)
             if spec.index in self.hang:
@@ -87,7 +88,7 @@ class App:
     ) -> RequestResult | EnvironmentBroken:
         collector = Collector(
             "job_x",
-            bound=8,
+            concurrency=JobConcurrency(8),
             max_tries=1,
             run_try=self.run_try,
             complete=self.complete,
@@ -219,13 +220,13 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
     app = App(flat={1, 2})
     starts: list[int] = []
 
-    async def run_try(request: CollectRequest, spec: RolloutSpec, tries: int, at_app: AtApp) -> TryResult:
+    async def run_try(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         starts.append(request.iteration)
-        return await app.run_try(request, spec, tries, at_app)
+        return await app.run_try(request, spec, deadline)
 
     collector = Collector(
         "job_x",
-        bound=1,
+        concurrency=JobConcurrency(1),
         max_tries=1,
         run_try=run_try,
         complete=app.complete,
