@@ -1,4 +1,4 @@
-"""What a collector has in the log, and how it adds to it: durable rollouts first, then the batch that they make."""
+"""The rollout events of one job: read from its log, and appended to it, each rollout before the batch it is in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RolloutLog:
     """The rollout events of one job, read once and appended to by its one collector."""
 
     def __init__(self, bus: Connection, blobs: BlobStore, org: str, job_id: str, *, term: int) -> None:
-        """term: of the job, for what is said once in each."""
+        """term: the job's, for the event that is published once in each (`rollout.blocked`)."""
         self._bus = bus
         self._blobs = blobs
         self._publisher = Publisher(bus)
@@ -48,7 +48,7 @@ class RolloutLog:
         self._last_batch_seq = 0
 
     async def read(self) -> None:
-        """Read what collectors before us announced."""
+        """Read what earlier collectors announced."""
         facts = ("rollout.completed", "rollout.failed", "rollout.batch", "eval.completed")
         for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts]):
             self._apply(event)
@@ -73,15 +73,15 @@ class RolloutLog:
 
     @property
     def last_batched_iteration(self) -> int:
-        """The last iteration whose batch is in the log: they are announced in order."""
+        """The last iteration whose batch is in the log; batches are announced in order. 0 before the first."""
         return max((iteration for mode, iteration in self._finished if mode == "train"), default=0)
 
     def evaluation(self, iteration: int) -> EvalCompleted | None:
-        """An evaluation that is in the log."""
+        """The evaluation of an iteration, if it is in the log."""
         return self._evaluations.get(iteration)
 
     async def prior_progress(self, request: CollectRequest) -> PriorProgress:
-        """What a collector before us completed of a request, with the trajectories, and what it gave up."""
+        """What earlier collectors completed of a request, with the trajectories, and what they abandoned."""
         key = (request.mode, request.iteration)
         done: dict[int, ScoredRollout] = {}
         for index, event in self._completed.get(key, {}).items():
@@ -95,7 +95,7 @@ class RolloutLog:
                 seconds=event.seconds,
                 tries=event.tries,
             )
-        # Two collectors, one of which did not know yet that it was replaced, may disagree: what is done is done.
+        # A collector that did not know yet that it was replaced may have abandoned what another one completed.
         return PriorProgress(done, {i: g for i, g in self._abandoned.get(key, {}).items() if i not in done})
 
     async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
@@ -103,7 +103,7 @@ class RolloutLog:
         c = completed.rollout
         trajectory = Trajectory(branches=c.branches, reward=c.reward, info=completed.score.info)
         key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{completed.spec.index}"
-        blob = await self._put(key, trajectory.to_bytes())
+        blob = await self._put_blob(key, trajectory.to_bytes())
         versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]
         event = RolloutCompleted(
             rollout_id=c.rollout_id,
@@ -124,7 +124,7 @@ class RolloutLog:
         await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
-        """Say that a rollout failed through its whole budget, or was cut off at its group's deadline."""
+        """Announce that a rollout failed in each of its tries, or was cut off at the deadline of its group."""
         event = RolloutFailed(
             rollout_id=spec.rollout_id,
             iteration=request.iteration,
@@ -139,9 +139,9 @@ class RolloutLog:
         await self._publisher.once(event, org=self._org, key=self._job_id, id=spec.rollout_id)
 
     async def publish_batch(self, batch: RolloutBatch, values: dict[str, float]) -> None:
-        """Publish an iteration's batch, the next one of the chain. Another collector's batch is as good as ours."""
+        """Publish the batch of an iteration, the next one in order. Another collector's batch is as good as ours."""
         k = batch.meta.iteration
-        blob = await self._put(f"jobs/{self._job_id}/batches/{k}", batch.to_bytes())
+        blob = await self._put_blob(f"jobs/{self._job_id}/batches/{k}", batch.to_bytes())
         event = RolloutBatched(
             iteration=k,
             batch=blob,
@@ -160,9 +160,9 @@ class RolloutLog:
                 raise
         self._finished.add(("train", k))
 
-    async def _put(self, key: str, body: bytes) -> BlobRef:
-        # The content is in the name: a collector that was replaced and does not know it yet, or one that plays a
-        # rollout again, can never put other bytes where an event says that these are.
+    async def _put_blob(self, key: str, body: bytes) -> BlobRef:
+        # The name has a hash of the content: a collector that was replaced and does not know it yet, or one that plays
+        # a rollout again, can never put other bytes at a name that an event refers to.
         return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.safetensors", body)
 
     async def publish_evaluation(self, event: EvalCompleted) -> None:
@@ -171,7 +171,7 @@ class RolloutLog:
         self._finished.add(("eval", event.iteration))
 
     async def publish_blocked(self, iteration: int, problem: Problem) -> None:
-        """Say that the job's environment is broken; its owner ends the job."""
+        """Announce that the job's environment is broken; its owner ends the job."""
         event = RolloutBlocked(iteration=iteration, problem=problem)
         await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{self._term}:{iteration}")
 

@@ -1,4 +1,4 @@
-"""What a rollouts process tells Prometheus of the jobs that it collects for, read when it asks."""
+"""The Prometheus metrics of the jobs that a rollouts process collects for, read at each scrape."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from synth.rollouts.collection.collector import Collector
 
 
 class ConcurrencyMetrics(MetricsCollector):
-    """`synth_rollouts_…{job}` of every job that is collected for now; one that is over takes its series with it."""
+    """`synth_rollouts_…{job}` of every job that is collected for now; the series of a job end with it."""
 
     def __init__(self, collectors: Mapping[str, Collector]) -> None:
-        """collecting: by job id; changes under way."""
+        """collectors: by job id; the mapping may change between scrapes."""
         self._collectors = collectors
 
     def collect(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
-"""The one place that talks to the recorders: it takes what the rollouts of closed credentials sampled.
+"""The one place that talks to the recorders: it closes the credentials of rollouts and takes what they sampled.
 
-A request costs ten times what closing one rollout does, and rollouts end in flocks. So one request at a time is under
-way to a replica, and it carries every credential whose rollout ended while the one before it was.
+A request costs ten times as much as closing one rollout, and many rollouts end together. So one request at a time is
+sent to a replica, and it carries every credential whose rollout ended while the previous request was under way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from synth.errors import Transient
 from synth.keys import internal_token
 from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_bytes, records_from_bytes
 
-#: Bounds the size of an answer: a long rollout's records are a megabyte.
+#: Bounds the size of an answer: the records of a long rollout are a megabyte.
 _MAX_CIDS_PER_REQUEST = 64
 
 _PendingTake = tuple[str, asyncio.Future[ClosedRollout]]
@@ -42,14 +42,14 @@ class RecorderClient:
         return records_from_bytes(closed.records)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for sender in self._senders.values():
             sender.cancel()
         await self._http.aclose()
 
     async def _send_all(self, replica_url: str) -> None:
         try:
-            # Those that end in the same turn of the event loop go together.
+            # Rollouts that end in the same iteration of the event loop are sent together.
             await asyncio.sleep(0)
             while takes := self._pending.pop(replica_url, []):
                 for start in range(0, len(takes), _MAX_CIDS_PER_REQUEST):
@@ -60,13 +60,13 @@ class RecorderClient:
     async def _send(self, replica_url: str, takes: list[_PendingTake]) -> None:
         try:
             closed = await self._close(replica_url, [cid for cid, _ in takes])
-        except Exception as error:  # noqa: BLE001 - those who asked get it, whatever it is
+        except Exception as error:  # noqa: BLE001 - each waiting caller gets it, whatever it is
             for _, future in takes:
                 if not future.done():
                     future.set_exception(error)
             return
         for (_, future), rollout in zip(takes, closed, strict=True):
-            if not future.done():  # its taker may have given up
+            if not future.done():  # its caller may have been cancelled
                 future.set_result(rollout)
 
     async def _close(self, replica_url: str, cids: list[str]) -> list[ClosedRollout]:

@@ -1,4 +1,4 @@
-"""One try of one rollout: a credential for a replica, the task app's play, and what was recorded under it."""
+"""Runs one try of a rollout: a credential at a replica, the task app's episode, and the calls recorded under it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from synth.runtime import logs
 
 log = logs.get("drive")
 
-#: How long a rollout is played again because its recording was lost, before its task is handed back.
+#: For how long a rollout whose recording was lost is played again, before its task is handed back.
 _LOST_RECORDING_BUDGET_S = 180.0
 
-#: A replica may be known to serve the job before, or after, it is known to be at a version.
+#: How often replicas are looked at again: one may be known to serve the job before it is known to be at a version.
 _POLL_S = 0.5
 
-#: How long a rollout that is dropped may take to close its credential.
+#: How long closing the credential of a cancelled rollout may take.
 _CLOSE_TIMEOUT_S = 2.0
 
 
@@ -67,20 +67,20 @@ class RolloutRunner:
         self._replica_wait_s = replica_wait_s
         # Each stage of a try has a time limit of its own: one that begins is no sign of a hang.
         self._progress = progress
-        # Attempts never repeat over collectors: a successor's cid must not read what its predecessor's left open.
+        # The number in a cid never repeats, over collectors too: a cid must not read what a predecessor left open.
         self._cid_attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
 
     async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
-        """One try. A recording that is lost (its replica died) is not the environment's fault: it is played again.
+        """One try. It is played again when its recording is lost (its replica died): the environment is not at fault.
 
-        Raises `Transient` when recordings are lost for too long: then somebody else may fare better.
+        Raises `Transient` when recordings are lost for too long: another collector may fare better.
         """
         give_up_at = time.monotonic() + _LOST_RECORDING_BUDGET_S
         with structlog.contextvars.bound_contextvars(rollout=spec.rollout_id):
             self._progress("wait for a replica")
             for losses in itertools.count(1):
                 try:
-                    # A call that was cut off once may be ours; the second time it is the app that hung up.
+                    # The first call that is cut off may be our fault; the second time it is the app that hung up.
                     return await self._play_once(request, spec, deadline, forgive_cut=losses == 1)
                 except Transient as error:
                     deadline.mark_away(spec.index)
@@ -113,7 +113,7 @@ class RolloutRunner:
         try:
             reply: TaskAppReply = await self._app.play(request, spec, inference_url=url, cid=cid)
         except asyncio.CancelledError:
-            # The app may play on: its calls are to be refused, and what was recorded is nobody's.
+            # The app may go on: its calls must be refused, and what was recorded is dropped.
             await self._close_credential(replica, cid)
             raise
         try:
@@ -127,7 +127,7 @@ class RolloutRunner:
         return TryResult(scored, records, _overload(reply))
 
     def engine_queue(self) -> tuple[int, int]:
-        """Requests that run in the engines of the replicas that serve the job, and that wait there."""
+        """How many requests run in the engines of the replicas that serve the job, and how many wait there."""
         serving = self._replicas.serving(self._job_id)
         return sum(r.running for r in serving), sum(r.waiting for r in serving)
 
@@ -139,7 +139,7 @@ class RolloutRunner:
             log.warning("a rollout's credential stays open until it expires", reason=str(error))
 
     async def _choose_replica(self, request: CollectRequest, spec: RolloutSpec) -> Replica:
-        """A replica whose policy is fresh enough: what one that lags would sample could not be trained."""
+        """A replica whose policy is new enough: the tokens that an older one samples could not be trained."""
         trained = request.mode == "train"
         try:
             async with asyncio.timeout(self._replica_wait_s):
@@ -153,12 +153,12 @@ class RolloutRunner:
         except TimeoutError as error:
             what = f"version {request.oldest_version} of {self._job_id}" if trained else self._job_id
             raise Transient(f"no replica serves {what} after {self._replica_wait_s:.0f} s") from error
-        # By group, so that the samples of one prompt, which share its prefill, meet at one replica.
+        # By group: the samples of one prompt share its prefill at one replica.
         return sorted(candidates, key=lambda replica: replica.id)[spec.group % len(candidates)]
 
 
 def _overload(reply: TaskAppReply) -> Overload | None:
-    """What an answer says against so many rollouts at once."""
+    """The sign of overload in an answer, if there is one."""
     if reply.timed_out:
         return Overload.TIMEOUT
     return Overload.REJECTED if reply.status in (429, 503) else None

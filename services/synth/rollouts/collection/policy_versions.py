@@ -1,4 +1,4 @@
-"""Which policy versions are served, by which replica."""
+"""Which policy version each replica serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synth.errors import Transient
 
 
 class PolicyVersions:
-    """Which policy version is served, and waits for one that is fresh enough."""
+    """The version that each replica has loaded last, and waits for a version that is new enough."""
 
     def __init__(self) -> None:
         self.latest = -1
@@ -17,7 +17,7 @@ class PolicyVersions:
         self._changed = asyncio.Condition()
 
     async def record_loaded(self, version: int, replica: str) -> None:
-        """This replica serves this version."""
+        """A replica now serves this version."""
         async with self._changed:
             self.latest = max(self.latest, version)
             self._version_by_replica[replica] = version

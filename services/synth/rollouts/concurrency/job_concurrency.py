@@ -42,7 +42,7 @@ class JobConcurrency:
         return self._controller.halved
 
     def occupancy(self) -> Occupancy:
-        """The use of the slots up to now; two readings tell what was between them."""
+        """The use of the slots up to now; the difference of two readings is the use between them."""
         return self._limiter.occupancy()
 
     def acquire(self, priority: Priority) -> AbstractAsyncContextManager[None]:

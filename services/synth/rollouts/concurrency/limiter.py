@@ -1,7 +1,8 @@
-"""The places at a job's task app: as many as its limit says, which may change while they are taken.
+"""The slots at a job's task app: a semaphore by priority, whose limit may change while slots are in use.
 
-Invariants. A place that is free goes to whoever is first in order, not to who came first: an earlier iteration is never
-overtaken, its retries and refills included. A limit that falls takes no place away; it is reached as rollouts end.
+Invariants. A free slot goes to the waiter of the lowest priority, not to the one that came first: an earlier iteration
+is never overtaken, its retries and refills included. A limit that falls takes no slot away; it is reached as rollouts
+end.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 Priority = tuple[int, int]
-"""The place of a rollout in its job: that of its request, and its index in it."""
+"""The priority of a rollout in its job, the lowest first: that of its request, and its index in the request."""
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What the places have been used for so far. taken_s: place-seconds; busy_s: seconds with one taken at least."""
+    """The use of the slots up to `at`. slot_s: slot-seconds in use. busy_s: seconds with at least one in use."""
 
     at: float
     slot_s: float
@@ -28,7 +29,7 @@ class Occupancy:
 
 
 class PriorityLimiter:
-    """A semaphore with an order and a limit that can be set."""
+    """A semaphore whose waiters have priorities and whose limit can be set."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,13 +49,13 @@ class PriorityLimiter:
         self._admit()
 
     def occupancy(self) -> Occupancy:
-        """The use up to now; two readings tell what was between them."""
+        """The use up to now; the difference of two readings is the use between them."""
         self._change_in_use(0)
         return self._occupancy
 
     @asynccontextmanager
     async def acquire(self, priority: Priority) -> AsyncGenerator[None]:
-        """Hold a place while the block runs."""
+        """Hold a slot while the block runs."""
         await self._wait_for_slot(priority)
         try:
             yield
@@ -69,7 +70,7 @@ class PriorityLimiter:
         try:
             await admitted
         except asyncio.CancelledError:
-            # It may have been given a place in the very turn in which it was cancelled.
+            # A slot may have been given to it in the very iteration of the event loop that cancelled it.
             if not admitted.cancelled():
                 self._change_in_use(-1)
                 self._admit()
@@ -92,10 +93,10 @@ class PriorityLimiter:
 
 
 def mean_in_use(before: Occupancy, after: Occupancy) -> float:
-    """Places taken on average between two readings."""
+    """Slots in use on average between two readings."""
     return (after.slot_s - before.slot_s) / max(1e-9, after.at - before.at)
 
 
 def busy_share(before: Occupancy, after: Occupancy) -> float:
-    """Share of the time between two readings in which a place was taken."""
+    """Share of the time between two readings in which a slot was in use."""
     return (after.busy_s - before.busy_s) / max(1e-9, after.at - before.at)

@@ -1,4 +1,4 @@
-"""An evaluation job: its collector owns it, from the moment its model is served to its end or its pause."""
+"""An evaluation job: its collector owns it, from when its model is served until it ends or is paused."""
 
 from __future__ import annotations
 

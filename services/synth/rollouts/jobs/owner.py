@@ -1,6 +1,7 @@
-"""The owner of one job's collect task: what its collection needs, and which of the two kinds it is.
+"""Owns collect tasks: opens what a collection needs, and runs it for an RL job or for an evaluation.
 
-An RL job is the trainer's; its collector only serves it. An evaluation is the collector's own: it holds the attempt.
+The trainer owns an RL job, and its collector only serves it. An evaluation is owned by its collector, which holds the
+attempt.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
-#: How long a try waits for a replica of the job's policy: one that died is back, or taken over, well within it.
+#: How long a try waits for a replica of the job's policy: one that died is back, or replaced, well within it.
 _REPLICA_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class CollectorService:
-    """What every collect task of this process shares. collecting: the jobs that it collects for now."""
+    """What every collect task of this process shares. collectors: of the jobs that it collects for now, by id."""
 
     bus: Connection
     blobs: BlobStore
@@ -63,7 +64,7 @@ class CollectorService:
                     await evaluate(context, job)
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: end its job, or let its owner end it, so that nobody waits in silence."""
+        """The task is a dead letter: end its job, or tell its owner to, so that nobody waits for it in vain."""
         problem = Problem(what=f"the rollouts cannot be collected: {reason}", fix="look at the rollouts service's log")
         history = await read_job(self.bus, task.org, task.job_id)
         if history.standing.is_over(task.term):
@@ -78,7 +79,7 @@ class CollectorService:
         self, history: JobHistory, job: RlJob | EvalJob, lease: Lease
     ) -> AsyncIterator[CollectionContext]:
         rollout = job.rollout
-        # Silence is a hang only when it outlasts everything that a rollout may rightly wait for.
+        # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
         deadline = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
         lease.progress("start", deadline=deadline)
 
@@ -115,7 +116,7 @@ class CollectorService:
         )
 
         async def mark_idle() -> None:
-            # A collector waits for its trainer as long as that takes: an idle owner is not a hung one.
+            # A collector waits for its trainer for as long as that takes: one that is idle does not hang.
             while True:
                 await asyncio.sleep(deadline / 4)
                 if not collector.open_requests:
@@ -127,7 +128,7 @@ class CollectorService:
             yield CollectionContext(self.bus, self.settings, history, term, collector, versions, event_log)
         finally:
             idle.cancel()
-            # A later task of the job may have begun already.
+            # A later task of the job may have begun.
             if self.collectors.get(history.job_id) is collector:
                 del self.collectors[history.job_id]
             await app.close()

@@ -1,7 +1,7 @@
-"""The rollouts of an RL job: each request of its trainer collected, batched and announced, until the job is over.
+"""Serves the trainer of an RL job: each of its requests is collected, batched and announced, until the job is over.
 
 Invariants. Requests are collected in their order and may overlap; their batches are announced strictly in order. A
-request waits for a policy that is fresh enough for it. One that is finished in the log is never collected again.
+request waits for a policy that is new enough for it. One that is finished in the log is never collected again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = logs.get("iterations")
 
 
 async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
-    """Serve a job's trainer until the job has ended or is paused. What makes that impossible is said."""
+    """Serve a job's trainer until the job has ended or is paused. An error that makes it impossible is announced."""
     try:
         await context.event_log.read()
         await _serve_until_over(context, job)
     except ExceptionGroup as group:
-        # One request's failure is the task's: whoever owns the task looks at the error itself.
+        # The failure of one request is that of the task: the worker needs the error itself.
         if not isinstance(group.exceptions[0], Permanent):
             raise group.exceptions[0] from group
         await context.event_log.publish_blocked(0, Problem(what=str(group.exceptions[0])))
@@ -41,14 +41,14 @@ async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
     requests = _RunningRequests(context, job)
     standing = Standing()
     live = False
-    # From the beginning: what was requested, and loaded, before us counts too.
+    # From the beginning of the log: requests and loaded versions of earlier collectors count too.
     events = context.follow("rollout.requested", "policy.loaded", "job.*")
     async with aclosing(events), asyncio.TaskGroup() as group:
         async for recorded in events:
             live = live or recorded.pending == 0
             match recorded.event:
                 case PolicyLoaded(version=version, replica=replica):
-                    # Of the term before, whose replicas have let go of it.
+                    # In the term before: its replicas have unloaded the policy.
                     if recorded.seq < context.history.since:
                         continue
                     if live and version > context.versions.latest:
@@ -64,27 +64,27 @@ async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
 
 
 class _RunningRequests:
-    """The requests under way."""
+    """The requests that are being collected."""
 
     def __init__(self, context: CollectionContext, job: RlJob) -> None:
         self._context = context
         self._job = job
         self._running: set[asyncio.Task[None]] = set()
         self._started: set[tuple[str, int]] = set()
-        self._last: dict[str, asyncio.Task[None]] = {}
+        self._last_by_mode: dict[str, asyncio.Task[None]] = {}
         self._concurrency = context.collector.concurrency
-        self._last_step = self._concurrency.occupancy()
+        self._occupancy_at_step = self._concurrency.occupancy()
         self._halved_before: Counter[Overload] = Counter()
 
     def start(self, request: CollectRequest, group: asyncio.TaskGroup) -> None:
-        """Collect a request, unless it is finished in the log or under way."""
+        """Begin to collect a request, unless it is finished in the log or was begun."""
         key = (request.mode, request.iteration)
         if self._context.event_log.finished(request) or key in self._started:
             return
         self._started.add(key)
         run = self._collect_evaluation if request.mode == "eval" else self._collect_batch
-        task = self._last[request.mode] = group.create_task(
-            run(request, len(self._started), self._last.get(request.mode))
+        task = self._last_by_mode[request.mode] = group.create_task(
+            run(request, len(self._started), self._last_by_mode.get(request.mode))
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -93,11 +93,11 @@ class _RunningRequests:
         """The trainer has made this version, and goes on with the next batch if there is one."""
         occupancy = self._concurrency.occupancy()
         waiting = self._context.event_log.last_batched_iteration - (version + 1)
-        self._concurrency.record_step(waiting=max(-1, waiting), busy=busy_share(self._last_step, occupancy))
-        self._last_step = occupancy
+        self._concurrency.record_step(waiting=max(-1, waiting), busy=busy_share(self._occupancy_at_step, occupancy))
+        self._occupancy_at_step = occupancy
 
     def stop(self) -> None:
-        """Drop what is under way: the job is over, for now or for good."""
+        """Cancel what is being collected: the job has ended or is paused."""
         for task in self._running:
             task.cancel()
 
@@ -134,12 +134,12 @@ class _RunningRequests:
     async def _collect_evaluation(
         self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None
     ) -> None:
-        # One after the other: each needs a place of its own for its pinned version beside the live policy.
+        # One after the other: each needs memory for its pinned version beside the live policy.
         if previous is not None:
             await asyncio.wait([previous])
         found = await self._collect_rollouts(request, priority)
         if isinstance(found, EnvironmentBroken):
-            # An evaluation that cannot be played is a figure that is missing, not the end of the training.
+            # An evaluation that cannot be collected is a missing metric, not the end of the training.
             log.error("evaluation failed", iteration=request.iteration, reason=found.problem.text())
             rollouts: list[ScoredRollout] = []
             values = collection_values(rollouts, failed=request.size)
@@ -158,7 +158,7 @@ class _RunningRequests:
     async def _collect_rollouts(
         self, request: CollectRequest, priority: int
     ) -> tuple[RequestResult, dict[str, float]] | EnvironmentBroken:
-        """A request's rollouts and their figures, or why the environment cannot give them."""
+        """The rollouts of a request with their metrics, or why the environment cannot give them."""
         context = self._context
         version = max(request.oldest_version, request.pinned_version or 0)
         await context.versions.wait_at_least(version, timeout=context.settings.policy_wait_s)
