@@ -1,8 +1,9 @@
-"""The collapse watch: what a policy that falls apart looks like in the figures of its steps.
+"""Detects the collapse of a policy from the metrics of its steps, by one rule for each sign of a collapse.
 
-Invariants. It is a pure function of the steps' values in their order, so that a run that is resumed finds what one
-that never stopped would have found. A step that lacks a figure (nothing was trained in it) says nothing of it. A rule
-speaks once it has held for `patience` steps in a row, and not again until it has not held for as many.
+Invariants. The warnings are a pure function of the steps' values in their order: a run that is resumed finds what one
+that never stopped would have found. A step that lacks a metric (nothing was trained in it) does not count for its
+rules. A rule warns once its metric was beyond the limit for `patience` steps in a row, and not again until it was
+within the limit for as many.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from synth.jobs.resolved import WatchSettings
 
 Values = Mapping[str, float]
 
-#: The rule that no setting turns off: steps in a row that had nothing to learn from, then the job ends (decision 26).
+#: The rule that no setting turns off: so many steps in a row without anything to learn from end the job (decision 26).
 NO_LEARNING_SIGNAL = "no_learning_signal"
 _MAX_SKIPPED_IN_A_ROW = 5
 
-#: A policy has learned when its mean reward, in spreads, has risen by so much and is no further from its best.
+#: A policy has learned when its mean reward has risen at least so far and is at most so far from its best, both in
+#: standard deviations of the rewards.
 _MIN_RISE = 0.5
 _MAX_DROP = 0.25
 
@@ -32,10 +34,10 @@ _MAX_DROP = 0.25
 class Rule:
     """A sign of collapse. name: also of its threshold in `[training.watch]`.
 
-    figure: of a step's values; None where the step does not have it. against: what the threshold is: a factor of the
-    first steps' mean that the figure is below or above, a rise over that mean, or the figure's own limit. says,
-    means, fix: the figure in words, what it is a sign of, and what to do. certainty: a policy that has learned shows
-    it too, so it does not count while the reward has risen and stands near its best.
+    metric: computed from a step's values; None where the step lacks them. against: what the threshold is: a factor on
+    the mean of the first steps that the metric goes below or above, a rise over that mean, or the limit itself. what,
+    meaning, fix: the metric in words, what it is a sign of, and what to do. excused_if_learned: a policy that has
+    learned shows the sign too, so it does not count while the reward has risen and is near its best.
     """
 
     name: str
@@ -175,7 +177,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class CollapseDetector:
-    """The watch over one job, from its first step on. settings: None leaves only the rule that nothing turns off."""
+    """The rules applied to one job, from its first step on. settings: None leaves `NO_LEARNING_SIGNAL` alone."""
 
     def __init__(self, settings: WatchSettings | None) -> None:
         self._rule_states = [] if settings is None else _rule_states(settings)
@@ -183,12 +185,12 @@ class CollapseDetector:
         self._skipped = 0
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
-        """Take in the next step; what begins to count with it, in the order of the rules."""
+        """The warnings of the next step, in the order of the rules."""
         self._reward.add(values)
         if (drop := self._reward.drop) is not None:
             values = {**values, "reward_drop": drop}
         learned = self._reward.learned
-        found = [warned for sign in self._rule_states if (warned := sign.add(step, values, learned=learned))]
+        found = [warned for state in self._rule_states if (warned := state.add(step, values, learned=learned))]
         self._skipped = self._skipped + 1 if values.get("skipped") else 0
         if self._skipped == _MAX_SKIPPED_IN_A_ROW:
             found.append(_nothing_to_learn(step))
@@ -202,9 +204,10 @@ def _rule_states(settings: WatchSettings) -> list[_RuleState]:
 
 @dataclass
 class _RewardTrend:
-    """The course of the mean reward, averaged over the last `window` steps; a job's first ones over what there is.
+    """The mean reward over the last `window` steps, or over all of them while there are fewer.
 
-    first: of the first `window` steps. spread: the largest standard deviation of a batch's rewards so far.
+    first: the mean of the first `window` steps. best: the highest mean so far.
+    spread: the largest standard deviation of the rewards of a batch so far.
     """
 
     window: int
@@ -227,12 +230,12 @@ class _RewardTrend:
 
     @property
     def drop(self) -> float | None:
-        """How far it is below its best, in spreads."""
+        """How far the mean is below its best, in spreads. None while every batch had rewards that were all the same."""
         return (self.best - self._mean()) / self.spread if self.spread else None
 
     @property
     def learned(self) -> bool:
-        """Whether it has risen, and stands near its best."""
+        """Whether the mean has risen and is near its best."""
         drop = self.drop
         if drop is None or self.first is None:
             return False
@@ -244,9 +247,10 @@ class _RewardTrend:
 
 @dataclass
 class _RuleState:
-    """Where one rule stands. first: the figure in the job's first steps. shown, absent: steps in a row.
+    """The state of one rule. first: the metric in the first steps of the job.
 
-    counts: it has spoken, and has not been absent for long enough since.
+    steps_beyond, steps_within: how many of the last steps in a row had the metric beyond, or within, its limit.
+    active: the rule has warned, and the metric was not within the limit for `patience` steps since.
     """
 
     rule: Rule
@@ -258,7 +262,7 @@ class _RuleState:
     active: bool = False
 
     def add(self, step: int, values: Values, *, learned: bool) -> TrainWarned | None:
-        """Take in a step; what the rule says of it when it begins to count."""
+        """The warning that this step causes, if there is one. learned: whether the policy has learned."""
         value = self.rule.metric(values)
         if value is None:
             return None
@@ -280,7 +284,7 @@ class _RuleState:
         return self._warned(step, value, limit)
 
     def _limit(self) -> float | None:
-        """What the figure must not go beyond; None where the first steps give nothing to measure by."""
+        """The limit of the metric; None where it is a factor on a mean that is not positive."""
         mean = sum(self.first) / len(self.first) if self.first else 0.0
         match self.rule.against:
             case "above":

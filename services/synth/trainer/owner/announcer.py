@@ -1,7 +1,7 @@
-"""One attempt at a training job: what its log says was done, and how the next things are announced.
+"""Announces what an attempt at a training job makes.
 
-The order in which things are announced is the resume guarantee: weights, then the checkpoint that covers the step,
-then the step itself. A successor therefore finds either all of a step or nothing of it that it could not do again.
+The order of the announcements is the resume guarantee: weights, then the checkpoint that covers the step, then the step
+itself. The next attempt therefore finds either all of a step, or nothing of it that it could not do again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from synth.trainer.protocol import Paused, Ready, Stepped
 
 log = logs.get("attempt")
 
-#: Of the steps that have a checkpoint, those whose checkpoint stays.
+#: Given the steps that have a checkpoint: those whose checkpoint is kept.
 KeepSteps = Callable[[list[int]], set[int]]
 
 
 class Announcer:
-    """Publishes an attempt's facts, blobs first."""
+    """Publishes the events of an attempt, each after the blobs that it names."""
 
     def __init__(
         self,
@@ -50,7 +50,10 @@ class Announcer:
         model_at: Callable[[int, BlobRef], ModelRef],
         watch: CollapseWatch | None,
     ) -> None:
-        """model_at: how the model of a step is served, from the tree of its checkpoint. watching: None is nobody."""
+        """total: steps of the job. model_at: how the model of a step is served, given the tree of its checkpoint.
+
+        watch: None where nothing watches the job for a collapse.
+        """
         self._model_at = model_at
         self._publisher = Publisher(bus)
         self._blobs = blobs
@@ -62,7 +65,10 @@ class Announcer:
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
     async def announce_resume(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
-        """Say that this attempt goes on from a checkpoint, with the proof; then the steps that were never announced."""
+        """Announce the resume from a checkpoint, with its proof, and then the steps that were never announced.
+
+        reports: the values of the steps that the checkpoint covers, by step.
+        """
         event = TrainResumed(
             step=ready.step,
             attempt=self._fence.attempt,
@@ -72,22 +78,22 @@ class Announcer:
         )
         await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
         for step, values in sorted(reports.items()):
-            await self._queue_step(step, values)
+            self._queue_step(step, values)
         await self._announce_queued_steps()
 
     async def delete_expired_blobs(self) -> None:
-        """Delete what a predecessor said has expired: it may have died before it had deleted it."""
+        """Delete the blobs of the last `blob.expired`: its attempt may have died before it had deleted them."""
         await self._blobs.delete(self._announced.expired_last)
 
     async def request_rollouts(self, event: RolloutRequested) -> None:
-        """Ask for rollouts, once."""
+        """Publish a request of rollouts, unless it was published before."""
         key = (event.mode, event.iteration)
         if key not in self._announced.requested:
             await self._publisher.fenced(event, fence=self._fence, id=f"{event.mode}:{event.iteration}")
             self._announced.requested.add(key)
 
     async def announce_step(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
-        """Announce what a step made: weights to serve, a checkpoint, and every step that the checkpoint covers."""
+        """Announce the weights of a step, its checkpoint, and with that every step that the checkpoint covers."""
         k = stepped.step
         if stepped.weights is not None:
             ref = await self._blobs.put_file(f"{self._prefix}/policy-{k}.safetensors", Path(stepped.weights), move=True)
@@ -96,12 +102,12 @@ class Announcer:
             )
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
             self._announced.weights[self._fence.attempt, k] = ref
-        await self._queue_step(k, values)
+        self._queue_step(k, values)
         if stepped.checkpoint is not None:
             await self._store_checkpoint(k, Path(stepped.checkpoint))
 
     async def announce_pause(self, paused: Paused) -> None:
-        """Announce what a pause saved: the steps that no checkpoint covered before."""
+        """Announce the checkpoint that a pause made, and the steps that none covered before."""
         if paused.checkpoint is not None:
             await self._store_checkpoint(paused.step, Path(paused.checkpoint))
 
@@ -111,14 +117,14 @@ class Announcer:
         await self._publisher.fenced(event, fence=self._fence, id="model")
 
     async def store_model(self, directory: Path) -> BlobRef:
-        """Keep the finished model's files."""
+        """Store the files of the finished model."""
         tree, _ = await self._blobs.put_tree(f"{self._prefix}/model", directory, move=True)
         return tree
 
     async def expire_blobs(self, *, keep_versions: int, pinned: set[int], keep: KeepSteps) -> None:
-        """Let go of what nobody needs any more: superseded checkpoints, and weights older than `keep_versions`.
+        """Delete what is not needed any more: superseded checkpoints, and weights older than the last `keep_versions`.
 
-        pinned: versions that an evaluation still reads. kept: which steps' checkpoints stay.
+        pinned: versions that an evaluation still reads. keep: the steps whose checkpoints are kept.
         """
         newest = max((version for _, version in self._announced.weights), default=0)
         latest = {version: attempt for attempt, version in sorted(self._announced.weights)}
@@ -127,11 +133,11 @@ class Announcer:
             for attempt, version in self._announced.weights
             if version not in pinned and (version <= newest - keep_versions or attempt < latest[version])
         ]
-        stays = keep([c.step for c in self._announced.checkpoints])
-        checkpoints = [c for c in self._announced.checkpoints if c.step not in stays]
+        kept = keep([c.step for c in self._announced.checkpoints])
+        checkpoints = [c for c in self._announced.checkpoints if c.step not in kept]
         uris = [self._announced.weights[key].uri for key in old]
         for checkpoint in checkpoints:
-            # A predecessor said that it expired, and may have died in the middle of deleting it.
+            # An earlier attempt announced that it expired, and may have died while it deleted it.
             with contextlib.suppress(BlobMissing):
                 manifest = await self._blobs.manifest(checkpoint.tree)
                 uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
@@ -142,7 +148,7 @@ class Announcer:
         await self._blobs.delete(uris)
         for key in old:
             del self._announced.weights[key]
-        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.step in stays]
+        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.step in kept]
 
     async def _store_checkpoint(self, step: int, folder: Path) -> None:
         tree, manifest = await self._blobs.put_tree(f"{self._prefix}/checkpoint-{step}", folder, move=True)
@@ -158,9 +164,9 @@ class Announcer:
         self._announced.checkpoints.append(saved)
         await self._announce_queued_steps()
 
-    async def _queue_step(self, step: int, values: dict[str, float]) -> None:
+    def _queue_step(self, step: int, values: dict[str, float]) -> None:
         if step > self._announced.last_step:
-            # JSON has no NaN: a figure that is none says nothing, and would make the whole event unreadable.
+            # JSON has no NaN: a value that is not finite would make the whole event unreadable.
             finite = {name: value for name, value in values.items() if math.isfinite(value)}
             event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
             self._queued.append(event)

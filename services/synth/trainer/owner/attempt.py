@@ -20,7 +20,7 @@ from synth.trainer.settings import TrainerSettings
 
 
 class JobFailure(Exception):
-    """The job cannot succeed, however often it is tried: the owner ends it with this."""
+    """The job cannot succeed, however often it is tried: the owner ends it with this code and problem."""
 
     def __init__(self, code: str, problem: Problem) -> None:
         super().__init__(problem.text())
@@ -30,10 +30,11 @@ class JobFailure(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a training run is given: its job, its right to publish, what was done before it, and its lease.
+    """What a training run is given. history: the job's lifecycle. fence: the right to publish as its owner.
 
-    pausing: set when the user has asked for a pause: the run is to save where it stands, and end with `JobPaused`.
-    work_dir: of this attempt alone; a predecessor that still cleans up cannot touch it.
+    announced: what the job's attempts have published.
+    pausing: set when the user has asked for a pause: the run is to save its state, and end with `JobPaused`.
+    work_dir: of this attempt alone; an earlier one that still cleans up cannot touch it.
     """
 
     bus: Connection

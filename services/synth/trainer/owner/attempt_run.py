@@ -1,4 +1,4 @@
-"""An attempt's training run: the process is started where the log left off, fed, and its results announced."""
+"""The training run of an attempt: starts the learner where the log ends, feeds it, and announces its results."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ log = logs.get("training")
 _M = TypeVar("_M", bound=Ready | Stepped | Paused | Done)
 _T = TypeVar("_T")
 
-#: How long hashing and storing a step's weights and checkpoint may take: 100 GB at a slow disk's speed.
+#: How long hashing and storing the weights and the checkpoint of a step may take: 100 GB on a slow disk.
 _PUBLISH_S = 3600.0
 
 
 async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
-    """Run an attempt to its success, or until it is paused, with all that it made announced.
+    """Run an attempt to its success, or until it is paused, and announce all that it made.
 
-    Raises `JobFailure` when training cannot go on, `TrainingStopped` on a crash.
+    Raises `JobFailure` when training cannot go on, `LearnerStopped` on a crash.
     """
     async with learners.acquire() as learner:
         run = await _TrainingRun.open(attempt, job, learner)
@@ -67,7 +67,7 @@ class _TrainingRun:
 
     @classmethod
     async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
-        """Have the training process begin at the last checkpoint, and announce the resume."""
+        """Start the learner at the last checkpoint, and announce the resume."""
         settings, lease, announced = attempt.settings, attempt.lease, attempt.announced
         silence = settings.child_silence_s
         lease.progress("fetch the model", deadline=3600)
@@ -101,9 +101,9 @@ class _TrainingRun:
         return cls(attempt, job, learner, ready, announcer, verified, reports.get(ready.step, {}), watch)
 
     async def wait_unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something else, but not past the end of the training process, nor past the wish for a pause.
+        """Wait for something else while the learner lives and nobody asks for a pause.
 
-        Raises `TrainingStopped`, `_PauseAsked`.
+        Raises `LearnerStopped`, `_PauseRequested`.
         """
         wait = asyncio.create_task(waiting)
         died = asyncio.create_task(self.learner.wait_stopped())
@@ -122,23 +122,23 @@ class _TrainingRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def recv(self, *kinds: type[_M]) -> _M:
-        """Its next message, of one of these kinds."""
+        """The next message of the learner, of one of these kinds."""
         silence = self.attempt.settings.child_silence_s
         self.attempt.lease.progress("train", deadline=silence)
         return await _recv(self.learner, silence, *kinds)
 
     def raise_for_collapse(self) -> None:
-        """Raises `_PauseAsked` for a finding that pauses or stops the job: either way, where it stands is saved."""
+        """Raises `_PauseRequested` for a finding that pauses or stops the job: either way its state is saved."""
         if self.watch is not None and self.watch.verdict is not None:
             raise _PauseRequested
 
 
 class _PauseRequested(Exception):
-    """The user wants a pause, and training waits for something that may take long; or the collapse watch wants one."""
+    """The user asks for a pause while training waits for something that may take long, or the collapse watch does."""
 
 
 def _pause_reason(run: _TrainingRun) -> str:
-    """Why a run that is saved pauses: "" for the user's wish. Raises `JobFailure` where it is to end instead."""
+    """Why a run that was saved pauses; "" if the user asked for it. Raises `JobFailure` if it is to end instead."""
     warned = run.watch.verdict if run.watch is not None else None
     if warned is None:
         return ""
@@ -148,7 +148,7 @@ def _pause_reason(run: _TrainingRun) -> str:
 
 
 def _collection_values(announced: AttemptHistory, step: int) -> dict[str, float]:
-    """What the collector reported of a step's batch; nothing for SFT."""
+    """The metrics that the collector reported of the batch of a step; none for SFT."""
     return announced.batches[step].values if step in announced.batches else {}
 
 
@@ -181,12 +181,12 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
     try:
         run.raise_for_collapse()
         if run.ready.step:
-            # The attempt before may have died between this step and the request of its evaluation.
+            # The previous attempt may have died between this step and the request of its evaluation.
             await feed.request_evaluation(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()
-            batch, path = await run.wait_unless_paused(feed.batch(k))
+            batch, path = await run.wait_unless_paused(feed.wait_batch(k))
             waited = time.monotonic() - waited
             await run.learner.send(Step(iteration=k, batch=str(path)))
             stepped = await run.recv(Stepped)
@@ -195,7 +195,9 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
             await run.announcer.announce_step(stepped, run.values, kind=job.weights_kind)
             await feed.request_evaluation(k)
-            await run.announcer.expire_blobs(keep_versions=job.max_staleness + 2, pinned=feed.pinned(), keep=keep)
+            await run.announcer.expire_blobs(
+                keep_versions=job.max_staleness + 2, pinned=feed.pinned_versions(), keep=keep
+            )
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
         await run.wait_unless_paused(feed.wait_evaluations())
@@ -209,7 +211,10 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
 
 
 def check_ranks(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
-    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here. where: what asks."""
+    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
+
+    where: the place in the job's file that asks for them.
+    """
     asked = job.parallelism.world_size
     if asked is None or settings.device == "cpu" or asked <= settings.most_ranks:
         return
@@ -259,7 +264,7 @@ async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
 
 
 def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
-    """How what a job makes of its source is loaded."""
+    """How the model that a job trains from its source is loaded. tree: the trained weights."""
     shape = lora_shape(job)
     below = source.base if continues(source, shape) else source
     return ModelRef(

@@ -1,6 +1,6 @@
-"""The collapse watch at work: it looks at each step of a job, announces what it finds once, and says what follows.
+"""The collapse watch of an attempt: it checks each step of a job, and announces each of its warnings once.
 
-A finding is announced behind its step, like all that a step leaves in the log; what it leads to is done at once.
+A warning is announced after its step; a pause or a stop that it demands is done at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ log = logs.get("watch")
 
 
 class CollapseWatch:
-    """The watch of one attempt. Begin it after our own `job.started`: no earlier attempt can add to the log then."""
+    """Watches the steps of one attempt.
+
+    To be made after this attempt's own `job.started`, when no earlier attempt can add to the log any more.
+    """
 
     def __init__(self, bus: Connection, fence: Fence, job: RlJob) -> None:
         self._bus = bus
@@ -31,7 +34,7 @@ class CollapseWatch:
         self._demands: list[TrainWarned] = []
 
     async def catch_up(self) -> None:
-        """Look at every step of the log, and say what an attempt that died did not live to say."""
+        """Check every step of the log, and announce the warnings that an attempt died before it announced."""
         fence = self._fence
         facts = ("train.step", "train.warned", "job.paused")
         for recorded in await replay(self._bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]):
@@ -41,7 +44,7 @@ class CollapseWatch:
                 case TrainWarned() as warned:
                     self._announced.add((warned.rule, warned.step))
                 case JobPaused():
-                    # It was let go of, and its user wants it to go on all the same.
+                    # The user has resumed the job all the same.
                     self._demands = [warned for warned in self._demands if warned.action == "stop"]
                 case _:
                     pass
@@ -49,14 +52,14 @@ class CollapseWatch:
             await self.announce(step)
 
     def add_step(self, event: TrainStep) -> None:
-        """Take in the next step."""
+        """Check the next step."""
         for warned in self._detector.add(event.step, event.values):
             self._unannounced[event.step].append(warned)
             if warned.action != "warn":
                 self._demands.append(warned)
 
     async def announce(self, step: int) -> None:
-        """Say what was found with a step that is in the log."""
+        """Announce the warnings of a step that is in the log."""
         for warned in self._unannounced.pop(step, []):
             if (warned.rule, warned.step) in self._announced:
                 continue
@@ -66,5 +69,5 @@ class CollapseWatch:
 
     @property
     def verdict(self) -> TrainWarned | None:
-        """The finding for which the job is to be paused or stopped; one that stops it before any that pauses it."""
+        """The warning that demands a pause or a stop of the job; one that stops it comes first."""
         return min(self._demands, key=lambda warned: warned.action != "stop", default=None)

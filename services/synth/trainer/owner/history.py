@@ -34,13 +34,13 @@ _FACTS = (
 
 @dataclass
 class AttemptHistory:
-    """What earlier attempts announced."""
+    """What was announced so far: by earlier attempts, and by the present one as it goes on."""
 
     last_step: int = 0
     checkpoint: CheckpointSaved | None = None
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     weights: dict[tuple[int, int], BlobRef] = field(default_factory=dict)
-    """Live weights files, by attempt and version."""
+    """Weights files that have not expired, by attempt and version."""
     requested: set[tuple[str, int]] = field(default_factory=set)
     batches: dict[int, RolloutBatched] = field(default_factory=dict)
     evaluated: set[int] = field(default_factory=set)
@@ -51,7 +51,10 @@ class AttemptHistory:
 
 
 async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory:
-    """Read a training job's log. After our own `job.started`: no earlier attempt can add to it any more."""
+    """Read the log of a training job.
+
+    To be called after this attempt's own `job.started`, when no earlier attempt can add to the log any more.
+    """
     announced = AttemptHistory()
     expired: set[str] = set()
     for recorded in await replay(bus.nc, [f"{fact}.{org}.{job_id}" for fact in _FACTS]):

@@ -1,4 +1,4 @@
-"""The training process as its supervisor sees it: started, spoken to, listened to, and ended."""
+"""The training process as the service sees it: spawned, sent messages, received from, and stopped."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logs.get("child")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
 _MAX_LINE_BYTES = 16 << 20
-# It talks to its supervisor alone: neither the bus and the cluster's secret nor the blob store are its business. It is
-# the first rank of its group, wherever the service itself was started.
+# Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
+# the service alone, and the rank of the service, since it is the first rank of its own group.
 _WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
 
 
@@ -28,7 +28,7 @@ class LearnerStopped(Transient):
 
 
 class LearnerProcess:
-    """One `python -m synth.trainer.learner.main`. Its log lines are ours; its messages come out of `hear`."""
+    """One `python -m synth.trainer.learner.main`. Its stderr goes to the log; `recv` returns its messages."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -37,7 +37,7 @@ class LearnerProcess:
 
     @classmethod
     async def spawn(cls, *, threads: int) -> LearnerProcess:
-        """Start it; it imports what training needs, which takes seconds, and waits for its job."""
+        """Start a process, which imports what training needs (this takes seconds) and waits for its job."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
         environment = {**inherited, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         process = await asyncio.create_subprocess_exec(
@@ -58,20 +58,20 @@ class LearnerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.returncode is None
 
     async def wait_stopped(self) -> None:
-        """Return when it has ended, for whatever reason."""
+        """Return when the process has ended, for whatever reason."""
         await self._process.wait()
 
     async def start_job(self, start: Start, *, progress: Callable[[str], None]) -> None:
-        """Hand it its job, its only one. progress: called with the stage whenever it shows a sign of life."""
+        """Give the process its only job. progress: called with the stage at each sign of life."""
         self._on_progress = progress
         await self.send(start)
 
     async def send(self, message: Start | Step | Pause | Finish) -> None:
-        """Send one message. Raises `TrainingStopped` when nobody listens any more."""
+        """Send one message. Raises `LearnerStopped` when the process is gone."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
@@ -80,7 +80,10 @@ class LearnerProcess:
             raise LearnerStopped(f"the training process is gone ({await self._process.wait()})") from error
 
     async def recv(self, *, silence: float) -> LearnerMessage:
-        """The next message that is not a sign of life. silence: seconds without one that count as a hang."""
+        """The next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
+
+        silence: seconds without any message after which the process counts as hung and is killed.
+        """
         assert self._process.stdout is not None
         while True:
             try:
@@ -97,7 +100,7 @@ class LearnerProcess:
             self._on_progress(message.stage)
 
     async def stop(self) -> None:
-        """End it: the end of its input first (it stops at once), a kill after 5 s."""
+        """Stop the process by closing its input, and kill it if it has not ended after 5 s."""
         if self._process.returncode is None and self._process.stdin is not None:
             self._process.stdin.close()
             try:
@@ -116,9 +119,9 @@ class LearnerProcess:
 
 
 class LearnerPool:
-    """Where training processes come from. One waits, its imports done, so that a job starts seconds earlier.
+    """Keeps one training process warm, with its imports done, so that a job starts seconds earlier.
 
-    A process runs one job and ends: nothing of a job, not even its allocator's state, can reach the next one.
+    A process runs one job and ends: nothing of a job, not even the state of its allocator, can reach the next one.
     """
 
     def __init__(self, *, threads: int) -> None:
@@ -129,11 +132,11 @@ class LearnerPool:
 
     @property
     def warm_pid(self) -> int | None:
-        """The process that waits, if one does."""
+        """The pid of the warm process, if there is one."""
         return self._warm.pid if self._warm is not None and self._warm.alive else None
 
     async def keep_one_warm(self) -> None:
-        """Have a process waiting whenever none is at work, for ever; it is ended with this."""
+        """Keep a warm process whenever none is in use, for ever. When cancelled, it stops the warm process."""
         try:
             while True:
                 await self._wanted.wait()
@@ -146,7 +149,7 @@ class LearnerPool:
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncGenerator[LearnerProcess]:
-        """The process that waits, or a new one; ended afterwards."""
+        """The warm process, or a new one; it is stopped at the end of the block."""
         self._wanted.clear()
         process, self._warm = self._warm, None
         if process is None or not process.alive:

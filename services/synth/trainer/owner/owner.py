@@ -1,4 +1,4 @@
-"""The owner of one train task: takes the attempt, watches for the job's end, and ends the job."""
+"""Owns train tasks: starts an attempt at the job, runs it, and announces how it ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TrainerService:
                 await self._run_attempt(ownership, lease)
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: end its job, so that nobody waits for it in silence."""
+        """The task is a dead letter: end its job, so that nobody waits for it in vain."""
         ownership = await self._take(task)
         if ownership is not None:
             problem = Problem(what=f"the trainer cannot run this job: {reason}", fix="look at the trainer's log")
@@ -90,7 +90,7 @@ class TrainerService:
         await ownership.end(ending, step=announced.last_step)
 
     async def _hand_back(self, fence: Fence, reason: BaseException) -> None:
-        """Say that this attempt ends in good order, so that it does not count as a crash."""
+        """Announce that this attempt ends in good order, so that it does not count as a crash."""
         why = str(reason) or "the trainer was asked to stop"
         event = TrainHandedBack(attempt=fence.attempt, reason=why)
         try:
@@ -102,7 +102,7 @@ class TrainerService:
     def _check_crashes(self, history: JobHistory, announced: AttemptHistory) -> None:
         """Give up when attempt after attempt dies without a new checkpoint."""
         since = announced.checkpoint.attempt if announced.checkpoint else 0
-        # In good order: handed back, or followed by the pause that it ended with.
+        # An attempt ends in good order when it is handed back, or followed by the pause that it ended with.
         facts = [f.event for f in history.facts if isinstance(f.event, JobStarted | JobPaused)]
         paused = {a.attempt for a, b in pairwise(facts) if isinstance(a, JobStarted) and isinstance(b, JobPaused)}
         started = {s.attempt for s in facts if isinstance(s, JobStarted) and s.attempt > since}

@@ -1,4 +1,4 @@
-"""What an RL run asks of the collector, and what it gets: iterations requested ahead, batches in order, evaluations."""
+"""What an RL run asks of the collector (iterations ahead of training, evaluations), and the batches that it gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synth.trainer.owner.attempt import Attempt
 
 
 class RolloutFeed:
-    """Requests rollouts up to `async_level` iterations ahead of training and hands over their batches."""
+    """Requests rollouts up to `async_level` iterations ahead of training, and waits for their batches, in order."""
 
     def __init__(self, attempt: Attempt, job: RlJob, announcer: Announcer) -> None:
         self._attempt = attempt
@@ -28,7 +28,7 @@ class RolloutFeed:
         self._following = asyncio.create_task(self._follow())
 
     async def request_up_to(self, k: int) -> None:
-        """Ask for iteration k and for those that may be collected while it trains."""
+        """Request iteration k and those that may be collected while it trains."""
         for i in range(k, min(self._job.iterations, k + self._job.async_level) + 1):
             await self._announcer.request_rollouts(
                 RolloutRequested(
@@ -43,7 +43,7 @@ class RolloutFeed:
             )
 
     async def request_evaluation(self, k: int) -> None:
-        """Ask for an evaluation of the policy after step k, when one is due."""
+        """Request an evaluation of the policy after step k, when one is due."""
         evaluation = self._job.evaluation
         if evaluation is None or k % evaluation.every_n_iters:
             return
@@ -59,21 +59,21 @@ class RolloutFeed:
             )
         )
 
-    def pinned(self) -> set[int]:
-        """Versions that an open evaluation still reads."""
+    def pinned_versions(self) -> set[int]:
+        """The policy versions that a running evaluation still reads."""
         return self._requested_evaluations - self._announced.evaluated
 
-    async def batch(self, k: int) -> tuple[RolloutBatched, Path]:
+    async def wait_batch(self, k: int) -> tuple[RolloutBatched, Path]:
         """The batch of iteration k, as an event and as a file; waits for the collector."""
-        await self._until(lambda: k in self._announced.batches, f"wait for batch {k}")
+        await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}")
         event = self._announced.batches[k]
-        # Trained by now; a local store's blobs are read where they are, and none is here.
+        # Batch k - 1 is trained by now. Its file is missing where the blobs of a local store are read in place.
         self._file(k - 1).unlink(missing_ok=True)
         return event, await self._attempt.blobs.fetch(event.batch, self._file(k))
 
     async def wait_evaluations(self) -> None:
-        """Wait for every evaluation that was asked for."""
-        await self._until(lambda: not self.pinned(), "wait for evaluations")
+        """Wait until every evaluation that was requested is in the log."""
+        await self._wait_until(lambda: not self.pinned_versions(), "wait for evaluations")
 
     async def close(self) -> None:
         self._following.cancel()
@@ -82,7 +82,7 @@ class RolloutFeed:
     def _file(self, k: int) -> Path:
         return self._attempt.work_dir / f"batch-{k}.safetensors"
 
-    async def _until(self, reached: Callable[[], bool], stage: str) -> None:
+    async def _wait_until(self, reached: Callable[[], bool], stage: str) -> None:
         wait = self._attempt.settings.batch_wait_s
         self._attempt.lease.progress(stage, deadline=wait + 60)
         try:
