@@ -105,7 +105,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     assert batch_counts(REQUEST, again) == batch_counts(REQUEST, result)
 
 
-async def test_what_is_done_is_not_late_because_a_collector_that_was_replaced_thought_so(bus_as, blobs: BlobStore):
+async def test_a_completed_rollout_is_not_late_because_a_replaced_collector_abandoned_it(bus_as, blobs: BlobStore):
     job = "job_replaced"
     bus = await bus_as("rollouts")
     app, log = App(), RolloutLog(bus, blobs, ORG, job, term=0)

@@ -72,7 +72,7 @@ class Job:
 
         announcer = Announcer(bus, self._blobs, fence, announced, total=len(STEPS), model_at=model_at, watch=watch)
         k = announced.last_step
-        while watch.verdict is None and k < until:
+        while watch.demand is None and k < until:
             k += 1
             if dies_silent and k == until:
                 watch.announce = _die  # type: ignore[method-assign]
@@ -83,15 +83,15 @@ class Job:
                 )
             except _Died:
                 return None
-        verdict = watch.verdict
-        if verdict is not None:
+        demand = watch.demand
+        if demand is not None:
             covered = k % every == 0
             await announcer.announce_pause(
                 Paused(step=k, checkpoint=None if covered else self._checkpoint(fence.attempt, k))
             )
-        if verdict is not None and verdict.action == "pause":
-            await append_as_owner(bus, fence, lambda _: JobPaused(step=k, reason=verdict.problem.text()))
-        return verdict.action if verdict else None
+        if demand is not None and demand.action == "pause":
+            await append_as_owner(bus, fence, lambda _: JobPaused(step=k, reason=demand.problem.text()))
+        return demand.action if demand else None
 
     def _checkpoint(self, attempt: int, step: int) -> str:
         folder = self._folder / f"{attempt}-{step}"

@@ -74,10 +74,10 @@ async def make_job(bus_as, settings_of, blobs, cluster_dir):
         base = settings_of("trainer").model_dump()
         job = OwnedJob(bus_as, blobs, TrainerSettings(**base | settings))
         created = JobCreated(config=SFT, config_name="job.toml", body_sha256="0")
-        verdict = validate(created, Registry(make_model_dir(cluster_dir)))
-        assert isinstance(verdict, JobValidated), verdict
+        validated = validate(created, Registry(make_model_dir(cluster_dir)))
+        assert isinstance(validated, JobValidated), validated
         await job.append(created)
-        await job.append(verdict, by="validator")
+        await job.append(validated, by="validator")
         await job.append(JobVerified(source=ModelRef(id="tiny-qwen3")), by="verifier")
         return job
 

@@ -129,7 +129,7 @@ class _TrainingRun:
 
     def raise_for_collapse(self) -> None:
         """Raises `_PauseRequested` for a finding that pauses or stops the job: either way its state is saved."""
-        if self.watch is not None and self.watch.verdict is not None:
+        if self.watch is not None and self.watch.demand is not None:
             raise _PauseRequested
 
 
@@ -139,12 +139,12 @@ class _PauseRequested(Exception):
 
 def _pause_reason(run: _TrainingRun) -> str:
     """Why a run that was saved pauses; "" if the user asked for it. Raises `JobFailure` if it is to end instead."""
-    warned = run.watch.verdict if run.watch is not None else None
-    if warned is None:
+    demand = run.watch.demand if run.watch is not None else None
+    if demand is None:
         return ""
-    if warned.action == "stop":
-        raise JobFailure(NO_LEARNING_SIGNAL if warned.rule == NO_LEARNING_SIGNAL else "collapsed", warned.problem)
-    return warned.problem.text()
+    if demand.action == "stop":
+        raise JobFailure(NO_LEARNING_SIGNAL if demand.rule == NO_LEARNING_SIGNAL else "collapsed", demand.problem)
+    return demand.problem.text()
 
 
 def _collection_values(announced: AttemptHistory, step: int) -> dict[str, float]:

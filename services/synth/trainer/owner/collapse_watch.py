@@ -68,6 +68,6 @@ class CollapseWatch:
             self._announced.add((warned.rule, warned.step))
 
     @property
-    def verdict(self) -> TrainWarned | None:
+    def demand(self) -> TrainWarned | None:
         """The warning that demands a pause or a stop of the job; one that stops it comes first."""
         return min(self._demands, key=lambda warned: warned.action != "stop", default=None)

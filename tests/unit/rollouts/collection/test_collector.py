@@ -1,4 +1,4 @@
-"""The collector: its bound, its retries, what it never runs again, and when it gives up."""
+"""The collector: its bound, its retries, what it never runs again, and when the environment counts as broken."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_
     assert "try 1 failed" in result.problem.text()
 
 
-async def test_what_a_rollout_meets_that_is_nobodys_fault_reaches_whoever_owns_the_task():
+async def test_an_error_that_is_nobodys_fault_reaches_the_owner_of_the_task():
     app = App()
 
     async def gone(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
@@ -133,7 +133,7 @@ async def test_what_a_rollout_meets_that_is_nobodys_fault_reaches_whoever_owns_t
         await app.collector().collect(REQUEST, NO_PRIOR_PROGRESS)
 
 
-async def test_a_request_of_which_nothing_was_found_is_broken_however_small_it_is():
+async def test_a_request_without_any_completed_rollout_is_broken_however_small_it_is():
     app = App(fails={0: 9})
     one = CollectRequest(iteration=1, mode="eval", seeds=[7], group_size=1, oldest_version=0)
     assert isinstance(await app.collector(max_tries=1).collect(one, NO_PRIOR_PROGRESS), EnvironmentBroken)
@@ -151,7 +151,7 @@ async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before
         await versions.wait_at_least(9, timeout=0.01)
 
 
-async def test_a_harm_halves_the_limit_and_is_logged_and_measured():
+async def test_an_overload_halves_the_limit_and_is_logged_and_measured():
     app = App()
     collector = app.collector(limit=16)
     # What version 0 samples is too old for an iteration that takes 1 and later.

@@ -1,4 +1,4 @@
-"""Refills and deadlines: which groups of a request are played, and what a batch is made of."""
+"""Refills and deadlines: which groups of a request are run, and what a batch is made of."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFILLED = CollectRequest(
 
 
 class App:
-    """Pays by seed and place in the group; rollouts of `hang` never end, `fail` are the environment's errors, those of
+    """Pays by seed and index in the group; rollouts of `hang` never end, `fail` are the environment's errors, those of
     `lose` lose their replica and wait for another.
 
     chance: shuffles the order in which rollouts end.
@@ -239,7 +239,7 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
             collector.collect(REFILLED, NO_PRIOR_PROGRESS, priority=1),
             collector.collect(later, NO_PRIOR_PROGRESS, priority=2),
         )
-    # The one place may be given away in the moment in which a refill is decided.
+    # The only slot may be given away in the moment in which a refill is decided.
     assert starts[:6] == [2] * 6
     assert starts.count(2) == 10
     assert starts.index(3, starts.index(3) + 2) > max(i for i, k in enumerate(starts) if k == 2)

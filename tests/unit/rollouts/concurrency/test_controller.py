@@ -1,4 +1,4 @@
-"""The pace: where it settles, what it answers to, and what it never does. Time is given, so nothing waits."""
+"""The concurrency controller: where it settles, what it reacts to, what it never does. Time is given: nothing waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rounds(controller: ConcurrencyController, count: int, *, begin: float = 0.0,
     return limits
 
 
-def test_without_harm_it_doubles_each_round_up_to_the_users_bound():
+def test_without_overload_it_doubles_each_round_up_to_the_users_bound():
     controller = ConcurrencyController(64)
     assert (controller.limit, rounds(controller, 4)) == (INITIAL_LIMIT, [16, 32, 64, 64])
     assert ConcurrencyController(3).limit == 3
@@ -40,7 +40,7 @@ def test_a_limit_that_is_not_reached_does_not_grow():
     assert controller.limit == INITIAL_LIMIT
 
 
-def test_what_was_sent_together_is_one_cause_and_halves_once():
+def test_tries_that_began_together_are_one_cause_and_halve_once():
     controller = ConcurrencyController(64)
     rounds(controller, 3)
     for _ in range(40):
@@ -56,7 +56,7 @@ def test_what_was_sent_together_is_one_cause_and_halves_once():
 
 
 @given(bears=st.integers(1, 64), bound=st.integers(1, 128))
-def test_at_an_app_that_bears_so_many_it_stays_near_them(bears: int, bound: int):
+def test_at_an_app_that_bears_so_many_it_settles_near_them(bears: int, bound: int):
     controller = ConcurrencyController(bound)
     settled = rounds(controller, 80, bears=bears)[40:]
     most = min(bears, bound)
@@ -102,7 +102,7 @@ def test_a_queue_at_the_engine_halves_it_once_until_it_can_have_shrunk():
 @given(
     bound=st.integers(1, 256), told=st.lists(st.tuples(OVERLOADS, st.integers(-1, 3), st.integers(0, 99)), max_size=300)
 )
-def test_whatever_it_is_told_it_stays_between_one_and_the_bound(
+def test_whatever_is_recorded_it_stays_between_one_and_the_bound(
     bound: int, told: list[tuple[Overload | None, int, int]]
 ):
     controller = ConcurrencyController(bound)
@@ -134,7 +134,7 @@ def test_beside_a_trainer_it_costs_little_time_and_runs_no_more_than_it_needs(
 class Simulation:
     """A job of 50 iterations of 64 rollouts, each of which takes rollout_s to 1.3 rollout_s.
 
-    pace: None runs 64 at once, always. lags: of each rollout, in versions, when it began. limits: after each step.
+    controller: None always runs 64 at once. lags: of each rollout when it began, in versions. limits: after each step.
     """
 
     def __init__(

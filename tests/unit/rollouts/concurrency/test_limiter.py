@@ -1,4 +1,4 @@
-"""Places: a limit that moves, and an order that holds."""
+"""The limiter: a limit that moves, and priorities that hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synth.rollouts.concurrency.limiter import Priority, PriorityLimiter, busy_s
 
 
 class Holders:
-    """Tasks that hold a place until they are let go."""
+    """Tasks that hold a slot until they are released."""
 
     def __init__(self, limiter: PriorityLimiter) -> None:
         self.limiter = limiter
@@ -40,7 +40,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_whoever_is_first_in_order_is_next_whenever_it_came():
+async def test_the_waiter_of_the_lowest_priority_is_next_whenever_it_came():
     holders = Holders(PriorityLimiter(1))
     await holders.enter((1, 0), (3, 0), (2, 5), (2, 4))
     for priority in ((1, 0), (2, 4), (2, 5)):
@@ -49,7 +49,7 @@ async def test_whoever_is_first_in_order_is_next_whenever_it_came():
     await holders.leave((3, 0))
 
 
-async def test_a_limit_that_falls_is_reached_as_places_come_free_and_one_that_rises_at_once():
+async def test_a_limit_that_falls_is_reached_as_slots_are_released_and_one_that_rises_at_once():
     limiter = PriorityLimiter(3)
     holders = Holders(limiter)
     await holders.enter(*((1, i) for i in range(6)))
@@ -63,13 +63,13 @@ async def test_a_limit_that_falls_is_reached_as_places_come_free_and_one_that_ri
     assert (limiter.in_use, limiter.full) == (0, False)
 
 
-async def test_who_gives_up_waiting_or_holding_leaves_the_place_to_others():
+async def test_a_waiter_or_holder_that_is_cancelled_leaves_its_slot_to_others():
     limiter = PriorityLimiter(1)
     holders = Holders(limiter)
     await holders.enter((1, 0), (1, 1), (1, 2), (1, 3))
     holders.tasks[1, 1].cancel()
     limiter.resize(2)
-    # It has just been given a place, and does not know it yet.
+    # It has just been given a slot, and has not run since.
     holders.tasks[1, 2].cancel()
     await settle()
     assert holders.inside == [(1, 0), (1, 3)]
@@ -78,7 +78,7 @@ async def test_who_gives_up_waiting_or_holding_leaves_the_place_to_others():
     assert limiter.in_use == 0
 
 
-async def test_its_use_is_counted_over_time(monkeypatch: pytest.MonkeyPatch):
+async def test_occupancy_is_counted_over_time(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr("synth.rollouts.concurrency.limiter.time.monotonic", lambda: now)
     holders = Holders(PriorityLimiter(4))

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Which checkpoints are kept."""
 
 from __future__ import annotations
 
