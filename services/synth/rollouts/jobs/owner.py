@@ -80,11 +80,11 @@ class CollectorService:
     ) -> AsyncIterator[CollectionContext]:
         rollout = job.rollout
         # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
-        deadline = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
-        lease.progress("start", deadline=deadline)
+        hung_after_s = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
+        lease.progress("start", deadline=hung_after_s)
 
         def progress(stage: str) -> None:
-            lease.progress(stage, deadline=deadline)
+            lease.progress(stage, deadline=hung_after_s)
 
         app = await self._task_client(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
@@ -118,7 +118,7 @@ class CollectorService:
         async def mark_idle() -> None:
             # A collector waits for its trainer for as long as that takes: one that is idle does not hang.
             while True:
-                await asyncio.sleep(deadline / 4)
+                await asyncio.sleep(hung_after_s / 4)
                 if not collector.open_requests:
                     progress("idle")
 
