@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.events import FileReady
-from synth.files.images.rows import draft
+from synth.files.images.rows import draft_row
 from synth.files.rows.check import FileCheck
-from synth.files.rows.conversations import Measured, read_line
+from synth.files.rows.conversations import LineStats, read_line
 from synth.files.rows.token_estimate import tokens_in
 
 JSON = st.recursive(
@@ -41,7 +41,7 @@ def chat(*, role: str = "assistant", also: dict[str, Any] | None = None, **messa
 @given(st.binary())
 def test_any_bytes_are_a_row_or_a_problem(line: bytes):
     found = read_line(line)
-    assert isinstance(found, Measured) or all(found)
+    assert isinstance(found, LineStats) or all(found)
 
 
 @given(ROW)
@@ -52,12 +52,12 @@ def test_any_row_is_good_or_has_a_problem_and_a_good_one_can_be_written_anew(row
         assert found[0].startswith("$")
         assert found[1]
         return
-    drafted = draft(line, most=1)
-    assert (drafted is not None) == found.pictured
-    if drafted is not None:
-        assert drafted.shown
-        assert all(isinstance(shown.address, str) for shown in drafted.shown)
-        json.loads(drafted.line())
+    draft = draft_row(line, most=1)
+    assert (draft is not None) == found.has_images
+    if draft is not None:
+        assert draft.slots
+        assert all(isinstance(slot.address, str) for slot in draft.slots)
+        json.loads(draft.line())
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))
@@ -87,9 +87,9 @@ def test_any_file_has_a_verdict(pieces: list[bytes]):
 )
 def test_every_shape_of_the_clients_is_taken(line: bytes, text: str):
     found = read_line(line)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, LineStats), found
     assert "".join(found.texts[1:]) == text
-    assert not found.pictured
+    assert not found.has_images
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ _OLDER = ("images", "image_url")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ImageSlot:
     """An image that a row shows. part: where its blob's URI goes; path: the image's place in the row as it came."""
 
     part: dict[str, Any]
@@ -25,11 +25,11 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DraftRow:
     """A row whose images are still to be had. trimmed: how many were left out."""
 
     row: dict[str, Any]
-    shown: list[Shown]
+    slots: list[ImageSlot]
     trimmed: int
 
     def line(self) -> bytes:
@@ -37,20 +37,20 @@ class Drafted:
         return msgspec.json.encode(self.row)
 
 
-def draft(line: bytes, *, most: int) -> Drafted | None:
+def draft_row(line: bytes, *, most: int) -> DraftRow | None:
     """A checked line as a row to fill in; None for one that shows no image. most: images a message."""
     # Two looks at the bytes are ten times as fast as reading them; a name may be written with escapes.
     if b"image" not in line and b"\\u" not in line:
         return None
     row: dict[str, Any] = msgspec.json.decode(line)
-    older = [Shown({}, address, path) for name in _OLDER for address, path in _older(row, name)]
-    shown: list[Shown] = []
+    older = [ImageSlot({}, address, path) for name in _OLDER for address, path in _row_images(row, name)]
+    slots: list[ImageSlot] = []
     trimmed = 0
     for i, message in enumerate(row["messages"]):
         content = message.get("content")
         parts = _parts(content)
         first = older if message["role"] == "user" else []
-        own = _own(parts, f"$.messages[{i}].content")
+        own = _part_slots(parts, f"$.messages[{i}].content")
         if not (first or own):
             continue
         if first:
@@ -59,22 +59,22 @@ def draft(line: bytes, *, most: int) -> Drafted | None:
         kept, left_out = [*first, *own][:most], [*first, *own][most:]
         gone = {id(s.part) for s in left_out}
         message["content"] = [part for part in parts if id(part) not in gone]
-        shown += kept
+        slots += kept
         trimmed += len(left_out)
-    if not (shown or trimmed):
+    if not (slots or trimmed):
         return None
     for name in _OLDER:
         row.pop(name, None)
-    return Drafted(row, shown, trimmed)
+    return DraftRow(row, slots, trimmed)
 
 
-def place(shown: Shown, uri: str) -> None:
+def fill_slot(slot: ImageSlot, uri: str) -> None:
     """Let a row's part name the blob of its image."""
-    shown.part.clear()
-    shown.part.update(type="image", image=uri)
+    slot.part.clear()
+    slot.part.update(type="image", image=uri)
 
 
-def _older(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
+def _row_images(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
     value = row.get(name)
     if isinstance(value, list):
         return [(_address(item), f"$.{name}[{k}]") for k, item in enumerate(value)]
@@ -92,9 +92,9 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 
-def _own(parts: list[Any], path: str) -> list[Shown]:
+def _part_slots(parts: list[Any], path: str) -> list[ImageSlot]:
     return [
-        Shown(part, _address(part.get("image_url") or part["image"]), f"{path}[{j}]")
+        ImageSlot(part, _address(part.get("image_url") or part["image"]), f"{path}[{j}]")
         for j, part in enumerate(parts)
         if isinstance(part, dict) and part.get("type") in ("image", "image_url")
     ]

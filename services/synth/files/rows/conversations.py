@@ -92,18 +92,18 @@ class Conversation(msgspec.Struct, gc=False):
     image_url: list[ImageUrl | str] | ImageUrl | str | None = None
 
 
-class Measured(msgspec.Struct, gc=False):
-    """A good line. texts: of its messages, tool calls and reasoning. pictured: whether it shows an image."""
+class LineStats(msgspec.Struct, gc=False):
+    """A good line. texts: of its messages, tool calls and reasoning. has_images: whether it shows an image."""
 
     messages: int
     texts: list[str]
-    pictured: bool
+    has_images: bool
 
 
 _decoder = msgspec.json.Decoder(Conversation)
 
 
-def read_line(line: bytes) -> Measured | tuple[str, str]:
+def read_line(line: bytes) -> LineStats | tuple[str, str]:
     """What is on this line, or where in it something is wrong, and what: (`$.messages[0].role`, reason)."""
     try:
         # The decoder does not look into values that it skips, and whoever trains on the line will.
@@ -125,7 +125,7 @@ def read_line(line: bytes) -> Measured | tuple[str, str]:
         if line.startswith(_BYTE_ORDER_MARK):
             return "$", "the line begins with a byte order mark; save the file as UTF-8 without one"
         return "$", _malformed(line, str(error))
-    return _measure(conversation)
+    return _line_stats(conversation)
 
 
 def _malformed(line: bytes, reason: str) -> str:
@@ -136,11 +136,11 @@ def _malformed(line: bytes, reason: str) -> str:
     return f"not JSON: {reason.removeprefix('JSON is malformed: ')}"
 
 
-def _measure(conversation: Conversation) -> Measured | tuple[str, str]:
+def _line_stats(conversation: Conversation) -> LineStats | tuple[str, str]:
     replies = 0
     texts: list[str] = []
-    pictured = bool(conversation.images or conversation.image_url)
-    if pictured and all(message.role != "user" for message in conversation.messages):
+    has_images = bool(conversation.images or conversation.image_url)
+    if has_images and all(message.role != "user" for message in conversation.messages):
         return "$.images" if conversation.images else "$.image_url", "there is no user message to show them in"
     for i, message in enumerate(conversation.messages):
         content = message.content
@@ -150,7 +150,7 @@ def _measure(conversation: Conversation) -> Measured | tuple[str, str]:
             shown = _content(message.role, content, texts, f"$.messages[{i}].content")
             if isinstance(shown, tuple):
                 return shown
-            pictured = pictured or shown
+            has_images = has_images or shown
         if message.tool_calls is not None:
             wrong = _calls(message, texts, f"$.messages[{i}]")
             if wrong:
@@ -170,7 +170,7 @@ def _measure(conversation: Conversation) -> Measured | tuple[str, str]:
     for i, tool in enumerate(conversation.tools or ()):
         if tool.function is None and not tool.name:
             return f"$.tools[{i}]", "a tool without a name; expected {name, description?, parameters?}"
-    return Measured(len(conversation.messages), texts, pictured)
+    return LineStats(len(conversation.messages), texts, has_images)
 
 
 def _content(
@@ -185,7 +185,7 @@ def _content(
             content = [msgspec.convert(content, Part)]
         except msgspec.ValidationError as error:
             return place, str(error)
-    pictured = False
+    has_images = False
     for j, part in enumerate(content):
         if isinstance(part, str):
             texts.append(part)
@@ -200,10 +200,10 @@ def _content(
         elif part.type in _IMAGES:
             if not (part.image_url or part.image):
                 return f"{place}[{j}]", "an image part without `image_url` or `image`"
-            pictured = True
+            has_images = True
         else:
             return f"{place}[{j}].type", f"a part of type {part.type[:40]!r}; expected one of {', '.join(_PARTS)}"
-    return pictured
+    return has_images
 
 
 def _calls(message: Message, texts: list[str], place: str) -> tuple[str, str] | None:

@@ -20,8 +20,8 @@ from synth.inference.api.requests import ChatRequest, JobSampling, choices_of
 from synth.inference.api.responses import ChunkWriter, Shape, Usage, choice_json, completion_json, usage_chunk
 from synth.inference.api.sampling_plan import conversation_of, plan_of, without_effect
 from synth.inference.chat.families import CALL_END
-from synth.inference.chat.generation import Generation, Part, another_seed
-from synth.inference.chat.output_parser import Fresh, Reply, ReplyReader
+from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
+from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
 from synth.inference.chat.prompts import ChatFormat, Conversation
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Call
@@ -46,23 +46,23 @@ class _Choice:
     """One of a call's replies on its way. call: its place in the recorder, for a rollout's call."""
 
     generation: Generation
-    reader: ReplyReader
+    reader: ReplyParser
     writer: ChunkWriter
     call: Call | None
-    parts: list[Part] = field(default_factory=list[Part])
+    parts: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
 
     @property
     def aborted(self) -> bool:
         return self.parts[-1].finish_reason == "abort"
 
-    def take(self, part: Part) -> Fresh:
+    def take(self, part: ReplyDelta) -> TextDelta:
         """Keep the next part; the text that it makes certain."""
         self.parts.append(part)
         return self.reader.more(part)
 
     async def sample(self) -> None:
         """Sample to the end."""
-        async with aclosing(self.generation.parts()) as parts:
+        async with aclosing(self.generation.deltas()) as parts:
             async for part in parts:
                 self.take(part)
 
@@ -76,7 +76,7 @@ class Completion:
         """Raises `UserError` for messages that cannot be rendered, or a tool that cannot be called."""
         self._chat = chat = binding.chat
         self._conversation: Conversation = conversation_of(request, binding.sampling)
-        self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].thread if calls else None)
+        self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].history if calls else None)
         self._shape = Shape(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
@@ -88,7 +88,7 @@ class Completion:
         plan = plan_of(request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking)
         self._choices: list[_Choice] = []
         for i in range(choices_of(request)):
-            seed = another_seed(plan.params.seed, i)
+            seed = derive_seed(plan.params.seed, i)
             generation = Generation(
                 binding.engine,
                 chat.tokenizer,
@@ -99,10 +99,10 @@ class Completion:
                 timeout=timeout,
                 stream=bool(request.stream),
             )
-            reader = ReplyReader(
+            reader = ReplyParser(
                 chat.tokenizer,
                 chat.family,
-                in_thoughts=plan.in_thoughts,
+                in_reasoning=plan.in_reasoning,
                 tools=self._conversation.tools,
                 stop=plan.params.stop,
             )
@@ -134,7 +134,7 @@ class Completion:
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
         watch = asyncio.create_task(self._abort_on_hang_up(receive))
-        replies: list[Reply] = []
+        replies: list[ParsedReply] = []
         try:
             for choice in self._choices:
                 await send(_part(choice.writer.opening()))
@@ -159,17 +159,17 @@ class Completion:
             for choice in self._choices:
                 self._give_up(choice)
 
-    async def _parts(self) -> AsyncGenerator[tuple[_Choice, Part]]:
+    async def _parts(self) -> AsyncGenerator[tuple[_Choice, ReplyDelta]]:
         """The parts of all choices, as they come."""
         if len(self._choices) == 1:
-            async with aclosing(self._choices[0].generation.parts()) as parts:
+            async with aclosing(self._choices[0].generation.deltas()) as parts:
                 async for part in parts:
                     yield self._choices[0], part
             return
-        queue: asyncio.Queue[tuple[_Choice, Part] | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[_Choice, ReplyDelta] | None] = asyncio.Queue()
 
         async def pump(choice: _Choice) -> None:
-            async with aclosing(choice.generation.parts()) as parts:
+            async with aclosing(choice.generation.deltas()) as parts:
                 async for part in parts:
                     queue.put_nowait((choice, part))
 
@@ -188,7 +188,7 @@ class Completion:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
 
-    def _settle(self, choice: _Choice) -> tuple[Reply, Fresh]:
+    def _settle(self, choice: _Choice) -> tuple[ParsedReply, TextDelta]:
         """Read a reply that has ended, and record it (once). The reply, and what of it was held back until now."""
         last = choice.parts[-1]
         reply, rest = choice.reader.close(last.finish_reason or "abort")
@@ -198,7 +198,7 @@ class Completion:
             # A stop string is cut from the text that the app holds, so its turn cannot be continued token-exactly.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 said = [token_id for part in choice.parts for token_id in part.token_ids]
-                self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, said)
+                self._chat.remember(call.history, self._conversation, reply.message, self._prompt_ids, said)
         return reply, rest
 
     def _give_up(self, choice: _Choice) -> None:
@@ -210,11 +210,11 @@ class Completion:
         else:
             choice.call.fail()
 
-    def _usage(self, replies: Sequence[Reply]) -> Usage:
+    def _usage(self, replies: Sequence[ParsedReply]) -> Usage:
         usage = Usage(len(self._prompt_ids))
         for choice in self._choices:
             usage.add(choice.parts)
-        usage.thoughts = sum(reply.thought_tokens for reply in replies)
+        usage.reasoning = sum(reply.reasoning_tokens for reply in replies)
         return usage
 
     async def _abort_on_hang_up(self, receive: Receive) -> None:
@@ -258,7 +258,7 @@ async def _together(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _record(prompt_ids: list[int], parts: Sequence[Part]) -> CompletionRecord:
+def _record(prompt_ids: list[int], parts: Sequence[ReplyDelta]) -> CompletionRecord:
     return CompletionRecord(
         prompt_ids=np.asarray(prompt_ids, np.int32),
         sampled_ids=np.asarray([i for part in parts for i in part.token_ids], np.int32),

@@ -22,7 +22,7 @@ from synth.inference.api.requests import (
     tools_of,
 )
 from synth.inference.chat.families import Family, functions_of
-from synth.inference.chat.generation import Plan
+from synth.inference.chat.generation import GenerationPlan
 from synth.inference.chat.prompts import ChatFormat, Conversation
 
 # What stands in a tool call as it is, in any family's format.
@@ -37,7 +37,7 @@ def conversation_of(request: ChatRequest, job: JobSampling | None = None) -> Con
 
 def plan_of(
     request: ChatRequest, job: JobSampling | None, chat: ChatFormat, prompt_ids: Sequence[int], *, thinking: bool
-) -> Plan:
+) -> GenerationPlan:
     """How the reply to a prompt is sampled. thinking: of its conversation.
 
     Raises `UserError` for a tool choice that cannot be, of calls on a user's own account.
@@ -50,12 +50,12 @@ def plan_of(
         must_call = ()
     if job is not None and not job.constrain_tools:
         must_call = ()
-    return Plan(
+    return GenerationPlan(
         params=sampling_of(request, job),
         thinks=thinking and family.thinks,
-        in_thoughts=chat.ends_in_thoughts(prompt_ids),
+        in_reasoning=chat.ends_in_reasoning(prompt_ids),
         # A template that always opens thoughts has them closed at once when there shall be none.
-        thought_budget=0 if asked is False else budget,
+        thinking_budget=0 if asked is False else budget,
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
     )

@@ -54,7 +54,7 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning: str | None = None
 
     @property
-    def thoughts(self) -> str:
+    def reasoning_text(self) -> str:
         return self.reasoning_content or self.reasoning or ""
 
     def text(self, place: str) -> str:
@@ -84,21 +84,21 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RecordedTokens:
     """One call that was answered. ids: its prompt's and its reply's. thoughts: of the reply, before its content."""
 
     ids: list[int]
-    thoughts: str
+    reasoning: str
 
 
 @dataclass(slots=True)
-class Thread:
+class TokenHistory:
     """The calls of one rollout, by the conversation that each of them made: what to continue from.
 
     branch_breaks: calls that could not continue an earlier one, although there was one.
     """
 
-    turns: dict[tuple[str, ...], Turn] = field(default_factory=dict[tuple[str, ...], Turn])
+    calls: dict[tuple[str, ...], RecordedTokens] = field(default_factory=dict[tuple[str, ...], RecordedTokens])
     branch_breaks: int = 0
 
 
@@ -113,50 +113,54 @@ class ChatFormat:
         """How this model writes thoughts and tool calls."""
         return family_of(str(self.tokenizer.full.chat_template))
 
-    def prompt_ids(self, conversation: Conversation, thread: Thread | None = None) -> list[int]:
-        """The ids to sample after. With a `thread`, a continued call's own ids come first, untouched.
+    def prompt_ids(self, conversation: Conversation, history: TokenHistory | None = None) -> list[int]:
+        """The ids to sample after. With a `history`, a continued call's own ids come first, untouched.
 
         Raises `UserError` for messages that the template cannot render.
         """
-        if thread is None or not thread.turns:
+        if history is None or not history.calls:
             return self.tokenizer.encode(self._render(conversation, complete=False))
         keys = _key(conversation, conversation.messages)
-        turns = [thread.turns.get(keys[: n + 1]) for n in range(1, len(keys))]
+        calls = [history.calls.get(keys[: n + 1]) for n in range(1, len(keys))]
         # Most clients send an assistant's message back without its thoughts. It is the template that decides what of
         # them the model sees again, so it gets them.
         messages = [
-            msgspec.structs.replace(m, reasoning_content=turn.thoughts) if turn is not None and not m.thoughts else m
-            for m, turn in zip(conversation.messages, turns, strict=True)
+            msgspec.structs.replace(m, reasoning_content=tokens.reasoning)
+            if tokens is not None and not m.reasoning_text
+            else m
+            for m, tokens in zip(conversation.messages, calls, strict=True)
         ]
         known = Conversation(messages, conversation.tools, conversation.thinking)
         text = self._render(known, complete=False)
-        continued = self._continue(known, turns, text)
+        continued = self._continue(known, calls, text)
         if continued is None:
-            thread.branch_breaks += 1
+            history.branch_breaks += 1
         return self.tokenizer.encode(text) if continued is None else continued
 
-    def ends_in_thoughts(self, prompt_ids: Sequence[int]) -> bool:
+    def ends_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in open thoughts, so that its reply begins inside them."""
         return self.family.thinks and self.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(THINK)
 
     def remember(
         self,
-        thread: Thread,
+        history: TokenHistory,
         conversation: Conversation,
         reply: Message,
         prompt_ids: list[int],
         sampled_ids: list[int],
     ) -> None:
         """Keep a call's ids for the request that will continue it, be it with the reply's thoughts or without."""
-        turn = Turn([*prompt_ids, *sampled_ids], reply.thoughts)
+        tokens = RecordedTokens([*prompt_ids, *sampled_ids], reply.reasoning_text)
         bare = msgspec.structs.replace(reply, reasoning_content=None, reasoning=None)
-        for said in (reply, bare) if reply.thoughts else (reply,):
-            thread.turns[_key(conversation, [*conversation.messages, said])] = turn
+        for said in (reply, bare) if reply.reasoning_text else (reply,):
+            history.calls[_key(conversation, [*conversation.messages, said])] = tokens
 
-    def _continue(self, conversation: Conversation, turns: Sequence[Turn | None], text: str) -> list[int] | None:
+    def _continue(
+        self, conversation: Conversation, calls: Sequence[RecordedTokens | None], text: str
+    ) -> list[int] | None:
         """Recorded ids plus those of the new text, or None if no turn of this conversation can be gone on from."""
-        n = max((n for n, turn in enumerate(turns[:-1], start=1) if turn is not None), default=0)
-        recorded = turns[n - 1]
+        n = max((n for n, tokens in enumerate(calls[:-1], start=1) if tokens is not None), default=0)
+        recorded = calls[n - 1]
         if n == 0 or recorded is None:
             return None
         earlier = Conversation(conversation.messages[:n], conversation.tools, conversation.thinking)
@@ -193,9 +197,9 @@ class ChatFormat:
 def _for_template(message: Message, place: str, *, thinks: bool) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     text = message.text(place)
-    if thinks and message.thoughts and role == "assistant":
+    if thinks and message.reasoning_text and role == "assistant":
         # Where every template that knows thoughts looks for them, whatever else it reads.
-        text = f"{THINK}\n{message.thoughts}{THINK_CLOSING}{text}"
+        text = f"{THINK}\n{message.reasoning_text}{THINK_CLOSING}{text}"
     entry: dict[str, Any] = {"role": role, "content": text}
     if message.tool_calls:
         entry["tool_calls"] = [
@@ -231,5 +235,5 @@ def _key(conversation: Conversation, messages: Sequence[Message]) -> tuple[str, 
 
 def _message_key(message: Message, place: str) -> str:
     calls = [[c.function.name, _parsed(c.function.arguments)] for c in message.tool_calls or []]
-    about = [message.tool_call_id or "", message.name or "", message.thoughts]
+    about = [message.tool_call_id or "", message.name or "", message.reasoning_text]
     return json.dumps([message.role, message.text(place), calls, *about], sort_keys=True)

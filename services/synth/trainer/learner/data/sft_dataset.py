@@ -28,7 +28,7 @@ _FORMAT = "sft-2"
 
 
 @dataclass(frozen=True)
-class SftData:
+class SftDataset:
     """Tokenised rows. counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows."""
 
     sequences: Sequences
@@ -82,7 +82,7 @@ def encode_file(
     examples: int | None = None,
     cache: Path | None = None,
     progress: Callable[[int], None] | None = None,
-) -> SftData:
+) -> SftDataset:
     """Tokenise a JSONL file once: a cache written for the same file, tokenizer and template is read instead.
 
     examples: only the first rows. progress: called with the number of rows rendered.
@@ -93,7 +93,7 @@ def encode_file(
         tensors, header = load_tensors(cache)
         if header.get("key") == key:
             arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
-            return SftData(Sequences(**arrays), json.loads(header["counts"]))
+            return SftDataset(Sequences(**arrays), json.loads(header["counts"]))
     data = encode_rows(
         itertools.islice(read_rows(dataset), examples), tokenizer, sequence_length=sequence_length, progress=progress
     )
@@ -111,7 +111,7 @@ def encode_rows(
     *,
     sequence_length: int,
     progress: Callable[[int], None] | None = None,
-) -> SftData:
+) -> SftDataset:
     """Render and tokenise chat rows.
 
     A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
@@ -155,7 +155,7 @@ def encode_rows(
             "expected assistant messages with weight above 0; raise sequence_length if rows are long",
         )
     count["sequences"] = len(tokens)
-    return SftData(
+    return SftDataset(
         Sequences(
             tokens=np.concatenate(tokens),
             weights=np.concatenate(weights),

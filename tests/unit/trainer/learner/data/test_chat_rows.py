@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from synth.files.rows.conversations import Measured, read_line
+from synth.files.rows.conversations import LineStats, read_line
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.chat_rows import messages_of, tools_of
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
@@ -45,7 +45,7 @@ def row(**message: Any) -> dict[str, Any]:
 )
 def test_what_the_files_service_accepts_is_trained_on(model_dir: Path, reply: dict[str, Any], trained: str):
     given = row(**reply)
-    assert isinstance(read_line(json.dumps(given).encode()), Measured)
+    assert isinstance(read_line(json.dumps(given).encode()), LineStats)
     tokenizer = load_tokenizer(model_dir)
     tokenizer.chat_template = TEMPLATE
     sequences = encode_rows([given], tokenizer, sequence_length=512).sequences
