@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from synth.chat.families import Family, functions_of
 from synth.errors import Problem, UserError
 from synth.inference.api.requests import (
     ChatRequest,
@@ -21,7 +22,6 @@ from synth.inference.api.requests import (
     tool_choice,
     tools_of,
 )
-from synth.inference.chat.families import Family, functions_of
 from synth.inference.chat.generation import GenerationPlan
 from synth.inference.chat.prompts import ChatFormat, Conversation
 

@@ -17,8 +17,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
+from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.errors import Transient, UserError
-from synth.inference.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.inference.engines.protocol import Delta, Engine, FinishReason, SamplingParams
 from synth.inference.tokenizers import Tokenizer
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from synth.inference.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.prompts import FunctionCall, Message, ToolCall
 from synth.inference.tokenizers import Tokenizer

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from synth.chat.families import THINK, THINK_CLOSING, Family, family_of
+from synth.chat.json_text import BadJson, read_json
 from synth.errors import Problem, UserError
-from synth.inference.chat.families import THINK, THINK_CLOSING, Family, family_of
-from synth.inference.chat.json_text import BadJson, read_json
 from synth.inference.tokenizers import Tokenizer
 
 #: A template leaves messages of other roles out without a word. developer: the newer name of system.

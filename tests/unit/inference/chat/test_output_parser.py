@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from synth.inference.chat.families import Family, family_of
+from synth.chat.families import Family, family_of
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ReplyParser
 from synth.inference.chat.prompts import Message

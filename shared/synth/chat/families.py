@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from synth.inference.chat.json_text import BadJson, read_json, write_json
+from synth.chat.json_text import BadJson, read_json, write_json
 
 #: Thoughts stand between these two, at the beginning of a reply.
 THINK, THINK_END = "<think>", "</think>"
