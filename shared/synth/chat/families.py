@@ -21,6 +21,8 @@ THINK_CLOSING = f"\n{THINK_END}\n\n"
 #: Ends a tool call in every family; as a stop string it ends a reply after the first one, and stays in the text.
 CALL_END = "</tool_call>"
 _CALL_START = "<tool_call>"
+#: Always text, also for a tokenizer that holds them as special tokens.
+MARKS = (_CALL_START, CALL_END, THINK, THINK_END)
 
 Tools = Sequence[dict[str, Any]]
 
@@ -105,20 +107,22 @@ def functions_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
     """A request's functions by their names; the flat form without `function` around it is taken too."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
-        function: Any = tool.get("function", tool)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            found[function["name"]] = cast(dict[str, Any], function)
+        function = _object(tool.get("function", tool))
+        if isinstance(function.get("name"), str):
+            found[function["name"]] = function
     return found
 
 
 def _types_of(function: Mapping[str, Any]) -> dict[str, str]:
     """The JSON-schema type of each parameter, where the schema says one."""
-    schema: Any = function.get("parameters")
-    properties: Any = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
-        return {}
-    named = cast(dict[str, Any], properties)
-    return {key: p["type"] for key, p in named.items() if isinstance(p, dict) and isinstance(p.get("type"), str)}
+    properties = _object(_object(function.get("parameters")).get("properties"))
+    types = {key: _object(schema).get("type") for key, schema in properties.items()}
+    return {key: type for key, type in types.items() if isinstance(type, str)}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """The value where it is an object, else {}."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _typed(value: str, type: str) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from synth.chat.messages import IMAGE_TYPES, PART_TYPES, object_text
+
 _OLDER = ("images", "image_url")
 
 
@@ -86,9 +88,9 @@ def _parts(content: Any) -> list[Any]:
     if isinstance(content, list):
         return content
     if isinstance(content, dict):
-        if content.get("type") in ("text", "image", "image_url"):
+        if content.get("type") in PART_TYPES:
             return [content]
-        content = msgspec.json.encode(content).decode()
+        content = object_text(content)
     return [{"type": "text", "text": content}] if content else []
 
 
@@ -96,7 +98,7 @@ def _part_slots(parts: list[Any], path: str) -> list[ImageSlot]:
     return [
         ImageSlot(part, _address(part.get("image_url") or part["image"]), f"{path}[{j}]")
         for j, part in enumerate(parts)
-        if isinstance(part, dict) and part.get("type") in ("image", "image_url")
+        if isinstance(part, dict) and part.get("type") in IMAGE_TYPES
     ]
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from synth.chat.families import CALL_END
+from synth.chat.messages import Conversation
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
 from synth.inference.api.requests import ChatRequest, JobSampling, choices_of
@@ -22,7 +23,7 @@ from synth.inference.api.responses import ChunkWriter, Shape, Usage, choice_json
 from synth.inference.api.sampling_plan import conversation_of, plan_of, without_effect
 from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
-from synth.inference.chat.prompts import ChatFormat, Conversation
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Call
 from synth.trajectories import CompletionRecord

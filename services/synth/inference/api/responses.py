@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from synth.chat.messages import Message, MessageToolCall
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, TextDelta
-from synth.inference.chat.prompts import Message, ToolCall
 from synth.inference.tokenizers import Tokenizer
 
 
@@ -153,11 +153,11 @@ def _reasoning_json(reasoning: str) -> dict[str, str]:
     return {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
-def _call_json(call: ToolCall) -> dict[str, Any]:
+def _call_json(call: MessageToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",
-        "function": {"name": call.function.name, "arguments": call.function.arguments},
+        "function": {"name": call.called.name, "arguments": call.called.arguments},
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from synth.chat.families import Family, functions_of
+from synth.chat.messages import Conversation
 from synth.errors import Problem, UserError
 from synth.inference.api.requests import (
     ChatRequest,
@@ -23,7 +24,7 @@ from synth.inference.api.requests import (
     tools_of,
 )
 from synth.inference.chat.generation import GenerationPlan
-from synth.inference.chat.prompts import ChatFormat, Conversation
+from synth.inference.chat.prompts import ChatFormat
 
 # What stands in a tool call as it is, in any family's format.
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from synth.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.messages import FunctionCall, Message, MessageToolCall
 from synth.inference.chat.generation import ReplyDelta
-from synth.inference.chat.prompts import FunctionCall, Message, ToolCall
 from synth.inference.tokenizers import Tokenizer
 
 
@@ -75,7 +75,7 @@ class ReplyParser:
         rest, read = self._split.close()
         text = self._emit(rest)
         calls = [
-            ToolCall(id=f"call_{secrets.token_hex(12)}", function=FunctionCall(name=name, arguments=arguments))
+            MessageToolCall(id=f"call_{secrets.token_hex(12)}", function=FunctionCall(name=name, arguments=arguments))
             for name, arguments in read
         ]
         content, reasoning = "".join(self._content), "".join(self._reasoning)

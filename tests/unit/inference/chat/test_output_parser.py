@@ -73,7 +73,7 @@ def read(
 
 
 def calls(message: Message) -> list[tuple[str, Any]]:
-    return [(c.function.name, json.loads(str(c.function.arguments))) for c in message.tool_calls or ()]
+    return [(c.called.name, json.loads(str(c.called.arguments))) for c in message.tool_calls or ()]
 
 
 def test_the_template_says_which_family_a_model_is_of() -> None:

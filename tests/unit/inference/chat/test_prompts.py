@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from synth.chat.messages import ContentPart, Conversation, Message
 from synth.errors import UserError
 from synth.inference.api.responses import ChunkWriter, Shape
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser
-from synth.inference.chat.prompts import ChatFormat, Conversation, Message, Part, TokenHistory
+from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
 
 CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'
@@ -142,7 +143,7 @@ def test_thoughts_go_on_to_the_next_call_as_the_template_has_it_whether_sent_bac
 
 
 def test_a_part_that_is_not_text_is_refused_at_its_place(chat: ChatFormat) -> None:
-    message = Message(role="user", content=[Part(type="text", text="a"), Part(type="image_url")])
+    message = Message(role="user", content=[ContentPart(type="text", text="a"), ContentPart(type="image_url")])
     with pytest.raises(UserError) as caught:
         chat.prompt_ids(Conversation([user("x"), message]))
     assert caught.value.problems[0].where == "messages[1].content[1].type"
@@ -153,7 +154,7 @@ def test_tool_calls_are_read_from_the_text(chat: ChatFormat) -> None:
     assert reply.finish_reason == "tool_calls"
     assert reply.message.content == "I move."
     assert reply.message.tool_calls is not None
-    assert [(c.function.name, c.function.arguments) for c in reply.message.tool_calls] == [("move", '{"x": 1}')] * 2
+    assert [(c.called.name, c.called.arguments) for c in reply.message.tool_calls] == [("move", '{"x": 1}')] * 2
 
 
 @pytest.mark.parametrize("text", ["<tool_call>{bad}</tool_call>", "<tool_call>\n{}\n</tool_call>", "plain", CALL[:-5]])
@@ -208,7 +209,7 @@ def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(ch
     prompt, sampled = chat.prompt_ids(first, history), said(chat, f"I move.\n{CALL}", ended=False)
     reply = read(chat, sampled, tools=tools, stop="</tool_call>")
     assert reply.finish_reason == "tool_calls"
-    assert [c.function.name for c in reply.message.tool_calls or ()] == ["move"]
+    assert [c.called.name for c in reply.message.tool_calls or ()] == ["move"]
     chat.remember(history, first, reply.message, prompt, sampled)
     result = Message(role="tool", content="done")
     following = chat.prompt_ids(Conversation([user("go"), reply.message, result], tools), history)

@@ -16,12 +16,12 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
 from synth.trainer.learner.sft import SftTrainer
 from synth.trainer.learner.state import mean_nll
-from tests.unit.trainer.sft_rows import sft_recipe, sums
+from tests.unit.trainer.sft_rows import sft_recipe, sums, training_rows
 
 
 @pytest.fixture(scope="module")
 def data(model_dir: Path) -> SftDataset:
-    return encode_rows(sums(64), load_tokenizer(model_dir), sequence_length=128)
+    return encode_rows(training_rows(sums(64)), load_tokenizer(model_dir), sequence_length=128)
 
 
 def test_it_learns_the_rows(model_dir: Path, data: SftDataset) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, encode_rows, load_tokenizer
-from tests.unit.trainer.sft_rows import sums, write_rows
+from tests.unit.trainer.sft_rows import sums, training_rows, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def chat(*turns: tuple[str, str], **last: Any) -> dict[str, Any]:
 
 
 def encoded(tokenizer: Any, *rows: dict[str, Any], length: int = 512) -> SftDataset:
-    return encode_rows(rows, tokenizer, sequence_length=length)
+    return encode_rows(training_rows(list(rows)), tokenizer, sequence_length=length)
 
 
 def texts(tokenizer: Any, data: SftDataset, i: int = 0) -> tuple[str, str]:

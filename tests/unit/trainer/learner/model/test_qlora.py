@@ -21,7 +21,7 @@ from synth.trainer.learner.state import mean_nll
 from synth.weights.lora_merge import write_merged_model
 from synth.weights.nf4 import write_rounded_model
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe, scored_by
-from tests.unit.trainer.sft_rows import sft_recipe, sums
+from tests.unit.trainer.sft_rows import sft_recipe, sums, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(model_dir: Path) -> SftDataset:
-    return encode_rows(sums(64), load_tokenizer(model_dir), sequence_length=128)
+    return encode_rows(training_rows(sums(64)), load_tokenizer(model_dir), sequence_length=128)
 
 
 def rl_policy(folder: Path, mode: str, **changes: Any) -> Policy:
