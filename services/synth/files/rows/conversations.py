@@ -46,12 +46,17 @@ class LineStats(msgspec.Struct, gc=False):
 _decoder = msgspec.json.Decoder(UploadedRow)
 
 
+def decode_row(line: bytes) -> UploadedRow:
+    """The row on a line. Raises what msgspec raises: the types alone are checked."""
+    return _decoder.decode(line)
+
+
 def read_line(line: bytes) -> LineStats | tuple[str, str]:
     """What is on this line, or where in it something is wrong, and what: (`$.messages[0].role`, reason)."""
     try:
         # The decoder does not look into values that it skips, and whoever trains on the line will.
         line.decode()
-        row = _decoder.decode(line)
+        row = decode_row(line)
     except UnicodeDecodeError as error:
         if line.startswith((b"\xff\xfe", b"\xfe\xff")):
             return "$", "the file is UTF-16; save it as UTF-8"
