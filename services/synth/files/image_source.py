@@ -1,4 +1,4 @@
-"""One file's images: each had once, looked at, and stored as a blob named by its content.
+"""One file's images: each is fetched once, checked, and stored as a blob named by its content.
 
 An image comes from a data URI or from a public HTTP(S) address. A server that is away is asked again, within the
 budget of the file.
@@ -29,7 +29,7 @@ _REMEMBERED = 100_000
 
 
 class ImageRefused(SynthError):
-    """The image cannot be had, or is none: the reason, as a user reads it."""
+    """The image cannot be fetched, or the bytes are no image: the reason, as a user reads it."""
 
 
 class _ServerUnavailable(SynthError):
@@ -38,7 +38,7 @@ class _ServerUnavailable(SynthError):
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where the images of all files come from and go to. slots: bounds what the process fetches at one time."""
+    """Fetches and stores the images of all files. slots: bounds how many images the process holds at one time."""
 
     client: httpx.AsyncClient
     blobs: BlobStore
@@ -56,11 +56,11 @@ class FileImages:
     _retries: int = 0
 
     async def store(self, address: str) -> str:
-        """The URI of the image's blob. Raises `ImageRefused`."""
+        """Fetch, check and store the image; the URI of its blob. Raises `ImageRefused`."""
         key = hashlib.blake2b(address.encode(), digest_size=16).digest()
         if (known := self._known.get(key)) is not None:
             return known
-        # Also for an image that came inside its row: what is held in memory is bounded by the slots.
+        # An image that came inside its row takes a slot too: the slots bound what is held in memory.
         async with self.source.slots:
             if address[:5].lower() == "data:":
                 body = await asyncio.to_thread(_decode_data_uri, address, self.source.settings.max_image_bytes)

@@ -1,4 +1,4 @@
-"""A file with images, written anew: its rows in order, a window of them at a time, with their images as blobs."""
+"""Writes a file with images anew: its rows in order, a window of them at a time, with their images as blobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from synth.files.rows.check import PROBLEMS_KEPT
 from synth.files.rows.conversations import line_problem
 from synth.files.settings import FilesSettings
 
-#: Lines that are held in memory while their images are had.
+#: Lines that are held in memory while their images are fetched.
 _WINDOW_BYTES = 8 << 20
 _WINDOW_LINES = 1024
 
@@ -86,7 +86,7 @@ class _FileRewrite:
         return True
 
     async def _fill(self, drafts: list[DraftRow | None]) -> None:
-        """Have the window's images, each address once, and say in each row where they are."""
+        """Store the window's images, each address once, and write the blobs' URIs into the rows."""
         wanted = {slot.address: "" for row in drafts if row is not None for slot in row.slots}
         failed: dict[str, str] = {}
 

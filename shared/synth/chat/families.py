@@ -1,4 +1,4 @@
-"""How the families of models write thoughts and tool calls, and how both are read back. One table, at the end.
+"""How the families of models write reasoning and tool calls, and how both are read back. One table, at the end.
 
 A model writes what its chat template taught it, so the template decides which family a model belongs to: a finetune
 keeps it under any name. What is malformed is no call, and stays text: a policy may say anything.
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, cast
 
 from synth.chat.json_text import BadJson, read_json, write_json
 
-#: Thoughts stand between these two, at the beginning of a reply.
+#: Reasoning stands between these two, at the beginning of a reply.
 THINK, THINK_END = "<think>", "</think>"
-#: What ends thoughts that reach their budget. A template shows thoughts just so.
+#: Ends reasoning that reaches its budget; templates render the end of reasoning with the same text.
 THINK_CLOSING = f"\n{THINK_END}\n\n"
 #: Ends a tool call in every family; as a stop string it ends a reply after the first one, and stays in the text.
 CALL_END = "</tool_call>"
@@ -52,7 +52,7 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the replies of one family of models look like. thinks: whether they may begin with thoughts."""
+    """What the replies of one family of models look like. thinks: whether they may begin with reasoning."""
 
     name: str
     calls: CallFormat
@@ -161,10 +161,10 @@ _XML_CALLS = CallFormat(
 
 # What a template must hold to be of a family; the first that fits.
 _FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
-    # A coder's calls after thoughts.
+    # A coder's calls after reasoning.
     (("<function=", THINK_END), Family("qwen3.5", _XML_CALLS, thinks=True)),
     (("<function=",), Family("qwen3-coder", _XML_CALLS, thinks=False)),
-    # Qwen3 and Qwen3-VL alike; the instruct models of both have no thoughts in their templates.
+    # Qwen3 and Qwen3-VL alike; the instruct models of both have no reasoning in their templates.
     ((THINK_END,), Family("qwen3", _JSON_CALLS, thinks=True)),
     # Qwen2.5, Qwen3-Instruct-2507, Qwen3-VL-Instruct, and any other: hermes is what most models were taught.
     ((), Family("qwen2.5", _JSON_CALLS, thinks=False)),

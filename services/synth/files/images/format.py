@@ -1,4 +1,4 @@
-"""What an image is, by its own bytes: kind and size, of PNG, JPEG, WebP and GIF. Nothing is decoded."""
+"""The kind and size of a PNG, JPEG, WebP or GIF image, from its header. No pixel is decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ImageFormat(NamedTuple):
 
 
 def read_image_format(body: bytes) -> ImageFormat:
-    """The image in these bytes. Raises `NotAnImage`."""
+    """The kind and size of the image in these bytes. Raises `NotAnImage`."""
     try:
         found = _read_header(body)
     except (struct.error, IndexError) as error:

@@ -19,7 +19,7 @@ _OLDER = ("images", "image_url")
 
 @dataclass(frozen=True)
 class ImageSlot:
-    """An image that a row shows. part: where its blob's URI goes; path: the image's place in the row as it came."""
+    """An image of a row. part: the content part that gets its blob's URI; path: its place in the row as it came."""
 
     part: dict[str, Any]
     address: str
@@ -28,7 +28,7 @@ class ImageSlot:
 
 @dataclass(frozen=True)
 class DraftRow:
-    """A row whose images are still to be had. trimmed: how many were left out."""
+    """A row whose images are not stored yet. trimmed: how many images were left out."""
 
     row: dict[str, Any]
     slots: list[ImageSlot]
@@ -40,8 +40,8 @@ class DraftRow:
 
 
 def draft_row(line: bytes, *, most: int) -> DraftRow | None:
-    """A checked line as a row to fill in; None for one that shows no image. most: images a message."""
-    # Two looks at the bytes are ten times as fast as reading them; a name may be written with escapes.
+    """A checked line as a row to fill in; None for a line without an image. most: images that a message keeps."""
+    # Two searches in the bytes are ten times as fast as decoding them; a name may be written with escapes.
     if b"image" not in line and b"\\u" not in line:
         return None
     row: dict[str, Any] = msgspec.json.decode(line)
@@ -71,7 +71,7 @@ def draft_row(line: bytes, *, most: int) -> DraftRow | None:
 
 
 def fill_slot(slot: ImageSlot, uri: str) -> None:
-    """Let a row's part name the blob of its image."""
+    """Write the URI of the image's blob into its part."""
     slot.part.clear()
     slot.part.update(type="image", image=uri)
 
@@ -84,7 +84,7 @@ def _row_images(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def _parts(content: Any) -> list[Any]:
-    """A message's content as parts; an object that is none stays the text that it is read as."""
+    """A message's content as parts; an object that is no part becomes its text."""
     if isinstance(content, list):
         return content
     if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Checks a file of conversations as its bytes arrive: constant memory, every bad line counted, the first ones kept."""
+"""Checks a file of conversations as its bytes arrive, in constant memory: bad lines are counted, the first are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOO_LONG = ("$", f"the line is longer than {LONGEST_LINE >> 20} MiB")
 
 
 class FileCheck:
-    """Takes a file in pieces of any size and says in the end what it is.
+    """Takes a file in pieces of any size; `finish` gives the verdict.
 
     image_rows: how many rows show images, in whatever form.
     """

@@ -36,7 +36,7 @@ class UploadedRow(TrainingRow, frozen=True, gc=False, kw_only=True):
 
 
 class LineStats(msgspec.Struct, gc=False):
-    """A good line. texts: of its messages, tool calls and reasoning. has_images: whether it shows an image."""
+    """What a good line holds. texts: of its messages, tool calls and reasoning. has_images: whether it shows any."""
 
     messages: int
     texts: list[str]
@@ -47,7 +47,7 @@ _decoder = msgspec.json.Decoder(UploadedRow)
 
 
 def decode_row(line: bytes) -> UploadedRow:
-    """The row on a line. Raises what msgspec raises: the types alone are checked."""
+    """The row on a line, its types checked. Raises what msgspec raises."""
     return _decoder.decode(line)
 
 
@@ -99,10 +99,10 @@ def _line_stats(row: TrainingRow) -> LineStats | tuple[str, str]:
         if isinstance(content, str):
             texts.append(content)
         elif content is not None:
-            shown = _content(message.role, content, texts, f"$.messages[{i}].content")
-            if isinstance(shown, tuple):
-                return shown
-            has_images = has_images or shown
+            found = _content(message.role, content, texts, f"$.messages[{i}].content")
+            if isinstance(found, tuple):
+                return found
+            has_images = has_images or found
         if message.tool_calls is not None:
             wrong = _calls(message, texts, f"$.messages[{i}]")
             if wrong:

@@ -1,6 +1,6 @@
 """Sampling one reply, over several requests to the engine where some of its tokens are forced.
 
-An engine takes tokens and gives tokens. What has to stand in a reply (the end of thoughts that have reached their
+An engine takes tokens and gives tokens. What a reply must contain (the end of reasoning that has reached its
 budget, the beginning of a tool call) is appended to the prompt, and sampling goes on after it: the forced tokens are
 known exactly, and every other one was drawn from the policy. A prefix cache makes going on cheap.
 
@@ -27,7 +27,7 @@ from synth.inference.tokenizers import Tokenizer
 class ReplyDelta:
     """Tokens of a reply, as `Delta` has them. sampled: drawn from the policy; forced ones have logprob 0.
 
-    finish_reason: set on the last part alone.
+    finish_reason: set on the last delta alone.
     """
 
     token_ids: list[int]
@@ -42,8 +42,8 @@ class ReplyDelta:
 class GenerationPlan:
     """How one reply is sampled. params: of the whole reply; its stop strings are the client's.
 
-    thinks: whether it may begin with thoughts. in_reasoning: whether its prompt ends in open ones. thinking_budget:
-    sampled tokens after which they are closed; None leaves their end to the model.
+    thinks: whether it may begin with reasoning. in_reasoning: whether its prompt ends in open reasoning.
+    thinking_budget: sampled tokens after which reasoning is closed; None leaves its end to the model.
     one_call: whether it ends after its first tool call. must_call: the functions of which it has to call one.
     """
 
@@ -56,13 +56,13 @@ class GenerationPlan:
 
     @property
     def stops_at_reasoning_end(self) -> bool:
-        """Whether thoughts are sampled by themselves, because something changes at their end."""
+        """Whether reasoning is sampled in requests of its own, because something changes at its end."""
         changes = self.thinking_budget is not None or self.one_call or bool(self.must_call)
         return changes and (self.thinks or self.in_reasoning)
 
 
 class Generation:
-    """One reply on its way.
+    """The sampling of one reply.
 
     request_id: of the engine's requests, which append their number. timeout: seconds for all of them.
     """
@@ -96,13 +96,13 @@ class Generation:
         self._aborted = False
 
     def abort(self) -> None:
-        """End the reply now; its last part then says so."""
+        """End the reply now; its last delta has finish_reason "abort"."""
         self._aborted = True
         if self._running_request is not None:
             self._engine.abort(self._running_request)
 
     async def deltas(self) -> AsyncGenerator[ReplyDelta]:
-        """The reply: parts as they come if `stream`, else few and large. Raises what the engine raises."""
+        """The reply: deltas as they come if `stream`, else few and large. Raises what the engine raises."""
         self._deadline = asyncio.get_running_loop().time() + self._timeout
         for phase in (self._think, self._start_forced_call, self._answer):
             async with aclosing(phase()) as deltas:
@@ -112,12 +112,12 @@ class Generation:
                         return
 
     async def _think(self) -> AsyncGenerator[ReplyDelta]:
-        """The thoughts, up to where they are closed, by the model or by force."""
+        """The reasoning, up to where it is closed, by the model or by force."""
         plan = self._plan
         if not plan.stops_at_reasoning_end:
             return
         if plan.must_call and not plan.in_reasoning:
-            # Else it might begin with anything, and the call would have to be forced after that.
+            # Otherwise the reply might begin with any text, and the call would have to be forced after it.
             self._forced = f"{THINK}\n"
         budget = self._tokens_left if plan.thinking_budget is None else plan.thinking_budget
         while budget > 0 and self._tokens_left > 0:
@@ -128,17 +128,17 @@ class Generation:
                     room -= len(last.token_ids)
                     budget -= len(last.token_ids)
                     if last.finish_reason is None:
-                        for part in self._emit(last):
-                            yield part
+                        for emitted in self._emit(last):
+                            yield emitted
             ended_turn = last.finish_reason == "stop" and last.stop_text is None
             if ended_turn and plan.must_call:
                 last, budget = _without_last(last), 0
             elif self._is_over(last, room):
-                for part in self._emit(last, finished=True):
-                    yield part
+                for emitted in self._emit(last, finished=True):
+                    yield emitted
                 return
-            for part in self._emit(last):
-                yield part
+            for emitted in self._emit(last):
+                yield emitted
             if last.stop_text == THINK_END:
                 self._forced = "\n\n" if plan.must_call else ""
                 return
@@ -147,9 +147,9 @@ class Generation:
             self._forced += THINK_CLOSING.lstrip() if reply_text.endswith("\n") else THINK_CLOSING
 
     def _is_over(self, last: Delta, room: int) -> bool:
-        """Whether the reply has ended in its thoughts, or without any. room: tokens that could still have come."""
+        """Whether the reply has ended in its reasoning, or without any. room: tokens that could still have come."""
         if last.finish_reason == "length":
-            # With room left it was the context that ended: there is no place for more.
+            # With room left it was the context that was full: no token fits after it.
             return room > 0
         if last.finish_reason == "stop" and last.stop_text not in self._plan.params.stop:
             if last.stop_text == CALL_END:
@@ -178,8 +178,8 @@ class Generation:
                 yield _reply_delta(_EMPTY, "abort")
                 return
             kept, chosen = self._matching_prefix(name, heads)
-        for part in self._emit(kept):
-            yield part
+        for emitted in self._emit(kept):
+            yield emitted
         head = next(head for head in heads if head.startswith(chosen))
         self._forced += head[len(chosen) :]
 
@@ -202,11 +202,14 @@ class Generation:
         stops = (CALL_END,) if plan.one_call else ()
         async with aclosing(self._sample(self._tokens_left, stops)) as deltas:
             async for delta in deltas:
-                for part in self._emit(delta, finished=True):
-                    yield part
+                for emitted in self._emit(delta, finished=True):
+                    yield emitted
 
     async def _sample(self, limit: int, stops: tuple[str, ...], *, whole: bool = False) -> AsyncGenerator[Delta]:
-        """One request, for what comes after all that there is. stops: beside the client's own."""
+        """One request to the engine, for what follows the prompt, the reply so far and the forced text.
+
+        stops: stop strings beside the client's own. whole: one delta, also of a reply that is streamed.
+        """
         params, number = self._plan.params, self._requests
         self._requests += 1
         seconds_left = self._deadline - asyncio.get_running_loop().time()
@@ -241,7 +244,7 @@ class Generation:
             self._running_request = None
 
     def _emit(self, delta: Delta, *, finished: bool = False) -> Iterator[ReplyDelta]:
-        """A delta as parts, after the forced tokens that were to come before it."""
+        """The engine's delta, after the forced tokens that come before it."""
         if delta.token_ids and self._forced:
             forced = self._tokenizer.encode(self._forced)
             self._ids += forced

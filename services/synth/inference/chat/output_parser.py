@@ -1,6 +1,6 @@
-"""From the tokens of a reply, as they come, to what it says: thoughts, content, tool calls.
+"""From the tokens of a reply, as they come, to what it says: reasoning, content, tool calls.
 
-Invariants: whole and streamed replies are read by the same code, and their parts joined are the same, however the
+Invariants: whole and streamed replies are read by the same code, and their deltas joined are the same, however the
 tokens were cut; text is given out once no later token can change it; whatever a model says is read, never refused.
 """
 
@@ -26,7 +26,7 @@ class TextDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones among the thoughts."""
+    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning."""
 
     message: Message
     finish_reason: str
@@ -34,7 +34,7 @@ class ParsedReply:
 
 
 class ReplyParser:
-    """Reads one reply. in_reasoning: whether its prompt ends in open thoughts. stop: what may have to be cut off."""
+    """Reads one reply. in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off."""
 
     def __init__(
         self, tokenizer: Tokenizer, family: Family, *, in_reasoning: bool, tools: Tools, stop: tuple[str, ...]
@@ -50,17 +50,17 @@ class ReplyParser:
         self._sampled_ids: list[int] = []
         self._forced_end: int | None = None
 
-    def more(self, part: ReplyDelta) -> TextDelta:
-        """What has become certain with these tokens. Of the last part the stop string is cut off."""
-        text = self._text.more(part.token_ids)
-        if part.sampled:
-            self._sampled_ids += part.token_ids
-        elif self._forced_end is None and THINK_END in self._tokenizer.decode(part.token_ids):
+    def more(self, delta: ReplyDelta) -> TextDelta:
+        """What has become certain with these tokens. The stop string of the last delta is cut off."""
+        text = self._text.more(delta.token_ids)
+        if delta.sampled:
+            self._sampled_ids += delta.token_ids
+        elif self._forced_end is None and THINK_END in self._tokenizer.decode(delta.token_ids):
             self._forced_end = len(self._sampled_ids)
-        if part.finish_reason is not None:
+        if delta.finish_reason is not None:
             self._pending += text + self._text.rest()
-            certain, self._pending = self._without_stop(part.stop_text), ""
-        elif not part.sampled:
+            certain, self._pending = self._without_stop(delta.stop_text), ""
+        elif not delta.sampled:
             # The engine looks for stop strings in what it samples, and nowhere else.
             certain, self._pending = self._pending + text, ""
         else:
@@ -102,7 +102,7 @@ class ReplyParser:
         return TextDelta(reasoning, content)
 
     def _reasoning_tokens(self) -> int:
-        """Sampled tokens up to the end of the thoughts, which may never have come."""
+        """Sampled tokens up to the end of the reasoning, which may never have come."""
         if self._forced_end is not None:
             return self._forced_end
         mark, ids = self._tokenizer.encode(THINK_END), self._sampled_ids
@@ -114,7 +114,7 @@ _Piece = tuple[_Kind, str]
 
 
 class _ReplySplitter:
-    """Tells thoughts, content and tool calls apart in text that comes piece by piece.
+    """Tells reasoning, content and tool calls apart in text that comes piece by piece.
 
     reasoned: whether there was any reasoning.
     """
@@ -123,10 +123,10 @@ class _ReplySplitter:
         self._family = family
         self._tools = tools
         self.reasoned = in_reasoning
-        # "start": the text may yet begin with thoughts. "calls": it has come to what may be a call.
+        # "start": the text may yet begin with reasoning. "calls": what is held may be a call.
         self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
         self._held = ""
-        self._at_start = True  # nothing of the thoughts, or of what follows them, was given out yet
+        self._at_start = True  # nothing of the reasoning, or of the content after it, was given out yet
 
     def more(self, text: str) -> list[_Piece]:
         self._held += text
@@ -159,7 +159,7 @@ class _ReplySplitter:
         if end >= 0:
             self._state, self._held, self._at_start = "content", text[end + len(THINK_END) :], True
             return [("reasoning", text[:end].rstrip("\n"))]
-        # Newlines before the end are not part of the thoughts.
+        # Newlines before the end are not part of the reasoning.
         certain = text[: len(text) - _overlap(text, THINK_END)].rstrip("\n")
         self._held = text[len(certain) :]
         self._at_start = self._at_start and not certain
