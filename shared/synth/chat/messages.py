@@ -59,9 +59,12 @@ class FunctionCall(msgspec.Struct, gc=False):
 
 
 class MessageToolCall(msgspec.Struct, gc=False, kw_only=True):
-    """A tool call of an assistant: nested in `function` as the OpenAI API has it, or flat."""
+    """A tool call of an assistant: nested in `function` as the OpenAI API has it, or flat.
 
-    id: str | None = None
+    id: of any type, for some clients write numbers.
+    """
+
+    id: Any = None
     function: FunctionCall | None = None
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
@@ -248,7 +251,7 @@ def _call(call: MessageToolCall, place: str, j: int) -> dict[str, Any]:
             )
         )
     entry = _function(called.name, called.arguments)
-    return entry | {"id": call.id} if call.id else entry
+    return entry if call.id in (None, "") else entry | {"id": call.id}
 
 
 def _function(name: str, arguments: Any) -> dict[str, Any]:

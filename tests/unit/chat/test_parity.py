@@ -70,6 +70,7 @@ CONVERSATIONS: dict[str, Json] = {
     "reasoning that is kept": talk(USER, says(None, reasoning="so", tool_calls=[CALL]), tool("a wall"), says("hm")),
     "empty content": talk({"role": "user", "content": ""}, says("", tool_calls=[CALL]), tool(None), says("46")),
     "only tool calls": reply(tool_calls=[CALL]),
+    "a call whose id is a number": reply(tool_calls=[{**CALL, "id": 1}]),
     "text and tool calls": reply("I move.", tool_calls=[CALL, CALL]),
     "a flat call": reply(tool_calls=[{"name": "move", "arguments": {"to": 1}}]),
     "a call whose arguments are an object": reply(tool_calls=[{"function": {"name": "move", "arguments": {"to": 1}}}]),
