@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.tax_app import question, reward_of
-from synth.inference.chat.prompts import ChatFormat, Conversation, Message
+from synth.chat.messages import Conversation, Message
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine

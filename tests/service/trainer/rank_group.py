@@ -19,7 +19,7 @@ from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
-from tests.unit.trainer.sft_rows import sft_recipe, sums
+from tests.unit.trainer.sft_rows import sft_recipe, sums, training_rows
 
 STEPS, HALF, SIZE = 10, 5, 2
 _DEADLINE_S = 280
@@ -62,7 +62,7 @@ def train(name: str, model_dir: Path, folder: Path, *, ranks: Ranks = ALONE, res
         assert isinstance(recipe, SftRecipe)
         policy.spread(ranks)
         tokenizer = load_tokenizer(model_dir)
-        data, validation = (encode_rows(sums(n), tokenizer, sequence_length=128) for n in (100, 10))
+        data, validation = (encode_rows(training_rows(sums(n)), tokenizer, sequence_length=128) for n in (100, 10))
         trainer = SftTrainer(policy, recipe, data, validation=validation)
     resumed = trainer.run.resume(resume) if resume else None
     values: dict[int, dict[str, float]] = {}

@@ -14,7 +14,7 @@ from synth.trainer.config import SftRecipe
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint.rng import reseed, shuffled
 from synth.trainer.learner.data.packing import collate, plan
-from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
 from synth.trainer.learner.state import Progress, Run, StepResult, mean_nll, peak_memory_bytes
@@ -28,9 +28,9 @@ class SftTrainer:
         self,
         policy: Policy,
         recipe: SftRecipe,
-        data: SftData,
+        data: SftDataset,
         *,
-        validation: SftData | None = None,
+        validation: SftDataset | None = None,
         best_file: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
