@@ -22,7 +22,7 @@ def doctor(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Check this machine, the keys, the backend and the task app. Exit 1 when a check fails."""
-    from synth.cli.checkup import checkup
+    from synth.cli.checks import checkup
 
     settings = config_of(ctx)
     url = task_url or (settings.task_url.text if settings.task_url else None)

@@ -9,7 +9,7 @@ from synth.gateway.errors import ApiError
 LONGEST = 8 << 10
 
 
-def usable_key(key: str) -> str:
+def check_environment_key(key: str) -> str:
     """The key itself. Raises a 400 for one that no header can carry; the key is not repeated in it."""
     what = None
     if not key:

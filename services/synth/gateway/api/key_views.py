@@ -46,7 +46,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[Scope, ...]
 
 
-def shown(record: ApiKey) -> Key:
+def show_key(record: ApiKey) -> Key:
     """What everybody of the organisation may see of a key."""
     return Key(
         id=record.key_id,
@@ -60,6 +60,6 @@ def shown(record: ApiKey) -> Key:
     )
 
 
-def shown_once(record: ApiKey, key: str) -> MadeKey:
+def show_made_key(record: ApiKey, key: str) -> MadeKey:
     """What its maker sees of a new key."""
-    return MadeKey(**msgspec.structs.asdict(shown(record)), key=key)
+    return MadeKey(**msgspec.structs.asdict(show_key(record)), key=key)

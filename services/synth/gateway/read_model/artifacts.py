@@ -76,7 +76,7 @@ class Points(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
 
 
-def model_of(recorded: Recorded) -> ModelRow | None:
+def project_model(recorded: Recorded) -> ModelRow | None:
     """The model that an event publishes, if it does."""
     event = recorded.event
     if not isinstance(event, ModelPublished):
@@ -85,7 +85,7 @@ def model_of(recorded: Recorded) -> ModelRow | None:
     return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
 
 
-def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
+def project_checkpoint(recorded: Recorded) -> CheckpointRow | None:
     """The checkpoint that an event announces, if it does; its values are those of its step."""
     event = recorded.event
     if not isinstance(event, CheckpointSaved):
@@ -101,7 +101,7 @@ def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
     return CheckpointRow(checkpoint=checkpoint, model=model, tree=event.tree, org=recorded.org)
 
 
-def points_of(recorded: Recorded) -> list[Point]:
+def project_points(recorded: Recorded) -> list[Point]:
     """The metrics that an event measures. Steps count from 1; an evaluation job's only evaluation is step 1."""
     event = recorded.event
     if isinstance(event, TrainStep):

@@ -23,7 +23,7 @@ from synth.events.catalogue import Event, subject_of
 
 _TIMEOUT_S = 5.0
 #: No log is so long; the server takes 64 bits.
-_NO_SEQUENCE = 1 << 63
+_SEQUENCE_LIMIT = 1 << 63
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +53,7 @@ class Page:
     more: bool
 
 
-def view_of(recorded: Recorded) -> EventView:
+def to_view(recorded: Recorded) -> EventView:
     """What the API shows of an event; one that this version cannot read is shown as it was written."""
     event: object = recorded.event
     data = event.body if isinstance(event, Unknown) else event
@@ -74,11 +74,11 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
     Raises `Transient` when the bus does not answer.
     """
     found: list[Recorded] = []
-    if after >= _NO_SEQUENCE:
+    if after >= _SEQUENCE_LIMIT:
         return Page(found, more=False)
     ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
-    async def arrived(msg: Msg) -> None:
+    async def on_message(msg: Msg) -> None:
         headers = msg.headers or {}
         if "Nats-Sequence" in headers:
             time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
@@ -90,7 +90,7 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
 
     try:
         inbox = bus.nc.new_inbox()
-        subscription = await bus.nc.subscribe(inbox, cb=arrived)
+        subscription = await bus.nc.subscribe(inbox, cb=on_message)
         try:
             start = {"seq": after + 1} if since is None else {"start_time": since.astimezone(UTC).isoformat()}
             request = {**start, "next_by_subj": subject, "batch": limit}
@@ -107,7 +107,7 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
     return Page(found, more=int(end.get("Nats-Num-Pending", 0)) > 0)
 
 
-async def last_of(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
+async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
     """The last event of this kind of one job or file, from the stream's leader."""
     subject = subject_of(kind, org, key)
     try:

@@ -22,7 +22,7 @@ class JobFilter:
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Collection[str] = ()
 
-    def condition(self) -> tuple[str, list[Any]]:
+    def sql_condition(self) -> tuple[str, list[Any]]:
         """SQL over the columns of the read model's `jobs`, and its values."""
         parts, values = ["TRUE"], list[Any]()
         for column, wanted in (("state", self.states), ("kind", self.kinds)):

@@ -39,7 +39,7 @@ from synth.events import (
     TrainStep,
     TrainWarned,
 )
-from synth.gateway.presentation.vocabulary import shown
+from synth.gateway.presentation.vocabulary import is_shown
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
 
@@ -92,19 +92,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and what only the gateway needs: since: its last lifecycle fact; heard: its last event that is shown.
+    """A job, and what only the gateway needs to know of it.
 
-    data: the blobs of files that it was verified with.
+    state_since: the time of its last lifecycle fact. last_shown_at: the time of its last event that is shown.
+    data_uris: the blobs of the files that it was verified with.
     """
 
     job: Job
     org: str
     created_seq: int
-    since: datetime
-    heard: datetime
+    state_since: datetime
+    last_shown_at: datetime
     ended_seq: int | None = None
     policy_loaded: bool = False
-    data: list[str] = []
+    data_uris: list[str] = []
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,27 +169,27 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     """The job after one more of its events; None for an event of a job that was never created."""
     event, time = recorded.event, recorded.time
     if isinstance(event, JobCreated):
-        return row or _created(event, recorded)
+        return row or _create_row(event, recorded)
     if row is None:
         return None
-    if shown(recorded):
-        row = msgspec.structs.replace(row, heard=time)
+    if is_shown(recorded):
+        row = msgspec.structs.replace(row, last_shown_at=time)
     if isinstance(event, Heartbeat):
-        return _with(row, recorded)
+        return _replace(row, recorded)
     if isinstance(event, QueueWaiting):
-        return _with(row, recorded, waiting=event)
+        return _replace(row, recorded, waiting=event)
     if recorded.type.startswith("job."):
         row = _transition(row, recorded)
-    row = _with(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
+    row = _replace(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
     if isinstance(event, JobVerified):
-        data = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
-        row = msgspec.structs.replace(row, data=data)
+        uris = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
+        row = msgspec.structs.replace(row, data_uris=uris)
     if isinstance(event, PolicyLoaded | JobPaused):
         row = msgspec.structs.replace(row, policy_loaded=isinstance(event, PolicyLoaded))
     return row
 
 
-_FOUND = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
+_COUNTS = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
 
 
 def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
@@ -208,7 +209,7 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
         return None
     if isinstance(event, FileReady):
         row = msgspec.structs.replace(row, rewritten=event.rewritten)
-        found = {name: getattr(event, name) for name in _FOUND}
+        found = {name: getattr(event, name) for name in _COUNTS}
         return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **found))
     if isinstance(event, FileRejected):
         changes = {"bad_lines": event.bad_lines, "problems": event.problems}
@@ -216,7 +217,7 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
     return row
 
 
-def _created(event: JobCreated, recorded: Recorded) -> JobRow:
+def _create_row(event: JobCreated, recorded: Recorded) -> JobRow:
     job = Job(
         id=recorded.key,
         state=State.CREATED,
@@ -231,10 +232,10 @@ def _created(event: JobCreated, recorded: Recorded) -> JobRow:
         last_seq=recorded.seq,
     )
     time = recorded.time
-    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, since=time, heard=time)
+    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, state_since=time, last_shown_at=time)
 
 
-def _with(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
+def _replace(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
     return msgspec.structs.replace(row, job=msgspec.structs.replace(row.job, last_seq=recorded.seq, **changes))
 
 
@@ -243,7 +244,7 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
     if state is None:
         return row
     job = msgspec.structs.replace(row.job, state=state)
-    row = msgspec.structs.replace(row, job=job, since=recorded.time)
+    row = msgspec.structs.replace(row, job=job, state_since=recorded.time)
     if state not in TERMINAL:
         return row
     ended = msgspec.structs.replace(job, ended_at=recorded.time)

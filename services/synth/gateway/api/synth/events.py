@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 from synth.bus.kv.secrets import ApiKey
 from synth.bus.recorded import Recorded
 from synth.errors import Transient
-from synth.gateway.api.synth.shapes import SynthEvent
+from synth.gateway.api.synth.schemas import SynthEvent
 from synth.gateway.api.synth.views import event_view
 from synth.gateway.read_model.event_log import read_page
 from synth.gateway.read_model.projection import JobRow
@@ -41,10 +41,10 @@ class Span:
     since: datetime | None = None
 
 
-async def read_events(parts: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
+async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
     """The first `limit` shown events of a part."""
     shown: list[SynthEvent] = []
-    async for event in _events(parts, row, f"*.*.{row.org}.{row.job.id}", span):
+    async for event in _events(gateway, row, f"*.*.{row.org}.{row.job.id}", span):
         view = event_view(event, row.job.kind)
         if view is not None:
             shown.append(view)
@@ -53,27 +53,27 @@ async def read_events(parts: Gateway, row: JobRow, span: Span, *, limit: int) ->
     return shown
 
 
-async def read_facts(parts: Gateway, row: JobRow) -> list[Recorded]:
+async def read_facts(gateway: Gateway, row: JobRow) -> list[Recorded]:
     """The facts of a job's lifecycle, in their order."""
-    return [fact async for fact in _events(parts, row, f"job.*.{row.org}.{row.job.id}", Span(0))]
+    return [fact async for fact in _events(gateway, row, f"job.*.{row.org}.{row.job.id}", Span(0))]
 
 
-def stream_events(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
+def stream_events(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
     """The shown events of a part, then those that come, until the part's or the job's last; one `data:` line each."""
-    chunks = _stream(parts, caller, row, span)
+    chunks = _stream(gateway, caller, row, span)
     return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _stream(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
+async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
     yield _PING
-    with parts.hub.watch(row.org, row.job.id) as watcher:
-        while not watcher.closed and parts.keys.still_opens(caller):
+    with gateway.hub.subscribe(row.org, row.job.id) as subscriber:
+        while not subscriber.closed and gateway.keys.still_valid(caller):
             # What comes while the log is read wakes the next turn.
-            watcher.resume()
-            watcher.take()
-            row = await parts.job(row.org, row.job.id)
+            subscriber.reset()
+            subscriber.drain()
+            row = await gateway.job(row.org, row.job.id)
             try:
-                events = await read_events(parts, row, span, limit=_BATCH)
+                events = await read_events(gateway, row, span, limit=_BATCH)
             except Transient as error:
                 # The client comes back with its cursor, which is the retry.
                 log.warning("stream ends, the log cannot be read", job=row.job.id, error=str(error))
@@ -84,16 +84,16 @@ async def _stream(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> As
             if len(events) < _BATCH:
                 if row.ended_seq is not None or span.before is not None:
                     return
-                if not await watcher.wait(parts.settings.ping_s):
+                if not await subscriber.wait(gateway.settings.ping_s):
                     yield _PING
 
 
-async def _events(parts: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
-    end, cursor, since, more = parts.model.applied, span.after, span.since, True
+async def _events(gateway: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
+    end, cursor, since, more = gateway.model.applied, span.after, span.since, True
     if span.before is not None:
         end = min(end, span.before - 1)
     while more:
-        page = await read_page(parts.bus, subject, after=cursor, limit=_BATCH, since=since)
+        page = await read_page(gateway.bus, subject, after=cursor, limit=_BATCH, since=since)
         for event in page.events:
             if event.seq > end:
                 return
