@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from synth.cli.config import Value
+from synth.cli.config import ConfigValue
 from synth.cli.errors import UsageProblem
 from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
@@ -20,15 +20,15 @@ from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 _MOST_BYTES = 256 * 1024
 
 
-class OtherMachine(Registry):
+class LenientRegistry(Registry):
     """Models that this machine does not know may well be on the cluster's: there they are looked up again.
 
-    missed: what is said of them here.
+    unknown_models: what there is to say of them on this machine.
     """
 
     def __init__(self, models_dir: Path | None = None) -> None:
         super().__init__(models_dir)
-        self.missed: list[Problem] = []
+        self.unknown_models: list[Problem] = []
 
     def find(self, model_id: str, *, where: str = "") -> ModelSpec:
         try:
@@ -37,7 +37,7 @@ class OtherMachine(Registry):
             finetuned = parse_finetuned(model_id)
             if finetuned is None and ":" in model_id:
                 raise
-            self.missed += error.problems
+            self.unknown_models += error.problems
             base = finetuned.base if finetuned else model_id
             targets = LORA_TARGETS["qwen3"]
             return ModelSpec(id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets)
@@ -50,7 +50,7 @@ class Flags:
     model: str | None = None
     dataset: Path | None = None
     validation: Path | None = None
-    task_url: Value | None = None
+    task_url: ConfigValue | None = None
     examples: int | None = None
     seed: int | None = None
     allow_experimental: bool = False

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from synth.cli.api.client import Client
-from synth.cli.config import Config, Value
+from synth.cli.config import Config, ConfigValue
 
 
 @dataclass
@@ -86,5 +86,5 @@ def backend_that(answer: Callable[[Request], Answer]) -> Iterator[tuple[Backend,
 
 
 def client_of(url: str) -> Client:
-    config = Config(Value(url, "flag"), Value("synth_live_x", "environment"), None, None)
+    config = Config(ConfigValue(url, "flag"), ConfigValue("synth_live_x", "environment"), None, None)
     return Client(config, retry_budget=1.0)

@@ -145,9 +145,9 @@ def test_a_figure_stays_beside_its_name_where_the_line_breaks():
 
 def test_a_paused_job_collects_nothing():
     wanted = ("rollout.requested", {"mode": "train", "iteration": 2, "seeds": [1], "group_size": 8})
-    began = (*BEGIN, step(1), ("job.pause_requested", {}), wanted)
-    assert "rollouts" in drawn(fold(*began))
-    assert "rollouts" not in drawn(fold(*began, ("job.paused", {"step": 1})))
+    created_at = (*BEGIN, step(1), ("job.pause_requested", {}), wanted)
+    assert "rollouts" in drawn(fold(*created_at))
+    assert "rollouts" not in drawn(fold(*created_at, ("job.paused", {"step": 1})))
 
 
 def test_lines_say_what_happened_and_leave_out_what_only_lives():

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 RETRY_BUDGET_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
-_PASSING = frozenset({429, 502, 503, 504})
+_RETRIED = frozenset({429, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -166,11 +166,11 @@ class Client:
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
         """Make a key of the organisation, or as an operator of another one."""
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
-        return self._once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+        return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
 
     def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
         """Replace a key."""
-        return self._once(f"/keys/{quote(key_id, safe='')}/rotate", MadeKey, {"grace_s": grace_s})
+        return self._post_once(f"/keys/{quote(key_id, safe='')}/rotate", MadeKey, {"grace_s": grace_s})
 
     def revoke_key(self, key_id: str) -> Key:
         """End a key."""
@@ -182,7 +182,7 @@ class Client:
 
     def add_organisation(self, name: str) -> MadeOrganisation:
         """Make an organisation."""
-        return self._once("/organisations", MadeOrganisation, {"name": name})
+        return self._post_once("/organisations", MadeOrganisation, {"name": name})
 
     def chat(self, body: dict[str, Any]) -> dict[str, Any]:
         """One chat completion. Waits for the model to be loaded, two minutes at most."""
@@ -193,7 +193,7 @@ class Client:
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
         """An answer whose body is read as it comes. Raises as every other call does."""
-        reply = self._opened(method, path, options)
+        reply = self._open(method, path, options)
         try:
             if reply.status_code >= 400:
                 reply.read()
@@ -207,7 +207,7 @@ class Client:
         """As `stream`, asking again for `budget` seconds while the backend says that it will be able to."""
 
         def send() -> httpx.Response:
-            reply = self._opened(method, path, options)
+            reply = self._open(method, path, options)
             if reply.status_code >= 400:
                 reply.read()
             return reply
@@ -218,7 +218,7 @@ class Client:
         finally:
             reply.close()
 
-    def _opened(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+    def _open(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         try:
             return self.http.send(self.http.build_request(method, self.root + path, **options), stream=True)
         except httpx.ConnectError as error:
@@ -231,7 +231,7 @@ class Client:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}
         return self._decode(self._retried(lambda: self.http.request(method, self.root + path, **options)), type)
 
-    def _once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
+    def _post_once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
         """Post what must not be sent twice: its answer is shown once."""
         reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
         return self._decode(reply, type)
@@ -239,11 +239,11 @@ class Client:
     def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
         body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
         if field not in body:
-            raise self._stranger(f"an answer without {field!r}")
+            raise self._not_a_backend(f"an answer without {field!r}")
         try:
             return msgspec.json.decode(body[field], type=list[type])
         except msgspec.ValidationError as error:
-            raise self._stranger(str(error)) from error
+            raise self._not_a_backend(str(error)) from error
 
     def _retried(self, send: Callable[[], httpx.Response], *, budget: float | None = None) -> httpx.Response:
         """Send until it is answered for good, or the budget is spent. Raises a CliError of the answer's kind."""
@@ -260,7 +260,7 @@ class Client:
                 if reply.status_code < 400:
                     return reply
                 delay = _retry_after(reply) or delay
-                if reply.status_code not in _PASSING or time.monotonic() + delay > deadline:
+                if reply.status_code not in _RETRIED or time.monotonic() + delay > deadline:
                     raise _error_of(reply)
             time.sleep(delay)
             attempt += 1
@@ -269,14 +269,14 @@ class Client:
         try:
             return msgspec.json.decode(reply.content, type=type)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise self._stranger(str(error)) from error
+            raise self._not_a_backend(str(error)) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unreachable:
         reason = "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
         fix = "is the cluster running? `synthctl status` shows it, `synthctl up` starts it"
         return Unreachable(f"cannot reach the backend ({reason})", fix=fix, where=f"{self.root} ({self.origin})")
 
-    def _stranger(self, what: str) -> Unreachable:
+    def _not_a_backend(self, what: str) -> Unreachable:
         return Unreachable(
             f"what answers is not a Synth backend that this client understands ({what})",
             fix="check BACKEND_BASE_URL, and that client and cluster are of one version",

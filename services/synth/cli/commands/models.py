@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import Data
-from synth.cli.connect import client_of
+from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -25,7 +25,7 @@ app.add_typer(make_app, name="make")
 @app.command("ls")
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the models that can be chatted with, evaluated and trained from."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         models = client.models()
     if fmt is Format.JSON:
         return output.print_json(models)
@@ -111,7 +111,7 @@ def download(
     target = out or Path(model.replace("/", "_").replace(":", "-"))
     if target.is_file():
         raise UsageProblem("this is a file", expected="a directory, or a name that is free", where=str(target))
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         files = download_model(client, model, target)
     if fmt is Format.JSON:
         return output.print_json({"model": model, "path": str(target), "files": [str(f) for f in files]})

@@ -31,7 +31,7 @@ class Setting:
     why: str
 
 
-class Checked(msgspec.Struct, kw_only=True):
+class CheckReport(msgspec.Struct, kw_only=True):
     """What `config check` says of one file. kind: None where that cannot be told; summary: "" with problems."""
 
     file: str
@@ -75,7 +75,7 @@ def _fields(values: dict[str, Any], prefix: str, origins: dict[str, str]) -> Ite
             yield from _fields(cast(dict[str, Any], value), f"{field}.", origins)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in as few words as it takes: long lists and sets of seeds by their ends."""
     if value is None:
         return "-"
@@ -120,7 +120,7 @@ class SettingsTable:
         grid.add_column("FROM", no_wrap=True, overflow="ellipsis")
         for setting in self._settings:
             asked = setting.origin not in ("default", "registry")
-            value = Text(shown(setting.value))
+            value = Text(format_value(setting.value))
             if setting.why:
                 value.append(" *", style="yellow")
             grid.add_row(

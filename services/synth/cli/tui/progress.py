@@ -28,7 +28,7 @@ Batch = tuple[str, int]
 
 
 @dataclass
-class Course:
+class Series:
     """The last values of one metric, oldest first."""
 
     values: list[float] = field(default_factory=list[float])
@@ -57,8 +57,8 @@ class Progress:
     steps: int = 0
     attempt: int = 0
     steps_seen: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    reward: Course = field(default_factory=Course)
-    loss: Course = field(default_factory=Course)
+    reward: Series = field(default_factory=Series)
+    loss: Series = field(default_factory=Series)
     values: dict[str, float] = field(default_factory=dict[str, float])
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
     wanted: dict[Batch, int] = field(default_factory=dict[Batch, int])
@@ -90,7 +90,7 @@ class Progress:
         return (now - since) / (last - first) * (self.steps - last) if last > first else None
 
     @property
-    def began(self) -> float | None:
+    def created_at(self) -> float | None:
         return self.reached.get("job.created")
 
     def apply(self, event: JobEvent) -> None:
@@ -151,22 +151,22 @@ class Progress:
                 if "loss" in self.values:
                     self.loss.add(self.values["loss"])
                 self.waiting = ""
-                self._forget("train", self.step)
+                self._forget_batches("train", self.step)
             case "rollout.requested":
                 self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
             case "rollout.completed":
-                self._played(data)
+                self._count_rollout(data)
             case "rollout.failed":
-                self._played(data)
+                self._count_rollout(data)
                 self.failed += 1
                 self.warning = f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
             case "rollout.blocked":
                 self.warning = f"rollouts stopped: {(data.get('problem') or {}).get('what', '')}"
             case "eval.completed":
                 self.evaluation = _numbers(data.get("values"))
-                self._forget("eval", int(data.get("iteration") or 0))
+                self._forget_batches("eval", int(data.get("iteration") or 0))
             case "train.warned":
-                self.warning = _of_the_watch(data)
+                self.warning = _warning_text(data)
             case "train.resumed":
                 self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
             case "queue.waiting":
@@ -176,7 +176,7 @@ class Progress:
             case _:
                 pass
 
-    def _played(self, data: dict[str, Any]) -> None:
+    def _count_rollout(self, data: dict[str, Any]) -> None:
         batch = self._batch_of(data)
         self.done[batch] = self.done.get(batch, 0) + 1
         if batch in self.wanted:
@@ -187,7 +187,7 @@ class Progress:
         """An evaluation job is one batch, whatever its rollouts call themselves."""
         return ("eval", 0) if self.kind == "eval" else (str(data.get("mode")), int(data.get("iteration") or 0))
 
-    def _forget(self, mode: str, until: int) -> None:
+    def _forget_batches(self, mode: str, until: int) -> None:
         for counts in (self.wanted, self.done):
             for batch in [b for b in counts if b[0] == mode and b[1] <= until]:
                 del counts[batch]
@@ -227,7 +227,7 @@ def describe(event: JobEvent) -> str | None:
         case "job.paused":
             return f"paused after step {data.get('step')}" + (f": {data['reason']}" if data.get("reason") else "")
         case "train.warned":
-            return f"warning: {_of_the_watch(data)}"
+            return f"warning: {_warning_text(data)}"
         case "train.resumed":
             return f"resumed behind step {data.get('step')}"
         case "checkpoint.saved":
@@ -245,7 +245,7 @@ def describe(event: JobEvent) -> str | None:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
 
 
-def _of_the_watch(data: dict[str, Any]) -> str:
+def _warning_text(data: dict[str, Any]) -> str:
     """What a `train.warned` says, with what was expected and what to do."""
     return msgspec.convert(data.get("problem") or {"what": ""}, Problem).text()
 
