@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.api.objects import Job
 from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, LenientRegistry, examine_text
@@ -41,7 +41,7 @@ def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path) -> Ch
     return CheckedJob(text, name, flags, job_of(found, document))
 
 
-def submit_job(client: Client, config: Config, checked: CheckedJob, *, key: str | None) -> Job:
+def submit_job(client: Client, config: Config, checked: CheckedJob, *, key: str | None) -> JobWithConfig:
     """Upload what the job needs and submit it. key: the idempotency key, a new one when None."""
     job, flags = checked.resolved.job, checked.flags
     body: dict[str, Any] = {"config": checked.text, "config_name": checked.name}

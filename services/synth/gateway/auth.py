@@ -16,8 +16,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
+from synth.access import Scope
 from synth.bus.connection import Connection
-from synth.bus.kv.secrets import API_KEYS, ApiKey, Scope, SecretStore
+from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import Follower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem

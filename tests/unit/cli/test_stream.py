@@ -18,7 +18,6 @@ LOG = [
     {"seq": 10 * (i + 1), "type": t, "time": "2026-01-01T00:00:00Z", "job_id": "job_1", "data": {}}
     for i, t in enumerate(TYPES)
 ]
-JOB = {"id": "job_1", "state": "succeeded"}
 END = "event: end\ndata: {}\n\n"
 
 
@@ -61,7 +60,7 @@ def test_a_watcher_begins_behind_the_sequence_it_is_given():
         assert [e.seq for e in EventFollower(client, "job_1", after=50).events()] == [60, 70]
 
 
-@pytest.mark.parametrize("no_stream", [Answer(200, {"events": []}), Answer(chunks=[])])
+@pytest.mark.parametrize("no_stream", [Answer(200, {"events": [], "last_seq": 0, "more": False}), Answer(chunks=[])])
 def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "POLL_S", 0.01)
 

@@ -14,18 +14,18 @@ from urllib.parse import quote, urlsplit
 import httpx
 import msgspec
 
-from synth.cli.api.objects import (
+from synth.access import Organisation
+from synth.api.schemas import (
     Account,
     Checkpoint,
     EventPage,
     File,
-    Job,
+    JobWithConfig,
     Key,
     MadeKey,
     MadeOrganisation,
     Model,
     ModelFile,
-    Organisation,
     Point,
 )
 from synth.cli.config import Config
@@ -68,30 +68,30 @@ class Client:
 
     # -- jobs --
 
-    def create_job(self, body: dict[str, Any], *, key: str) -> Job:
+    def create_job(self, body: dict[str, Any], *, key: str) -> JobWithConfig:
         """Submit a job; the same key with the same body, any number of times, is one job."""
-        return self._get("POST", "/jobs", Job, json=body, headers={"Idempotency-Key": key})
+        return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
-    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[Job]:
+    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[JobWithConfig]:
         """The newest jobs first."""
         params = {"state": state, "kind": kind, "limit": limit}
-        return self._list("/jobs", Job, params=params)
+        return self._list("/jobs", JobWithConfig, params=params)
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobWithConfig:
         """One job."""
-        return self._get("GET", f"/jobs/{quote(job_id, safe='')}", Job)
+        return self._get("GET", f"/jobs/{quote(job_id, safe='')}", JobWithConfig)
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, job_id: str) -> JobWithConfig:
         """Ask a job to stop."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", Job)
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", JobWithConfig)
 
-    def pause(self, job_id: str) -> Job:
+    def pause(self, job_id: str) -> JobWithConfig:
         """Ask a job that runs to let go of its workers."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", Job)
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", JobWithConfig)
 
-    def resume(self, job_id: str) -> Job:
+    def resume(self, job_id: str) -> JobWithConfig:
         """Go on with a paused job."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", Job)
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
         """One page of a job's events, behind the cursor."""
@@ -118,7 +118,7 @@ class Client:
                 timeout = httpx.Timeout(600.0, connect=5.0)
                 return self.http.post(f"{self.root}/files", data={"purpose": purpose}, files=files, timeout=timeout)
 
-            return self._decode(self._retried(send), File)
+            return self.decode(self._retried(send).content, File)
 
     def files(self, *, limit: int = 100) -> list[File]:
         """The newest files first."""
@@ -188,7 +188,7 @@ class Client:
         """One chat completion. Waits for the model to be loaded, two minutes at most."""
         url = f"{self.root}/v1/chat/completions"
         reply = self._retried(lambda: self.http.post(url, json=body, timeout=300), budget=120)
-        return self._decode(reply, dict[str, Any])
+        return self.decode(reply.content, dict[str, Any])
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
@@ -229,21 +229,19 @@ class Client:
     def _get(self, method: str, path: str, type: type[T], **options: Any) -> T:
         if "params" in options:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}
-        return self._decode(self._retried(lambda: self.http.request(method, self.root + path, **options)), type)
+        reply = self._retried(lambda: self.http.request(method, self.root + path, **options))
+        return self.decode(reply.content, type)
 
     def _post_once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
         """Post what must not be sent twice: its answer is shown once."""
         reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
-        return self._decode(reply, type)
+        return self.decode(reply.content, type)
 
     def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
         body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
         if field not in body:
             raise self._not_a_backend(f"an answer without {field!r}")
-        try:
-            return msgspec.json.decode(body[field], type=list[type])
-        except msgspec.ValidationError as error:
-            raise self._not_a_backend(str(error)) from error
+        return self.decode(bytes(body[field]), list[type])
 
     def _retried(self, send: Callable[[], httpx.Response], *, budget: float | None = None) -> httpx.Response:
         """Send until it is answered for good, or the budget is spent. Raises a CliError of the answer's kind."""
@@ -265,9 +263,10 @@ class Client:
             time.sleep(delay)
             attempt += 1
 
-    def _decode(self, reply: httpx.Response, type: type[T]) -> T:
+    def decode(self, text: bytes | str, type: type[T]) -> T:
+        """Read what the backend wrote. Raises `Unreachable` for JSON of another shape."""
         try:
-            return msgspec.json.decode(reply.content, type=type)
+            return msgspec.json.decode(text, type=type)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise self._not_a_backend(str(error)) from error
 

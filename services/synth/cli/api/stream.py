@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
+from synth.api.schemas import EventView
 from synth.cli.api.client import Client, backoff
-from synth.cli.api.objects import ENDS, JobEvent
 from synth.cli.errors import CliError, TimedOut, Unreachable
+from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
 PATIENCE_S = 60.0
 POLL_S = 1.0
@@ -77,7 +77,7 @@ class EventFollower:
     _tries: int = field(default=0, init=False)
     _empty_streams: int = field(default=0, init=False)
 
-    def events(self) -> Iterator[JobEvent]:
+    def events(self) -> Iterator[EventView]:
         """Until the job has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
         while not self._ended:
             self._check_deadline()
@@ -88,7 +88,7 @@ class EventFollower:
             except httpx.TransportError as error:
                 self._wait_or_give_up(Unreachable(f"the connection broke ({error})", where=self.client.root))
 
-    def _stream(self) -> Iterator[JobEvent]:
+    def _stream(self) -> Iterator[EventView]:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.after)}
         path = f"/jobs/{quote(self.job_id, safe='')}/events"
         try:
@@ -121,15 +121,15 @@ class EventFollower:
         self.polling = self._empty_streams >= _MAX_EMPTY_STREAMS
         time.sleep(backoff(0 if answered else self._empty_streams))
 
-    def _take(self, sse: SseEvent) -> Iterator[JobEvent]:
+    def _take(self, sse: SseEvent) -> Iterator[EventView]:
         if not sse.id.isdigit():
             return
-        event = msgspec.json.decode(sse.data, type=JobEvent)
+        event = self.client.decode(sse.data, EventView)
         if event.seq > self.after:
             self.after = event.seq
             yield event
 
-    def _pages(self) -> Iterator[JobEvent]:
+    def _pages(self) -> Iterator[EventView]:
         try:
             page = self.client.events(self.job_id, after=self.after, limit=_PAGE)
         except CliError as error:
@@ -140,8 +140,8 @@ class EventFollower:
             if event.seq > self.after:
                 self.after = event.seq
                 yield event
-                self._ended = self._ended or event.type in ENDS
-        if not page.events and self.client.job(self.job_id).over:
+                self._ended = self._ended or event.type in TERMINAL_FACTS
+        if not page.events and self.client.job(self.job_id).state in TERMINAL:
             self._ended = True
         elif not page.more and not self._ended:
             time.sleep(self.interval)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from synth.cli.connect import open_client
@@ -12,7 +13,7 @@ from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.api.objects import Job, Point
+    from synth.api.schemas import Job, Point
 
 app = typer.Typer(
     help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
@@ -154,7 +155,7 @@ def events(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print the log of a job as it is now; `-o json` prints one event a line."""
-    from synth.cli.api.objects import JobEvent
+    from synth.api.schemas import EventView
     from synth.cli.tui.progress import describe
 
     rows: list[list[str]] = []
@@ -162,7 +163,7 @@ def events(
     with open_client(ctx) as client:
         while left is None or left > 0:
             page = client.events(job, after=after)
-            wanted: list[JobEvent] = [e for e in page.events if type in (None, e.type)][:left]
+            wanted: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
             for event in wanted:
                 if fmt is Format.JSON:
                     output.print_json_line(event)
@@ -234,7 +235,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("ended", _moment(job.ended_at)),
         ("took", _took(job)),
         ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
-        ("rollouts", ", ".join(f"{n} {what}" for what, n in job.rollouts.items() if n)),
+        ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
         ("values", "  ".join(f"{n}={output.number(job.values[n])}" for n in HEADLINES if n in job.values)),
         ("evaluation", "  ".join(f"{n}={output.number(v)}" for n, v in (job.eval or {}).items())),
         ("tags", "  ".join(f"{k}={v}" for k, v in job.tags.items())),

@@ -13,7 +13,7 @@ from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.api.objects import Key, MadeKey
+    from synth.api.schemas import Key, MadeKey
 
 app = typer.Typer(help="API keys of your organisation: ls, new, rotate, revoke.", no_args_is_help=True)
 orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, new.", no_args_is_help=True)

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 
+from synth.api.schemas import ModelFile
 from synth.cli.api.client import Client, backoff
-from synth.cli.api.objects import ModelFile
 from synth.cli.errors import CliError, Unreachable
 from synth.cli.tui import output
 

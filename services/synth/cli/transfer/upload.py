@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from synth.api.schemas import File
 from synth.cli.api.client import Client
-from synth.cli.api.objects import File
 from synth.cli.errors import TimedOut, UsageProblem
 from synth.cli.tui import output
 from synth.errors import Problem

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.api.objects import Job
 from synth.cli.api.stream import POLL_S, EventFollower
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
@@ -63,7 +63,7 @@ def follow_job(
     return _outcome(client, progress, format)
 
 
-def wait_for_job(client: Client, job_id: str, *, options: FollowOptions) -> tuple[Job, ExitCode]:
+def wait_for_job(client: Client, job_id: str, *, options: FollowOptions) -> tuple[JobWithConfig, ExitCode]:
     """Wait for a job without showing it; the job as it ended, and its outcome. Ctrl-C detaches."""
     try:
         for _ in options.follower(client, job_id).events():

@@ -118,7 +118,9 @@ def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
 
 def print_json(data: Any) -> None:
     """One JSON document on stdout, indented."""
-    sys.stdout.write(json.dumps(msgspec.to_builtins(data), indent=2, ensure_ascii=False) + "\n")
+    from synth.cli.tui.json_fields import to_json_data
+
+    sys.stdout.write(json.dumps(to_json_data(data), indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 

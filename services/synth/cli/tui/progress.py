@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from synth.cli.api.objects import JobEvent
+from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
 from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
@@ -93,17 +93,15 @@ class Progress:
     def created_at(self) -> float | None:
         return self.reached.get("job.created")
 
-    def apply(self, event: JobEvent) -> None:
+    def apply(self, event: EventView) -> None:
         """One more event, in order."""
         self.seq = event.seq
         if event.type.startswith("job."):
             self._lifecycle(event)
         else:
-            self._measurement(event.type, event.data)
-        if event.type == "train.step":
-            self.steps_seen[1:] = [(self.step, event.time.timestamp())]
+            self._measurement(event)
 
-    def _lifecycle(self, event: JobEvent) -> None:
+    def _lifecycle(self, event: EventView) -> None:
         # A watcher may begin in the middle, so a fact is taken for what it says, not checked against the table.
         state = next((s for (_, fact), s in TRANSITIONS.items() if fact == event.type), None)
         before = self.state
@@ -111,7 +109,7 @@ class Progress:
         if state is not None and not (state is State.STARTED and before in (State.CANCELLING, State.PAUSING)):
             self.state = state
         self.reached[event.type] = event.time.timestamp()
-        data = event.data
+        data = _fields(event)
         match event.type:
             case "job.created":
                 self.name = str(data.get("config_name") or "")
@@ -141,9 +139,10 @@ class Progress:
             case _:
                 pass
 
-    def _measurement(self, type: str, data: dict[str, Any]) -> None:
-        match type:
-            case "train.step":
+    def _measurement(self, event: EventView) -> None:
+        data = _fields(event)
+        match event.type:
+            case "train.step" if data:
                 self.step, self.steps = int(data["step"]), int(data["of"])
                 self.values = _numbers(data.get("values"))
                 if "reward_mean" in self.values:
@@ -152,6 +151,7 @@ class Progress:
                     self.loss.add(self.values["loss"])
                 self.waiting = ""
                 self._forget_batches("train", self.step)
+                self.steps_seen[1:] = [(self.step, event.time.timestamp())]
             case "rollout.requested":
                 self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
             case "rollout.completed":
@@ -204,14 +204,14 @@ def exit_code(state: str | None) -> ExitCode:
             return ExitCode.JOB_FAILED
 
 
-def describe(event: JobEvent) -> str | None:
+def describe(event: EventView) -> str | None:
     """An event as one plain line; None for those that only say that the job lives."""
-    data = event.data
+    data = _fields(event)
     values = _numbers(data.get("values"))
     match event.type:
         case "watch.heartbeat" | "rollout.completed" | "blob.expired":
             return None
-        case "train.step":
+        case "train.step" if data:
             shown = " ".join(f"{n}={values[n]:.4g}" for n in HEADLINES if n in values)
             return f"step {data.get('step')}/{data.get('of')} {shown}".rstrip()
         case "eval.completed":
@@ -243,6 +243,11 @@ def describe(event: JobEvent) -> str | None:
             return f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
         case type:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+def _fields(event: EventView) -> dict[str, Any]:
+    """The event's data; nothing of one that the gateway could not read, and shows as it was written."""
+    return cast(dict[str, Any], event.data) if isinstance(event.data, dict) else {}
 
 
 def _warning_text(data: dict[str, Any]) -> str:

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import msgspec
 
+from synth.api.schemas import Checkpoint, Model, Point
 from synth.bus.recorded import Recorded
 from synth.events import BlobRef, CheckpointSaved, EvalCompleted, ModelPublished, ModelRef, TrainStep
 from synth.models import parse_finetuned
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the API shows it. kind: full, lora or base; base: what it goes back to, null for a base.
-
-    stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
-    """
-
-    id: str
-    object: str = "model"
-    kind: str
-    base: str | None = None
-    stand_in: str | None = None
-    job_id: str | None = None
-    step: int | None = None
-    created_at: datetime | None = None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,21 +19,6 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     created_seq: int
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
-
-    values: every metric of its step.
-    """
-
-    model: str
-    object: str = "checkpoint"
-    job_id: str
-    step: int
-    bytes: int
-    created_at: datetime
-    values: dict[str, float] = {}
-
-
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, the model that it is, and the manifest of its files."""
 
@@ -58,22 +26,6 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     tree: BlobRef
     org: str
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of one metric."""
-
-    name: str
-    step: int
-    value: float
-    time: datetime
-
-
-class Points(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics, ascending by step. more: whether later steps were left out."""
-
-    points: list[Point]
-    more: bool
 
 
 def project_model(recorded: Recorded) -> ModelRow | None:

@@ -8,13 +8,12 @@ import asyncio
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from synth.api.schemas import EventView
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, Unknown, from_parts
 from synth.bus.server.topology import EVENTS
@@ -24,25 +23,6 @@ from synth.events.catalogue import Event, subject_of
 _TIMEOUT_S = 5.0
 #: No log is so long; the server takes 64 bits.
 _SEQUENCE_LIMIT = 1 << 63
-
-
-class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event as the API shows it, in a page and on a stream. job_id, or file_id for `file.*`."""
-
-    seq: int
-    type: str
-    time: datetime
-    job_id: str | None = None
-    file_id: str | None = None
-    data: Any = None
-
-
-class EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Events as the API pages them. last_seq: the cursor to go on from; more: whether that is worth it now."""
-
-    events: list[EventView]
-    last_seq: int
-    more: bool
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,13 @@ from synth.bus.replay import follow
 from synth.gateway.middleware import metrics
 from synth.gateway.read_model.event_log import to_view
 from synth.gateway.read_model.store import ReadModel
-from synth.jobs.lifecycle import TERMINAL, TRANSITIONS
+from synth.jobs.lifecycle import TERMINAL_FACTS
 from synth.runtime import logs
 
 log = logs.get("hub")
 
 _MAX_BATCH = 256
 _MAX_BEHIND = 4096
-
-
-#: Facts after which nothing is decided about a job any more.
-_TERMINAL_FACTS = frozenset(fact for (_, fact), state in TRANSITIONS.items() if state in TERMINAL)
 
 
 class Frame(NamedTuple):
@@ -180,4 +176,4 @@ def to_frame(event: Recorded) -> Frame:
     """The server-sent event of an event: `id` is its sequence, `event` its type, `data` its JSON on one line."""
     data = msgspec.json.encode(to_view(event))
     text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data)
-    return Frame(event.seq, text, event.type in _TERMINAL_FACTS)
+    return Frame(event.seq, text, event.type in TERMINAL_FACTS)

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import Point
 from synth.bus.recorded import Recorded
 from synth.events import TrainStep
 from synth.gateway.presentation.vocabulary import HEADLINE_METRICS
-from synth.gateway.read_model.artifacts import Point, project_points
+from synth.gateway.read_model.artifacts import project_points
 
 SCHEMA = """
 CREATE TABLE metrics (

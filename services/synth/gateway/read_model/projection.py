@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import File, Job
 from synth.bus.recorded import Recorded
-from synth.errors import Problem
 from synth.events import (
     BlobRef,
     EvalCompleted,
@@ -30,7 +30,6 @@ from synth.events import (
     JobSucceeded,
     JobValidated,
     JobVerified,
-    LineProblem,
     ModelPublished,
     PolicyLoaded,
     QueueWaiting,
@@ -41,54 +40,6 @@ from synth.events import (
 )
 from synth.gateway.presentation.vocabulary import is_shown
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
-
-
-class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rollouts of a job are done, and how many are not part of their group: failed for good, or cut off."""
-
-    completed: int = 0
-    failed: int = 0
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the API shows it.
-
-    kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
-    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
-    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
-    what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
-    last_seq: the last event of the job.
-    """
-
-    id: str
-    object: str = "job"
-    kind: str | None = None
-    state: State
-    name: str
-    source_model: str | None = None
-    training_file: str | None = None
-    validation_file: str | None = None
-    model: str | None = None
-    step: int = 0
-    steps: int | None = None
-    trained_tokens: int = 0
-    attempt: int = 0
-    created_at: datetime
-    updated_at: datetime
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
-    code: str | None = None
-    problems: list[Problem] = []
-    warnings: list[str] = []
-    warned: dict[str, TrainWarned] = {}
-    waiting: QueueWaiting | None = None
-    values: dict[str, float] = {}
-    rollouts: Rollouts = Rollouts()
-    eval: dict[str, float] | None = None
-    tags: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
-    stand_in: str | None = None
-    last_seq: int
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,32 +57,6 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_seq: int | None = None
     policy_loaded: bool = False
     data_uris: list[str] = []
-
-
-class File(msgspec.Struct, frozen=True, kw_only=True):
-    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
-
-    characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
-    characters. images: that its rows show; images_trimmed: that were left out, beyond the limit a message.
-    """
-
-    id: str
-    object: str = "file"
-    filename: str
-    purpose: str
-    bytes: int
-    sha256: str
-    status: str = "processing"
-    rows: int | None = None
-    messages: int | None = None
-    characters: int | None = None
-    tokens: int | None = None
-    lengths: list[int] = []
-    images: int | None = None
-    images_trimmed: int | None = None
-    bad_lines: int = 0
-    problems: list[LineProblem] = []
-    created_at: datetime
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,14 +80,6 @@ class Trash(msgspec.Struct, frozen=True, kw_only=True):
     uris: list[str]
     org: str
     deleted_seq: int
-
-
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deletion answers. object: what was deleted."""
-
-    id: str
-    object: str
-    deleted: bool = True
 
 
 def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:

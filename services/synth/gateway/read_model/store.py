@@ -15,18 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
 from synth.gateway.read_model import job_metrics
-from synth.gateway.read_model.artifacts import (
-    Checkpoint,
-    CheckpointRow,
-    ModelRow,
-    Point,
-    project_checkpoint,
-    project_model,
-)
+from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
 from synth.jobs.lifecycle import TERMINAL

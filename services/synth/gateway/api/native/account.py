@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from synth.api.schemas import Account
 from synth.errors import Problem
 from synth.gateway.api.environment_key import LONGEST, check_environment_key
-from synth.gateway.api.key_views import Account
 from synth.gateway.api.openapi import json_response, list_response, returns
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep

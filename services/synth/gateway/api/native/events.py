@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from synth.api.schemas import EventPage, EventView
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.sse import read_cursor, stream_response, wants_stream
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
-from synth.gateway.read_model.event_log import EventPage, EventView, read_page, to_view
+from synth.gateway.read_model.event_log import read_page, to_view
 
 router = APIRouter(prefix="/api", tags=["events"])
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from synth.api.schemas import Deleted, File, Job
 from synth.blobs import BlobStore
 from synth.events import BlobRef
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
@@ -18,7 +19,6 @@ from synth.gateway.commands.delete import delete_file
 from synth.gateway.commands.upload import upload_file
 from synth.gateway.deps import GatewayDep
 from synth.gateway.read_model.filters import JobFilter
-from synth.gateway.read_model.projection import Deleted, File, Job
 
 router = APIRouter(tags=["files"])
 

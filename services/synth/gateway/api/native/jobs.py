@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
+from synth.api.schemas import Checkpoint, Job, JobWithConfig, Points
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
-from synth.gateway.read_model.artifacts import Checkpoint, Points
 from synth.gateway.read_model.filters import JobFilter
-from synth.gateway.read_model.projection import Job, JobRow
+from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import State
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
@@ -130,8 +130,13 @@ async def metrics(
 
 def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
     texts = gateway.model.texts(row.job.id)
-    answer: dict[str, Any] = msgspec.structs.asdict(row.job)
-    if texts is not None:
-        validated = texts.validated or {}
-        answer |= {"config": texts.config, "resolved": validated.get("job"), "origins": validated.get("origins")}
+    if texts is None:
+        return json_response(row.job, status)
+    validated = texts.validated or {}
+    answer = JobWithConfig(
+        **msgspec.structs.asdict(row.job),
+        config=texts.config,
+        resolved=validated.get("job"),
+        origins=validated.get("origins"),
+    )
     return json_response(answer, status)

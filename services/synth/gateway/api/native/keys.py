@@ -10,9 +10,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from synth.bus.kv.secrets import OF_AN_ORGANISATION, ApiKey, Organisation, Scope
+from synth.access import ORGANISATION_SCOPES, Organisation, Scope
+from synth.api.schemas import Key, MadeKey, MadeOrganisation
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
-from synth.gateway.api.key_views import Key, MadeKey, MadeOrganisation, show_key, show_made_key
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.auth import CurrentKey, require_scope
 from synth.gateway.deps import Gateway, GatewayDep
@@ -60,7 +61,7 @@ class OrganisationBody(BaseModel):
 @router.get("/keys", summary="Your organisation's API keys, oldest first", responses=returns_list(Key))
 async def list_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Those that have ended too."""
-    return list_response([show_key(key) for key in await gateway.secrets.api_keys(caller.org)])
+    return list_response([_key_view(key) for key in await gateway.secrets.api_keys(caller.org)])
 
 
 @router.post("/keys", status_code=201, summary="Make an API key", responses=returns(MadeKey, status=201))
@@ -84,7 +85,7 @@ async def rotate_key(
     gateway.keys.remember(key_hash(key), record)
     await _revoke(gateway, caller, old, after=timedelta(seconds=body.grace_s if body else 0))
     log.info("key rotated", org=caller.org, key=old.key_id, new=record.key_id, by=caller.key_id)
-    return json_response(show_made_key(record, key), 201)
+    return json_response(_made_key_view(record, key), 201)
 
 
 @router.delete("/keys/{key_id}", summary="Revoke a key", responses=returns(Key))
@@ -92,7 +93,7 @@ async def revoke_key(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Re
     """At once, on every gateway. Repeating it changes nothing."""
     record = await _revoke(gateway, caller, await _find_key(gateway, caller, key_id))
     log.info("key revoked", org=caller.org, key=key_id, by=caller.key_id)
-    return json_response(show_key(record))
+    return json_response(_key_view(record))
 
 
 @router.get("/organisations", summary="The cluster's organisations, oldest first", responses=returns_list(Organisation))
@@ -108,7 +109,7 @@ async def add_organisation(body: OrganisationBody, caller: CurrentKey, gateway: 
     """With a first key, which is shown here alone and may do everything in it."""
     made = await gateway.secrets.add_organisation(body.name)
     log.info("organisation made", org=made.id, by=caller.key_id)
-    first = await _create_key(gateway, caller, made.id, KeyBody(name="first", scopes=list(OF_AN_ORGANISATION)))
+    first = await _create_key(gateway, caller, made.id, KeyBody(name="first", scopes=list(ORGANISATION_SCOPES)))
     return json_response(MadeOrganisation(**msgspec.structs.asdict(made), first_key=first), 201)
 
 
@@ -126,6 +127,25 @@ async def add_key_of(org_id: str, body: KeyBody, caller: CurrentKey, gateway: Ga
     return json_response(await _create_key(gateway, caller, found.id, body), 201)
 
 
+def _key_view(record: ApiKey) -> Key:
+    """What everybody of the organisation may see of a key."""
+    return Key(
+        id=record.key_id,
+        name=record.name,
+        state="revoked" if record.revoked_at else "expired" if record.expired else "live",
+        scopes=record.scopes,
+        created_at=record.created_at,
+        created_by=record.created_by,
+        expires_at=record.expires_at,
+        revoked_at=record.revoked_at,
+    )
+
+
+def _made_key_view(record: ApiKey, key: str) -> MadeKey:
+    """What its maker sees of a new key."""
+    return MadeKey(**msgspec.structs.asdict(_key_view(record)), key=key)
+
+
 async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
     require_scope(caller, *body.scopes)
     ends = datetime.now(UTC) + timedelta(seconds=body.expires_in_s) if body.expires_in_s else None
@@ -135,7 +155,7 @@ async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBod
     )
     gateway.keys.remember(key_hash(key), record)
     log.info("key made", org=org, key=record.key_id, scopes=",".join(scopes), by=caller.key_id)
-    return show_made_key(record, key)
+    return _made_key_view(record, key)
 
 
 async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:

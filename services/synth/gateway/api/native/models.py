@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from synth.api.schemas import Job, Model, ModelFile
 from synth.errors import Problem
 from synth.events import RESUME_FOLDER, BlobRef
 from synth.gateway.api.native.files import blob_response
@@ -15,9 +16,7 @@ from synth.gateway.api.openapi import json_response, list_response, returns, ret
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
-from synth.gateway.read_model.artifacts import Model
 from synth.gateway.read_model.filters import JobFilter
-from synth.gateway.read_model.projection import Job
 from synth.models import FineTunedId, ModelSpec, parse_finetuned
 
 router = APIRouter(tags=["models"])
@@ -79,7 +78,7 @@ async def model_files(model: ModelId, caller: CurrentKey, gateway: GatewayDep) -
     """Name, size and sha256 of each."""
     files = await _files(gateway, caller.org, model)
     return list_response(
-        [{"name": name, "size": ref.size, "sha256": ref.sha256} for name, ref in sorted(files.items())]
+        [ModelFile(name=name, size=ref.size, sha256=ref.sha256) for name, ref in sorted(files.items())]
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import Checkpoint, File, Job, Model
 from synth.gateway.api.openai.configs import GROUP_SIZE, SEEDS
 from synth.gateway.presentation.vocabulary import STATUS
-from synth.gateway.read_model.artifacts import Checkpoint, Model
-from synth.gateway.read_model.projection import File, FileRow, Job, JobRow
+from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.jobs.lifecycle import State
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
 from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE

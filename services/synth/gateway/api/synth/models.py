@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from synth.api.schemas import Model
 from synth.gateway.api.native.models import MAX_PAGE, find_model, list_made_models
 from synth.gateway.api.openapi import json_response, returns, returns_list
 from synth.gateway.api.synth.schemas import SynthModel
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
-from synth.gateway.read_model.artifacts import Model
 
 router = APIRouter(tags=["models"])
 

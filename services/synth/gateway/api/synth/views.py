@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from synth.api.schemas import Checkpoint, Job
 from synth.bus.recorded import Recorded
 from synth.gateway.api.synth.schemas import (
     SynthCheckpoint,
@@ -16,9 +17,8 @@ from synth.gateway.api.synth.schemas import (
     SynthRun,
 )
 from synth.gateway.presentation.vocabulary import STATUS, describe_event, metric_name
-from synth.gateway.read_model.artifacts import Checkpoint
 from synth.gateway.read_model.job_metrics import PublishedPoint
-from synth.gateway.read_model.projection import Job, JobRow
+from synth.gateway.read_model.projection import JobRow
 from synth.models import parse_finetuned
 
 _TRAINING_TYPE = {"sft": "sft_offline", "rl": "rl_online", "eval": "eval"}
