@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from synth.api.limits import MAX_CONFIG_BYTES
 from synth.cli.config import ConfigValue
 from synth.cli.errors import UsageProblem
 from synth.cli.transfer.upload import check_readable
@@ -16,8 +17,6 @@ from synth.jobs.parse.toml import Document, read_toml
 from synth.jobs.resolve.job import Examined, Overrides, examine
 from synth.jobs.resolved import SftJob
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
-
-_MOST_BYTES = 256 * 1024
 
 
 class LenientRegistry(Registry):
@@ -69,7 +68,7 @@ def read_config(path: Path) -> str:
         what = "this is a directory" if path.is_dir() else "there is no such file"
         fix = "`synthctl config init` writes one to start from"
         raise UsageProblem(what, expected="a TOML job file", fix=fix, where=str(path))
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > MAX_CONFIG_BYTES:
         raise UsageProblem(f"{path.stat().st_size} bytes", expected="a TOML job file", where=str(path))
     try:
         return path.read_bytes().decode()

@@ -23,10 +23,10 @@ from synth.gateway import errors
 from synth.gateway.api import openapi
 from synth.gateway.api.native import account, events, files, inference, jobs, keys, models
 from synth.gateway.api.openai.mounting import include_openai
-from synth.gateway.api.synth import environment_keys, task_apps
 from synth.gateway.api.synth import jobs as synth_jobs
 from synth.gateway.api.synth import listing as synth_listing
 from synth.gateway.api.synth import models as synth_models
+from synth.gateway.api.synth import sealed_keys, task_apps
 from synth.gateway.api.synth import submit as synth_submit
 from synth.gateway.api.synth.prefixes import include_under_every_prefix
 from synth.gateway.auth import ApiKeyCache
@@ -34,7 +34,7 @@ from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.commands.multipart import UPLOADS
 from synth.gateway.deps import Gateway
 from synth.gateway.middleware.body_limit import BodyLimit
-from synth.gateway.middleware.metrics import Measured
+from synth.gateway.middleware.request_metrics import RequestMetrics
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
@@ -98,7 +98,7 @@ def build_api(gateway: Gateway) -> ASGIApp:
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
     app.add_middleware(BodyLimit, limit=gateway.settings.max_json_bytes)
-    return Measured(app)
+    return RequestMetrics(app)
 
 
 def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -111,7 +111,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
     )
     for part in (jobs, events, inference, keys):
         app.include_router(part.router)
-    for part in (account, files, synth_submit, synth_listing, synth_jobs, environment_keys, task_apps, synth_models):
+    for part in (account, files, synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models):
         include_under_every_prefix(app, part.router)
     app.include_router(models.router, prefix="/api")
     include_openai(app)

@@ -28,7 +28,8 @@ from synth.service import Service
 
 _JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
 _FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
-PROJECTION_TIMEOUT_S = 10.0
+#: For what another gateway has appended: it may be projected here at once, or not at all.
+_OTHERS_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Gateway:
             created = await read_last(self.bus, JobCreated, org, id)
             if created is not None:
                 with suppress(TimeoutError):
-                    await self.hub.wait_until_applied(created.seq, timeout=1.0)
+                    await self.hub.wait_until_applied(created.seq, timeout=_OTHERS_TIMEOUT_S)
                 row = self.model.job(org, id)
         if row is None:
             raise not_found("job", id)
@@ -63,7 +64,7 @@ class Gateway:
 
     async def job_at(self, org: str, id: str, seq: int) -> JobRow:
         """The job as it is once the model has our own event `seq`: what a write answers with."""
-        await self.hub.wait_until_applied(seq, timeout=PROJECTION_TIMEOUT_S)
+        await self.hub.wait_until_applied(seq)
         return await self.job(org, id)
 
     async def file(self, org: str, id: str) -> FileRow:
@@ -73,7 +74,7 @@ class Gateway:
             uploaded = await read_last(self.bus, FileUploaded, org, id)
             if uploaded is not None:
                 with suppress(TimeoutError):
-                    await self.hub.wait_until_applied(uploaded.seq, timeout=1.0)
+                    await self.hub.wait_until_applied(uploaded.seq, timeout=_OTHERS_TIMEOUT_S)
                 row = self.model.file(org, id)
         if row is None:
             raise not_found("file", id)

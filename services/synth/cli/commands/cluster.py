@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import Data
+from synth.cli.commands.submit import DEFAULT_DATA, Data
 from synth.cli.connect import get_env_files
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
@@ -33,7 +33,7 @@ def up(
     ctx: typer.Context,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
     detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     engine: Annotated[
         EngineChoice, typer.Option(envvar="SYNTH_ENGINE", help="What serves models; vllm needs `make install-vllm`.")
     ] = EngineChoice.OWN,
@@ -123,7 +123,7 @@ def _live_table(supervisor: Supervisor) -> RenderableType:
     return Group(output.table(columns, rows), foot)
 
 
-def down(data: Data = Path(".synth")) -> None:
+def down(data: Data = DEFAULT_DATA) -> None:
     """End the cluster that runs here; its data stays. Does nothing when none runs."""
     from synth.cli.cluster.control import stop_cluster
     from synth.cli.cluster.state import StateFile
@@ -133,7 +133,7 @@ def down(data: Data = Path(".synth")) -> None:
     output.message("the cluster is down" if ran else "no cluster is running here")
 
 
-def status(data: Data = Path(".synth"), fmt: Output = Format.TABLE) -> None:
+def status(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """Show every process of the cluster that runs here. Exit 0 only when all are healthy, 7 when none runs."""
     from synth.cli.cluster.control import inspect_cluster
     from synth.cli.cluster.state import StateFile

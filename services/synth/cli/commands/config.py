@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import AllowExperimental, Data, TaskUrl
+from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, TaskUrl
 from synth.cli.connect import EnvFiles, load_config, override_options
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
@@ -44,7 +44,7 @@ def check(
     task_url: TaskUrl = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print every problem of job files, each with its file:line; exit 2 if there are any.
@@ -74,7 +74,7 @@ def explain(
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows.")] = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show the job that a file makes: each setting, where it came from, what was changed and why.

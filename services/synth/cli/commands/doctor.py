@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from synth.cli.commands.submit import Data, TaskUrl
+from synth.cli.commands.submit import DEFAULT_DATA, Data, TaskUrl
 from synth.cli.connect import load_config
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
@@ -18,7 +17,7 @@ def doctor(
     ctx: typer.Context,
     task_url: TaskUrl = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that `up` would take.")] = 8000,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Check this machine, the keys, the backend and the task app. Exit 1 when a check fails."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from synth.cli.commands.submit import (
+    DEFAULT_DATA,
     AllowExperimental,
     Data,
     Follow,
@@ -49,7 +50,7 @@ def evaluate(
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Evaluate a model over seeds of a task app, wait, and print the result.

@@ -48,6 +48,7 @@ Idempotency = Annotated[
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", metavar="", help="Take a model that is marked experimental.")
 ]
+DEFAULT_DATA = Path(".synth")
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
 
 
@@ -74,7 +75,7 @@ def submit(
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Submit a job and follow it; the exit code is its outcome.

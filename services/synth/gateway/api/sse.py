@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from synth.api.limits import MAX_EVENTS
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, Transient
+from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
-from synth.gateway.read_model.event_log import read_page
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, read_page
 from synth.gateway.read_model.hub import Frame, to_frame
 from synth.runtime import logs
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 log = logs.get("sse")
 
-_PAGE = 2000
-_LONGEST_SEQUENCE = 18
 _OPENING = b"retry: 1000\n\n"
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 _END = b"event: end\ndata: {}\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -33,7 +29,7 @@ def read_cursor(request: Request, after: int | None) -> int | None:
     given = request.headers.get("last-event-id")
     if given is None:
         return after
-    if not given.isdecimal() or len(given) > _LONGEST_SEQUENCE:
+    if not given.isdecimal() or len(given) > MAX_SEQUENCE_DIGITS:
         problem = Problem(
             what=f"Last-Event-ID is {given[:40]!r}",
             expected="the id of the last event that was received, a whole number",
@@ -53,8 +49,12 @@ def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, aft
 
     A job's stream ends with `event: end` after its terminal fact; any stream breaks off when its caller's key ends.
     """
-    frames = _stream(gateway, caller, job_id=job_id, after=after)
-    return StreamingResponse(frames, media_type="text/event-stream", headers=_HEADERS)
+    return sse_response(_stream(gateway, caller, job_id=job_id, after=after))
+
+
+def sse_response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
+    """Server-sent events as a response that no proxy holds back."""
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
 
 
 async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:
@@ -71,7 +71,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after
             more = True
             while more and not is_over():
                 try:
-                    page = await read_page(gateway.bus, subject, after=cursor, limit=_PAGE)
+                    page = await read_page(gateway.bus, subject, after=cursor, limit=MAX_EVENTS)
                 except Transient as error:
                     # The client comes back with its cursor, which is the retry.
                     log.warning("stream ends, the log cannot be read", subject=subject, error=str(error))
@@ -89,7 +89,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after
                 if ended:
                     return
                 if not await subscriber.wait(gateway.settings.ping_s):
-                    yield _PING
+                    yield PING
 
 
 def _join_frames(frames: list[Frame], cursor: int, job_id: str | None) -> tuple[int, bytes, bool]:

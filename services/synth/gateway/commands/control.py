@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.events import JobCancelRequested, JobPauseRequested, JobResumed, JobWithdrawn
 from synth.events.catalogue import Event
+from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import TERMINAL, State
-
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
 
 _OWNED = (State.STARTED, State.PAUSING)
 

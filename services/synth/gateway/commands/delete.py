@@ -6,22 +6,16 @@ the deletion is still to be verified, and none was verified with the blob. A job
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from synth.blobs import BlobStore
 from synth.bus.kv.secrets import ApiKey
 from synth.events import FileDeleted
+from synth.gateway.deps import Gateway
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash
 from synth.gateway.read_model.store import ReadModel
 from synth.jobs.lifecycle import State
 from synth.runtime import logs
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 log = logs.get("deleting")
-
-PROJECTION_TIMEOUT_S = 10.0
 
 
 async def delete_file(gateway: Gateway, caller: ApiKey, id: str) -> FileRow:
@@ -29,7 +23,7 @@ async def delete_file(gateway: Gateway, caller: ApiKey, id: str) -> FileRow:
     row = await gateway.file(caller.org, id)
     event = FileDeleted(requested_by=caller.key_id, uploaded_seq=row.created_seq)
     seq = await gateway.publisher.once(event, org=caller.org, key=id, id=str(row.created_seq))
-    await gateway.hub.wait_until_applied(seq, timeout=PROJECTION_TIMEOUT_S)
+    await gateway.hub.wait_until_applied(seq)
     return row
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from synth.errors import Conflict, Problem
 from synth.events import JobCreated
+from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import JobRow
 from synth.ids import OrgId, job_id_for, new_job_id
-
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
 
 #: An event may be 1 MiB, headers included; what is made of the configuration is longer than it.
 _MAX_BYTES = 512 << 10
@@ -44,7 +41,7 @@ async def submit_job(
         earlier = await read_last(gateway.bus, JobCreated, org, id)
         if earlier is None or not isinstance(earlier.event, JobCreated):
             raise
-        await gateway.hub.wait_until_applied(earlier.seq, timeout=10)
+        await gateway.hub.wait_until_applied(earlier.seq)
         return await _existing_job(gateway, org, id, earlier.event.body_sha256 == digest)
     return await gateway.job_at(org, id, seq), True
 

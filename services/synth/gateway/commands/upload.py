@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from synth.errors import Transient
 from synth.events import FileDeleted, FileRejected, FileUploaded
 from synth.gateway.commands.multipart import UPLOADS, ReceivedForm, receive_form, upload_error
+from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import FileRow
 from synth.ids import OrgId, file_id_for
-
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
-PROJECTION_TIMEOUT_S = 10.0
 
 
 async def upload_file(
@@ -66,7 +61,7 @@ async def _store(gateway: Gateway, org: OrgId, received: ReceivedForm) -> tuple[
     else:
         assert earlier is not None
         seq = earlier.seq
-    await gateway.hub.wait_until_applied(seq, timeout=PROJECTION_TIMEOUT_S)
+    await gateway.hub.wait_until_applied(seq)
     row = gateway.model.file(org, id)
     if row is None:
         raise Transient(f"{id} was deleted while it was uploaded; upload it again")

@@ -20,6 +20,8 @@ from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
 from synth.events.catalogue import Event, subject_of
 
+#: Digits of the longest sequence that a client may name: each number of so many fits into 64 bits.
+MAX_SEQUENCE_DIGITS = 18
 _TIMEOUT_S = 5.0
 #: No log is so long; the server takes 64 bits.
 _SEQUENCE_LIMIT = 1 << 63

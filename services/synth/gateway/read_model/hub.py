@@ -18,7 +18,7 @@ import msgspec
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow
-from synth.gateway.middleware import metrics
+from synth.gateway import metrics
 from synth.gateway.read_model.event_log import to_view
 from synth.gateway.read_model.store import ReadModel
 from synth.jobs.lifecycle import TERMINAL_FACTS
@@ -26,6 +26,7 @@ from synth.runtime import logs
 
 log = logs.get("hub")
 
+PROJECTION_TIMEOUT_S = 10.0
 _MAX_BATCH = 256
 _MAX_BEHIND = 4096
 
@@ -134,7 +135,7 @@ class Hub:
             # A long catch-up must not keep requests waiting.
             await asyncio.sleep(0)
 
-    async def wait_until_applied(self, seq: int, *, timeout: float) -> None:
+    async def wait_until_applied(self, seq: int, *, timeout: float = PROJECTION_TIMEOUT_S) -> None:
         """Wait until the model has the event of this sequence. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout):
             while self.model.applied < seq:

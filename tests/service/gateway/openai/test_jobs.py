@@ -186,7 +186,7 @@ async def test_events_are_paged_newest_first_without_gap_or_repeat(
 ):
     monkeypatch.setattr(events_of_openai, "_FIRST_WINDOW", window)
     monkeypatch.setattr(events_of_openai, "_LARGEST_WINDOW", window)
-    monkeypatch.setattr(events_of_openai, "_A_READ", read)
+    monkeypatch.setattr(events_of_openai, "_PAGE", read)
     id = (await sdk.supervised(suffix="sums")).id
     trainer, fence = await sdk.started(id)
     watch = Publisher(await sdk.bus_as("gateway"))

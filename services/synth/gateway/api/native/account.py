@@ -6,11 +6,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_ENVIRONMENT_KEY_BYTES
 from synth.api.schemas import Account
 from synth.errors import Problem
-from synth.gateway.api.environment_key import LONGEST, check_environment_key
 from synth.gateway.api.openapi import json_response, list_response, returns
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 
@@ -22,7 +23,7 @@ class EnvironmentKeyBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    key: str = Field(max_length=LONGEST)
+    key: str = Field(max_length=MAX_ENVIRONMENT_KEY_BYTES)
 
 
 @router.get("/me", summary="Who you are", responses=returns(Account))
@@ -43,7 +44,7 @@ async def me(caller: CurrentKey, gateway: GatewayDep) -> Response:
 @router.post("/environment-keys", status_code=201, summary="Keep a key of your task app")
 async def add_environment_key(body: EnvironmentKeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Stored sealed; only its id is ever shown again. Jobs try each key on their task app."""
-    id = await gateway.secrets.add_environment_key(caller.org, check_environment_key(body.key))
+    id = await store_environment_key(gateway, caller.org, body.key)
     return json_response({"id": id}, 201)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from synth.api.limits import MAX_EVENTS
 from synth.api.schemas import EventPage, EventView
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.sse import read_cursor, stream_response, wants_stream
@@ -30,7 +31,7 @@ async def job_events(
     caller: CurrentKey,
     gateway: GatewayDep,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=MAX_EVENTS)] = 200,
 ) -> Response:
     """A page `{events, last_seq, more}`; with `Accept: text/event-stream`, the past and then the present.
 

@@ -14,6 +14,7 @@ from synth.api.schemas import Deleted, File, Job
 from synth.blobs import BlobStore
 from synth.events import BlobRef
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.api.parameters import PageLimit
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.delete import delete_file
 from synth.gateway.commands.upload import upload_file
@@ -36,7 +37,6 @@ _FORM = {
 }
 
 
-_Limit = Annotated[int, Query(ge=1, le=200)]
 _After = Annotated[str | None, Query(description="Go on after this id")]
 
 
@@ -56,7 +56,7 @@ async def upload(request: Request, caller: CurrentKey, gateway: GatewayDep) -> R
 
 @router.get("/files", summary="List files, newest first", responses=returns_list(File))
 async def list_files(
-    caller: CurrentKey, gateway: GatewayDep, purpose: str | None = None, limit: _Limit = 20, after: _After = None
+    caller: CurrentKey, gateway: GatewayDep, purpose: str | None = None, limit: PageLimit = 20, after: _After = None
 ) -> Response:
     """Your organisation's files."""
     before = (await gateway.file(caller.org, after)).created_seq if after else None
@@ -79,7 +79,7 @@ async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respo
 
 @router.get("/files/{file_id}/jobs", summary="The jobs that name a file, newest first", responses=returns_list(Job))
 async def jobs_of_file(
-    file_id: str, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 20, after: _After = None
+    file_id: str, caller: CurrentKey, gateway: GatewayDep, limit: PageLimit = 20, after: _After = None
 ) -> Response:
     """Jobs that train or validate on it."""
     await gateway.file(caller.org, file_id)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
+from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
 from synth.api.schemas import Checkpoint, Job, JobWithConfig, Points
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.api.parameters import IdempotencyKey, PageLimit
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
@@ -23,7 +25,6 @@ from synth.jobs.lifecycle import State
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
-_MAX_CONFIG_BYTES = 256 << 10
 
 
 class Submission(BaseModel):
@@ -33,10 +34,10 @@ class Submission(BaseModel):
 
     config: str = Field(description="The TOML, as it stands in the file: 256 KiB at most")
     config_name: str = Field(default="job.toml", max_length=255, description="The file's name, for messages")
-    model: str | None = Field(default=None, max_length=512)
+    model: str | None = Field(default=None, max_length=MAX_MODEL_ID)
     training_file: str | None = Field(default=None, max_length=128, description="Id of an uploaded file")
     validation_file: str | None = Field(default=None, max_length=128)
-    task_url: str | None = Field(default=None, max_length=2048)
+    task_url: str | None = Field(default=None, max_length=MAX_URL)
     examples: int | None = Field(default=None, ge=1, description="Only the first rows of the training file")
     seed: int | None = None
     allow_experimental: bool = Field(default=False, description="Take a model that is marked experimental")
@@ -46,8 +47,8 @@ class Submission(BaseModel):
     def _small_enough(cls, config: str) -> str:
         # As JSON, because that is how it travels: a control character is six bytes there.
         size = len(msgspec.json.encode(config))
-        if size > _MAX_CONFIG_BYTES:
-            raise ValueError(f"{size} bytes; a job file may have {_MAX_CONFIG_BYTES}: put data into files")
+        if size > MAX_CONFIG_BYTES:
+            raise ValueError(f"{size} bytes; a job file may have {MAX_CONFIG_BYTES}: put data into files")
         return config
 
 
@@ -58,7 +59,7 @@ async def submit(
     submission: Submission,
     caller: CurrentKey,
     gateway: GatewayDep,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
     created = JobCreated(**submission.model_dump(), body_sha256="", created_by=caller.key_id)
@@ -72,7 +73,7 @@ async def list_jobs(
     gateway: GatewayDep,
     state: State | None = None,
     kind: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job id")] = None,
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
@@ -120,7 +121,7 @@ async def metrics(
     gateway: GatewayDep,
     after_step: Annotated[int, Query(ge=-1, le=1 << 53)] = -1,
     name: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Steps, each with all its values")] = 2000,
+    limit: Annotated[int, Query(ge=1, le=MAX_STEPS, description="Steps, each with all its values")] = 2000,
 ) -> Response:
     """Every value of `train.step`, and of evaluations as `eval.…`."""
     await gateway.job(caller.org, job_id)

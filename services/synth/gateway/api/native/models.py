@@ -8,11 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from synth.api.limits import MAX_MODELS
 from synth.api.schemas import Job, Model, ModelFile
 from synth.errors import Problem
 from synth.events import RESUME_FOLDER, BlobRef
 from synth.gateway.api.native.files import blob_response
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.api.parameters import PageLimit
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
@@ -20,9 +22,6 @@ from synth.gateway.read_model.filters import JobFilter
 from synth.models import FineTunedId, ModelSpec, parse_finetuned
 
 router = APIRouter(tags=["models"])
-
-#: As many models as one page has at most.
-MAX_PAGE = 1000
 
 ModelId = Annotated[str, Query(alias="model", description="A model's id")]
 
@@ -32,7 +31,7 @@ async def list_models(
     caller: CurrentKey,
     gateway: GatewayDep,
     base_model: Annotated[str | None, Query(description="Only those made from this base")] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
     after: Annotated[str | None, Query(description="Go on after this model's id")] = None,
 ) -> Response:
     """The models that your jobs made, and the base models that are on the cluster."""
@@ -51,7 +50,7 @@ async def jobs_of_model(
     model_id: str,
     caller: CurrentKey,
     gateway: GatewayDep,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job's id")] = None,
 ) -> Response:
     """The job that made it, and those that train or evaluate it, newest first."""

@@ -13,7 +13,7 @@ from synth.errors import Transient
 from synth.events import EvalCompleted, Heartbeat, JobCreated, TrainStep
 from synth.gateway.api.openai.views import losses
 from synth.gateway.presentation.vocabulary import describe_event, is_shown
-from synth.gateway.read_model.event_log import read_page
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, read_page
 from synth.gateway.read_model.projection import JobRow
 
 _LEVELS = {"info": "info", "warning": "warn", "error": "error"}
@@ -39,7 +39,7 @@ class FineTuningEvent(msgspec.Struct, frozen=True, kw_only=True):
 def parse_event_id(id: str) -> int | None:
     """The place in the log that an event's id stands for; None for what is no such id."""
     number = id.removeprefix(_PREFIX)
-    return int(number) if number != id and number.isdecimal() and len(number) < 19 else None
+    return int(number) if number != id and number.isdecimal() and len(number) <= MAX_SEQUENCE_DIGITS else None
 
 
 async def read_newest_first(

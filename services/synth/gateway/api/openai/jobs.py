@@ -6,7 +6,7 @@ import re
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from synth.bus.kv.secrets import ApiKey
@@ -26,6 +26,7 @@ from synth.gateway.api.openai.views import (
 )
 from synth.gateway.api.openapi import json_response, returns, returns_list
 from synth.gateway.api.pagination import items_after
+from synth.gateway.api.parameters import IdempotencyKey
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
@@ -52,7 +53,7 @@ async def create(
     body: FineTuningRequest,
     caller: CurrentKey,
     gateway: GatewayDep,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Supervised on an uploaded file, or by reinforcement on seeds of a task app, which the method's grader names.
 

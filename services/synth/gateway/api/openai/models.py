@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from synth.gateway.api.native.models import MAX_PAGE, deletion_refused, find_model, list_base_models, list_made_models
+from synth.api.limits import MAX_MODELS
+from synth.gateway.api.native.models import deletion_refused, find_model, list_base_models, list_made_models
 from synth.gateway.api.openai.views import ModelObject, model_object
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.auth import CurrentKey
@@ -17,7 +18,7 @@ router = APIRouter(tags=["openai"])
 @router.get("/models", summary="List models", responses=returns_list(ModelObject))
 async def list_models(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The models that your jobs made, newest first, and the base models that are on the cluster."""
-    made, more = list_made_models(gateway, caller.org, limit=MAX_PAGE)
+    made, more = list_made_models(gateway, caller.org, limit=MAX_MODELS)
     return list_response([model_object(model, caller.org) for model in [*made, *list_base_models(gateway)]], more=more)
 
 

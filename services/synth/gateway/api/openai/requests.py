@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-_Text = Annotated[str, Field(min_length=1, max_length=512)]
+from synth.api.limits import MAX_MODEL_ID, MAX_URL
+
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_ID)]
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _Factor = Annotated[float, Field(gt=0, le=1_000_000)]
 # A union with "auto" in it would answer one wrong number with two errors.
@@ -56,7 +58,7 @@ class TaskAppGrader(_Body):
     """The environment that plays and pays the rollouts: yours, behind a URL, where OpenAI has graders of its own."""
 
     type: Literal["task_app"]
-    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    url: Annotated[str, Field(min_length=1, max_length=MAX_URL)]
     env_name: _Text
     name: _Text | None = None
     policy_name: _Text | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.responses import StreamingResponse
@@ -16,20 +15,17 @@ from starlette.responses import StreamingResponse
 from synth.bus.kv.secrets import ApiKey
 from synth.bus.recorded import Recorded
 from synth.errors import Transient
+from synth.gateway.api.sse import PING, sse_response
 from synth.gateway.api.synth.schemas import SynthEvent
 from synth.gateway.api.synth.views import event_view
+from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_page
 from synth.gateway.read_model.projection import JobRow
 from synth.runtime import logs
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 log = logs.get("synth api")
 
 _BATCH = 500
-_PING = b": ping\n\n"
-_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True)
@@ -60,12 +56,11 @@ async def read_facts(gateway: Gateway, row: JobRow) -> list[Recorded]:
 
 def stream_events(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
     """The shown events of a part, then those that come, until the part's or the job's last; one `data:` line each."""
-    chunks = _stream(gateway, caller, row, span)
-    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
+    return sse_response(_stream(gateway, caller, row, span))
 
 
 async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
-    yield _PING
+    yield PING
     with gateway.hub.subscribe(row.org, row.job.id) as subscriber:
         while not subscriber.closed and gateway.keys.still_valid(caller):
             # What comes while the log is read wakes the next turn.
@@ -85,7 +80,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> 
                 if row.ended_seq is not None or span.before is not None:
                     return
                 if not await subscriber.wait(gateway.settings.ping_s):
-                    yield _PING
+                    yield PING
 
 
 async def _events(gateway: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:

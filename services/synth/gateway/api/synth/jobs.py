@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from synth.api.limits import MAX_EVENTS, MAX_STEPS
 from synth.errors import Problem
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.pagination import items_after
@@ -41,15 +42,14 @@ from synth.gateway.commands.control import cancel_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.gateway.presentation.vocabulary import STATUS, our_metric
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import State
 
 router = APIRouter(tags=["synth api"])
 
 _FAMILIES = ("learning", "rl", "orchestration", "sft")
-_MAX_EVENTS = 2000
-_MAX_STEPS = 10_000
-_EVENT_ID = re.compile(r"(?:evt_)?([0-9]{1,18})")
+_EVENT_ID = re.compile(rf"(?:evt_)?([0-9]{{1,{MAX_SEQUENCE_DIGITS}}})")
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 # SQLite's integers have 64 bits.
@@ -147,7 +147,7 @@ async def get_events(
         span = replace(span, after=max(cursor, start.seq - 1), before=following.seq if following else None)
     if wants_stream(request):
         return stream_events(gateway, caller, row, span)
-    return json_response(SynthEvents(events=await read_events(gateway, row, span, limit=min(limit, _MAX_EVENTS))))
+    return json_response(SynthEvents(events=await read_events(gateway, row, span, limit=min(limit, MAX_EVENTS))))
 
 
 @_job_route("GET", "/metrics", "A job's metrics", SynthPoints)
@@ -170,7 +170,7 @@ async def get_metrics(
     if run is not None:
         start, following = await _run(gateway, row, run)
         since, until = start.time, following.time if following else None
-    wanted, steps = our_metric(name) if name else None, min(limit, _MAX_STEPS)
+    wanted, steps = our_metric(name) if name else None, min(limit, MAX_STEPS)
     points = gateway.model.published_points(
         job_id, after_step=after_step, name=wanted, steps=steps, since=since, until=until
     )

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_PAGE
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.gateway.api.openapi import json_response, returns
@@ -22,7 +23,6 @@ from synth.gateway.read_model.filters import JobFilter
 
 router = APIRouter(tags=["synth api"])
 
-_MAX_PAGE = 200
 _KINDS = {"sft_offline": "sft", "sft": "sft", "rl_online": "rl", "rl": "rl", "eval": "eval"}
 # Within what 64 bits of nanoseconds hold.
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -97,6 +97,6 @@ async def _list_jobs(gateway: Gateway, caller: ApiKey, filters: Filters, kind: s
         names=[name for name in (filters.model, filters.file_id) if name is not None],
     )
     before = (await gateway.job(caller.org, filters.after)).created_seq if filters.after else None
-    limit = min(filters.limit, _MAX_PAGE)
+    limit = min(filters.limit, MAX_PAGE)
     rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

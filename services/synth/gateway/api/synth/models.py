@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from synth.api.limits import MAX_MODELS
 from synth.api.schemas import Model
-from synth.gateway.api.native.models import MAX_PAGE, find_model, list_made_models
+from synth.gateway.api.native.models import find_model, list_made_models
 from synth.gateway.api.openapi import json_response, returns, returns_list
 from synth.gateway.api.synth.schemas import SynthModel
 from synth.gateway.auth import CurrentKey
@@ -16,13 +17,13 @@ from synth.gateway.deps import GatewayDep
 
 router = APIRouter(tags=["models"])
 
-_Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+_Limit = Annotated[int, Query(ge=1, le=MAX_MODELS)]
 _After = Annotated[str | None, Query(description="Go on after this model's id")]
 
 
 @router.get("/learning/models", summary="Fine-tuned models, newest first", responses=returns_list(SynthModel))
 async def list_models(
-    caller: CurrentKey, gateway: GatewayDep, limit: _Limit = MAX_PAGE, after: _After = None
+    caller: CurrentKey, gateway: GatewayDep, limit: _Limit = MAX_MODELS, after: _After = None
 ) -> Response:
     """The models that your jobs made."""
     return _list_response(caller.org, *list_made_models(gateway, caller.org, limit=limit, after=after))
@@ -30,7 +31,7 @@ async def list_models(
 
 @router.get("/learning/models/rl", summary="Models that RL jobs made, newest first", responses=returns_list(SynthModel))
 async def list_rl_models(
-    caller: CurrentKey, gateway: GatewayDep, limit: _Limit = MAX_PAGE, after: _After = None
+    caller: CurrentKey, gateway: GatewayDep, limit: _Limit = MAX_MODELS, after: _After = None
 ) -> Response:
     """Those whose id begins with `rl:`."""
     return _list_response(caller.org, *list_made_models(gateway, caller.org, limit=limit, after=after, prefix="rl"))

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from synth.api.limits import MAX_CONFIG_BYTES
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.jobs.parse.toml import read_toml
 
 Table = dict[str, Any]
-
-#: The configuration, and the rest of the event: an event may have 1 MiB, and its parts are escaped once more.
-_MAX_BYTES = 256 << 10
 
 #: Names of hyperparameters that scripts use, beside our own.
 _HYPERPARAMETERS = {
@@ -172,8 +170,8 @@ def _create(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **f
     metadata |= {name: beside[name] for name in kept if beside.get(name) is not None}
     text = msgspec.json.encode(config).decode()
     for place, size in (("config", len(msgspec.json.encode(text))), ("metadata", len(msgspec.json.encode(metadata)))):
-        if size > _MAX_BYTES:
-            raise _bad_field(f"{size} bytes", place, expected=f"at most {_MAX_BYTES}", fix="put data into files")
+        if size > MAX_CONFIG_BYTES:
+            raise _bad_field(f"{size} bytes", place, expected=f"at most {MAX_CONFIG_BYTES}", fix="put data into files")
     return JobCreated(
         config=text,
         config_name=f"{kind}.json",
@@ -198,7 +196,7 @@ def _table(holder: Table, name: str, place: str = "") -> Table:
 def _text(holder: Table, name: str, place: str = "") -> str | None:
     """A text that is not empty; None where there is none."""
     value = holder.get(name)
-    if value is not None and (not isinstance(value, str) or len(value) > _MAX_BYTES):
+    if value is not None and (not isinstance(value, str) or len(value) > MAX_CONFIG_BYTES):
         raise _bad_field(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="a text")
     return value or None
 

@@ -8,14 +8,15 @@ import msgspec
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
+from synth.api.limits import MAX_IDEMPOTENCY_KEY
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
-from synth.gateway.api.environment_key import check_environment_key
 from synth.gateway.api.openapi import Responses, json_response, returns
 from synth.gateway.api.synth.payloads import JobRequest, parse_rl_job, parse_sft_job, read_body
 from synth.gateway.api.synth.schemas import SynthJob
 from synth.gateway.api.synth.views import job_view
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
@@ -27,7 +28,7 @@ _BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
 }
 
-Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=MAX_IDEMPOTENCY_KEY)]
 
 
 @router.post("/rl/jobs", status_code=201, summary="Create an RL job", responses=_ANSWERS, openapi_extra=_BODY)
@@ -38,7 +39,7 @@ async def create_rl_job(request: Request, caller: CurrentKey, gateway: GatewayDe
     """
     job = parse_rl_job(read_body(await request.body()))
     if job.environment_key is not None:
-        await gateway.secrets.add_environment_key(caller.org, check_environment_key(job.environment_key))
+        await store_environment_key(gateway, caller.org, job.environment_key)
     return await _submit(gateway, caller, job, route="/api/rl/jobs", key=key)
 
 

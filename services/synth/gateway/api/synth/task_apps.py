@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_URL
 from synth.bus.asks import KEY_REFUSED, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp
 from synth.bus.rpc import ask
 from synth.errors import Problem
@@ -25,7 +26,7 @@ _CANDIDATES = 15
 class Endpoint(BaseModel):
     """A task app."""
 
-    endpoint_base_url: str = Field(max_length=2048, description="Its address, such as http://127.0.0.1:8001")
+    endpoint_base_url: str = Field(max_length=MAX_URL, description="Its address, such as http://127.0.0.1:8001")
 
 
 @router.post("/rl/verify_task_app", summary="Whether a task app works, with each of your environment keys")

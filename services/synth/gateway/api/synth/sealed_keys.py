@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from synth.errors import Problem
-from synth.gateway.api.environment_key import check_environment_key
 from synth.gateway.api.openapi import json_response
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 from synth.keys import InvalidKey, open_sealed, sealing_key
@@ -21,14 +21,16 @@ router = APIRouter(tags=["account"])
 _NAME = "ENVIRONMENT_API_KEY"
 _ALGORITHM = "libsodium.sealedbox.v1"
 # 8 KiB in a sealed box, as base64.
-_LONGEST = 12_000
+_MAX_CIPHERTEXT = 12_000
 
 
 class SealedKey(BaseModel):
     """An environment key in a sealed box."""
 
     name: str = Field(default=_NAME, max_length=100)
-    ciphertext_b64: str = Field(max_length=_LONGEST, description="Base64 of a libsodium sealed box: 8 KiB inside it")
+    ciphertext_b64: str = Field(
+        max_length=_MAX_CIPHERTEXT, description="Base64 of a libsodium sealed box: 8 KiB inside it"
+    )
 
 
 @router.get("/v1/crypto/public-key", summary="The key to seal secrets with for this cluster")
@@ -44,14 +46,13 @@ async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDe
     if body.name != _NAME:
         raise _bad_field("name", f"the name is {body.name!r}", expected=_NAME)
     try:
-        opened = open_sealed(body.ciphertext_b64, gateway.settings.cluster_secret.get_secret_value())
-        key = check_environment_key(opened.decode())
+        key = open_sealed(body.ciphertext_b64, gateway.settings.cluster_secret.get_secret_value()).decode()
     except (InvalidKey, UnicodeDecodeError) as error:
         expected = "base64 of a libsodium sealed box of UTF-8 text"
         fix = "get the public key again (GET /api/v1/crypto/public-key), seal the key with it, and send that"
         what = str(error) if isinstance(error, InvalidKey) else "what was sealed is not UTF-8"
         raise _bad_field("ciphertext_b64", what, expected=expected, fix=fix) from error
-    id = await gateway.secrets.add_environment_key(caller.org, key)
+    id = await store_environment_key(gateway, caller.org, key)
     return json_response({"id": id, "name": _NAME, "updated_at": datetime.now(UTC)}, 201)
 
 
