@@ -33,7 +33,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_checks(config: Config, *, data: Path, port: int, task_url: str | None) -> list[CheckResult]:
-    """Every check, in the order in which a problem would be met."""
+    """Run every check, in the order in which a user would meet its problem."""
     checks: list[Callable[[], CheckResult]] = [
         _python,
         lambda: _disk(data),

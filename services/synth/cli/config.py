@@ -24,7 +24,7 @@ class ConfigValue:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a command may need to know of its surroundings; a missing value is None."""
+    """The settings that a command may need; a missing one is None."""
 
     backend: ConfigValue
     api_key: ConfigValue | None

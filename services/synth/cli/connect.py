@@ -1,4 +1,4 @@
-"""From a command's context to its surroundings and a connected client."""
+"""From a command's context to its settings and a client of the backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT = Path(".env")
 
 
 def override_options(ctx: typer.Context, *, backend: str | None, env_files: list[Path] | None) -> None:
-    """Take these options, given behind the command, in place of those before it."""
+    """Let the options after the command override those before it."""
     ctx.obj = dataclasses.replace(
         ctx.obj, backend=backend or ctx.obj.backend, env_files=tuple(env_files or ctx.obj.env_files)
     )

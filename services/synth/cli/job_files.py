@@ -20,9 +20,9 @@ from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
 
 class LenientRegistry(Registry):
-    """Models that this machine does not know may well be on the cluster's: there they are looked up again.
+    """Accepts models that are not on this machine: the cluster looks them up again.
 
-    unknown_models: what there is to say of them on this machine.
+    unknown_models: the problems that this machine has with them.
     """
 
     def __init__(self, models_dir: Path | None = None) -> None:
@@ -78,7 +78,7 @@ def read_config(path: Path) -> str:
 
 
 def examine_text(text: str, *, name: str, flags: Flags, registry: Registry) -> tuple[Document, Examined]:
-    """All that can be said of a job file here: its keys, its values, the files that it names.
+    """Check a job file on this machine: its keys, its values, the files that it names.
 
     Raises `UserError` for text that is no TOML.
     """

@@ -19,7 +19,7 @@ from synth.runtime.env_file import new_environment_key, read_env_file
 
 @dataclass(frozen=True, kw_only=True)
 class SetupAnswers:
-    """What the user says; None for what is to be found, made or left out."""
+    """What the user has given; None for what is to be found, made or left out."""
 
     backend: str | None
     api_key: str | None
@@ -28,7 +28,7 @@ class SetupAnswers:
 
 
 class Registration(msgspec.Struct, kw_only=True):
-    """What the backend said. organisation: the key's, None when it was not asked or refused."""
+    """How the backend answered. organisation: the key's; None when the backend was not asked, or refused."""
 
     url: str
     organisation: str | None = None
@@ -110,7 +110,7 @@ def check_key(answers: SetupAnswers, settings: Config) -> None:
 
 
 def register_environment_key(settings: Config) -> Registration:
-    """Let the backend know the environment key. Raises `NotAuthorised` when it refuses the API key."""
+    """Store the environment key with the backend. Raises `NotAuthorised` when it refuses the API key."""
     url = settings.backend.text
     if settings.api_key is None:
         fix = "`synthctl up` starts a cluster here and writes one; for another cluster, ask who runs it"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job that is right as far as this machine can tell."""
+    """A job whose file has no problem that this machine can see."""
 
     text: str
     name: str

@@ -95,7 +95,7 @@ class ApiKeyCache:
         return found
 
     def remember(self, digest: str, record: ApiKey | None) -> None:
-        """Remember what the key of this hash is."""
+        """Cache the record of the key with this hash; None for a key that is nobody's."""
         if len(self._records) >= _MAX_ENTRIES:
             self._records.clear()
         self._records[digest] = (time.monotonic(), record)

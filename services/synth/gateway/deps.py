@@ -1,4 +1,4 @@
-"""What a request handler has at hand."""
+"""The dependencies of the request handlers: the components of a running gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OTHERS_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts of a running gateway."""
+    """The components of a running gateway."""
 
     settings: GatewaySettings
     service: Service

@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiError(Exception):
-    """An answer that is an error, as the API gives it."""
+    """An exception that the API answers with an error of this status."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answer every kind of error in that shape."""
+    """Register the handlers that answer every kind of error in one shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
         failure = _to_api_error(error, request)
@@ -155,7 +155,7 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
 
 
 def _from_framework(error: HTTPException, request: Request) -> ApiError:
-    """What the framework refuses by itself: a route or a method that is not there, a body that nothing can read."""
+    """The error for what Starlette refuses by itself: an unknown route or method, an unreadable body."""
     allowed = (error.headers or {}).get("Allow")
     route = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 404:

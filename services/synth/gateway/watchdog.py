@@ -1,7 +1,7 @@
-"""The watch over jobs that say nothing: a heartbeat for the silent ones, and what the waiting ones lack.
+"""Watches live jobs: appends heartbeats for silent ones, and says which service waiting ones lack.
 
-Invariants. Every gateway sweeps; an event's id is made of the job and the time slot, so all of them together append
-one. What goes wrong here is logged, and the next turn tries again.
+Invariants. Every gateway checks every job; an event's id is made of the job and the time slot, so that all of them
+together append one. An error is logged, and the next turn tries again.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def missing_service(row: JobRow) -> str | None:
 
 
 def silent_jobs(rows: list[JobRow], now: datetime, *, after_s: float) -> list[JobRow]:
-    """Live jobs without any event for so long."""
+    """The live jobs that have shown no event for `after_s` seconds."""
     return [row for row in rows if (now - row.last_shown_at).total_seconds() >= after_s]
 
 
 def waiting_jobs(rows: list[JobRow], now: datetime, *, pool: str, after_s: float) -> list[tuple[JobRow, QueueWaiting]]:
-    """Jobs that nobody took for so long, each with what it lacks and its place among those that lack the same."""
+    """The jobs that wait for a service for `after_s` seconds, each with its place in that queue."""
     found: list[tuple[JobRow, QueueWaiting]] = []
     positions: dict[str, int] = {}
     for row in rows:
@@ -78,7 +78,7 @@ async def watch_jobs(hub: Hub, publisher: Publisher, blobs: BlobStore, settings:
 
 
 async def check_jobs(rows: list[JobRow], publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
-    """Say what there is to say of these live jobs at this moment."""
+    """Append the heartbeats and the `queue.waiting` that are due for these live jobs."""
     for row, event in waiting_jobs(rows, now, pool=settings.pool, after_s=settings.waiting_after_s):
         slot = int(event.seconds // settings.waiting_after_s)
         last = row.job.waiting

@@ -46,7 +46,7 @@ def backoff(attempt: int) -> float:
 
 
 class Client:
-    """Talks to one backend with one key. A failed call is repeated where twice is the same as once."""
+    """Talks to one backend with one key. Idempotent calls are retried when they fail."""
 
     def __init__(self, config: Config, *, retry_budget: float = RETRY_BUDGET_S) -> None:
         self.root = config.backend.text
@@ -73,12 +73,12 @@ class Client:
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
     def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[JobWithConfig]:
-        """The newest jobs first."""
+        """List jobs, newest first."""
         params = {"state": state, "kind": kind, "limit": limit}
         return self._list("/jobs", JobWithConfig, params=params)
 
     def job(self, job_id: str) -> JobWithConfig:
-        """One job."""
+        """Read one job."""
         return self._get("GET", f"/jobs/{quote(job_id, safe='')}", JobWithConfig)
 
     def cancel(self, job_id: str) -> JobWithConfig:
@@ -86,31 +86,31 @@ class Client:
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", JobWithConfig)
 
     def pause(self, job_id: str) -> JobWithConfig:
-        """Ask a job that runs to let go of its workers."""
+        """Ask a running job to release its workers."""
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", JobWithConfig)
 
     def resume(self, job_id: str) -> JobWithConfig:
-        """Go on with a paused job."""
+        """Resume a paused job."""
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
-        """One page of a job's events, behind the cursor."""
+        """Read one page of a job's events after the sequence `after`."""
         params = {"after": after, "limit": limit}
         return self._get("GET", f"/jobs/{quote(job_id, safe='')}/events", EventPage, params=params)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
-        """What a job has saved and still keeps, the newest first."""
+        """List the checkpoints that a job still keeps, newest first."""
         return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
-        """The values that a job reported, by step."""
+        """Read the metrics of a job, ascending by step."""
         params = {"name": name, "after_step": after_step}
         return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
 
     # -- files --
 
     def upload(self, path: Path, *, purpose: str, name: str | None = None) -> File:
-        """Send a file in pieces; the same bytes again are the same file."""
+        """Upload a file as a stream; the same bytes again are the same file."""
         with path.open("rb") as body:
 
             def send() -> httpx.Response:
@@ -121,11 +121,11 @@ class Client:
             return self.decode(self._retried(send).content, File)
 
     def files(self, *, limit: int = 100) -> list[File]:
-        """The newest files first."""
+        """List files, newest first."""
         return self._list("/files", File, params={"limit": limit})
 
     def file(self, file_id: str) -> File:
-        """One file."""
+        """Read one file's record."""
         return self._get("GET", f"/files/{quote(file_id, safe='')}", File)
 
     def delete_file(self, file_id: str) -> None:
@@ -135,36 +135,36 @@ class Client:
     # -- models and the rest --
 
     def models(self) -> list[Model]:
-        """Every model that can be served or trained from."""
+        """List every model that can be served or trained from."""
         return self._list("/models", Model)
 
     def model_files(self, model: str) -> list[ModelFile]:
-        """What a model consists of."""
+        """List the files of a model."""
         return self._list("/model-files", ModelFile, params={"model": model})
 
     @contextmanager
     def model_file(self, model: str, name: str) -> Iterator[httpx.Response]:
-        """The body of one of a model's files, to be read in pieces."""
+        """Open one of a model's files; its body is read as a stream."""
         params = {"model": model, "name": name}
         with self.stream("GET", "/model-files/content", params=params) as reply:
             yield reply
 
     def account(self) -> Account:
-        """Whose key this is."""
+        """Read who this key belongs to."""
         return self._get("GET", "/me", Account)
 
     def add_environment_key(self, key: str) -> None:
-        """Let the backend use this key with the user's task apps; twice is once."""
+        """Store a key of the user's task apps; storing it again changes nothing."""
         self._retried(lambda: self.http.post(f"{self.root}/environment-keys", json={"key": key}))
 
     # -- keys and organisations --
 
     def keys(self) -> list[Key]:
-        """The API keys of the organisation, oldest first."""
+        """List the organisation's API keys, oldest first."""
         return self._list("/keys", Key)
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
-        """Make a key of the organisation, or as an operator of another one."""
+        """Make a key of this organisation, or, as an operator, of another one."""
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
         return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
 
@@ -173,11 +173,11 @@ class Client:
         return self._post_once(f"/keys/{quote(key_id, safe='')}/rotate", MadeKey, {"grace_s": grace_s})
 
     def revoke_key(self, key_id: str) -> Key:
-        """End a key."""
+        """Revoke a key."""
         return self._get("DELETE", f"/keys/{quote(key_id, safe='')}", Key)
 
     def organisations(self) -> list[Organisation]:
-        """Every organisation of the cluster."""
+        """List every organisation of the cluster."""
         return self._list("/organisations", Organisation)
 
     def add_organisation(self, name: str) -> MadeOrganisation:
@@ -185,14 +185,14 @@ class Client:
         return self._post_once("/organisations", MadeOrganisation, {"name": name})
 
     def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One chat completion. Waits for the model to be loaded, two minutes at most."""
+        """Request one chat completion, retrying for up to two minutes while the model is loaded."""
         url = f"{self.root}/v1/chat/completions"
         reply = self._retried(lambda: self.http.post(url, json=body, timeout=300), budget=120)
         return self.decode(reply.content, dict[str, Any])
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
-        """An answer whose body is read as it comes. Raises as every other call does."""
+        """Open an answer whose body is read as a stream. Raises a `CliError` for an error status."""
         reply = self._open(method, path, options)
         try:
             if reply.status_code >= 400:
@@ -204,7 +204,7 @@ class Client:
 
     @contextmanager
     def stream_when_ready(self, method: str, path: str, *, budget: float, **options: Any) -> Iterator[httpx.Response]:
-        """As `stream`, asking again for `budget` seconds while the backend says that it will be able to."""
+        """As `stream`, but retries for `budget` seconds while the backend answers with a passing error."""
 
         def send() -> httpx.Response:
             reply = self._open(method, path, options)
@@ -233,7 +233,7 @@ class Client:
         return self.decode(reply.content, type)
 
     def _post_once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
-        """Post what must not be sent twice: its answer is shown once."""
+        """Post without a retry: the answer holds a secret that is shown once."""
         reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
         return self.decode(reply.content, type)
 
@@ -244,7 +244,7 @@ class Client:
         return self.decode(bytes(body[field]), list[type])
 
     def _retried(self, send: Callable[[], httpx.Response], *, budget: float | None = None) -> httpx.Response:
-        """Send until it is answered for good, or the budget is spent. Raises a CliError of the answer's kind."""
+        """Send, and retry passing errors until the budget is spent. Raises the `CliError` of the last answer."""
         deadline = time.monotonic() + (self.retry_budget if budget is None else budget)
         attempt = 0
         while True:
@@ -291,7 +291,7 @@ def _retry_after(reply: httpx.Response) -> float | None:
 
 
 def _error_of(reply: httpx.Response) -> CliError:
-    """The backend's own words, as the error of this client that has the right exit code."""
+    """The backend's error, as the `CliError` that has the right exit code."""
     problems = _problems(reply)
     if not problems and reply.status_code < 500 and reply.status_code not in (401, 403):
         return Unreachable(
@@ -316,7 +316,7 @@ def _error_of(reply: httpx.Response) -> CliError:
 
 
 def _problems(reply: httpx.Response) -> list[Problem]:
-    """What a backend says is wrong; nothing of what is no backend's answer."""
+    """The problems in an error of the backend; none when the body is not one of the backend's errors."""
     try:
         body = msgspec.json.decode(reply.content, type=dict[str, Any])
         error = body.get("error") or {}

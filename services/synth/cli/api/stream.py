@@ -36,7 +36,7 @@ class SseEvent:
 
 
 def parse_sse(lines: Iterable[str]) -> Iterator[SseEvent | None]:
-    """Server-sent events out of the lines of a body; None for a comment, which only shows that the peer lives."""
+    """Parse the lines of a body into server-sent events; None for a comment, which is only a sign of life."""
     id, event, data = "", "", list[str]()
     for line in lines:
         if line.startswith(":"):
@@ -78,7 +78,7 @@ class EventFollower:
     _empty_streams: int = field(default=0, init=False)
 
     def events(self) -> Iterator[EventView]:
-        """Until the job has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
+        """Yield the job's events until it has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
         while not self._ended:
             self._check_deadline()
             try:
@@ -154,7 +154,7 @@ class EventFollower:
         self._last_answer, self._tries = time.monotonic(), 0
 
     def _retry_if_passing(self, error: CliError) -> None:
-        """An answer of the backend that is an error: only one that may pass is worth another try."""
+        """Wait before the next try, or raise an error that no retry can cure."""
         if type(error) is not CliError and not isinstance(error, Unreachable):
             raise error
         self._wait_or_give_up(error)

@@ -55,7 +55,7 @@ class ClusterReport(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class PreparedCluster:
-    """A cluster that may be started now, and what was done on the way, for the user to read."""
+    """A cluster that may be started now. notes, warnings: what was done on the way, for the user to read."""
 
     state: ClusterState
     notes: list[str]
@@ -186,7 +186,7 @@ def stop_cluster(file: StateFile) -> bool:
 
 
 def inspect_cluster(file: StateFile) -> ClusterReport:
-    """Ask every process how it is, now."""
+    """Ask every process for its health, and report on the cluster."""
     state = file.read()
     if state is None:
         return ClusterReport(state="down", url="", supervisor_pid=None, processes=[])

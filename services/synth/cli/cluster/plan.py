@@ -33,7 +33,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The bus, what provisions it, and the services, in the order of their start."""
+    """The processes of a cluster in the order of their start: the bus, what provisions it, the services."""
 
     nats: ProcessSpec
     nats_config: Path
@@ -85,7 +85,7 @@ def is_free(port: int) -> bool:
 
 
 def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVICES) -> ClusterPlan:
-    """Everything that is to run, from the state. data: an absolute path."""
+    """Plan every process of the cluster from its state. data: an absolute path."""
     ports = {p.name: p.port for p in state.processes}
     server = ServerConfig(
         port=ports["nats"], http_port=state.nats_http_port, store=data / "nats" / "store", users=state.users

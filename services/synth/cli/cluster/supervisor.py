@@ -38,7 +38,7 @@ Report = Callable[[str], None]
 
 @dataclass
 class SupervisedProcess:
-    """One process and how it is doing. failed_starts: starts in a row that did not become healthy."""
+    """One process and its health. failed_starts: starts in a row that did not become healthy."""
 
     spec: ProcessSpec
     state: ProcessState
@@ -72,7 +72,7 @@ class Supervisor:
         self.supervised = [SupervisedProcess(spec, states[spec.name]) for spec in self.plan.specs]
 
     async def run(self) -> None:
-        """Until `stop`. Raises `CliError` when the bus does not come up."""
+        """Run the cluster until `stop` is set. Raises `CliError` when the bus does not come up."""
         self.state.supervisor_pid = os.getpid()
         self.state.supervisor_started = start_of(os.getpid())
         self._install_signal_handlers()
@@ -122,7 +122,7 @@ class Supervisor:
         return True
 
     async def _keep_running(self, s: SupervisedProcess) -> None:
-        """Start a process, and again whenever it ends, until the stop."""
+        """Start a process, and restart it whenever it ends, until the stop."""
         while not self.stop.is_set():
             s.health, s.healthy_since, s.probed_at = "starting", None, 0.0
             s.process = await _spawn(s.spec)
@@ -154,7 +154,7 @@ class Supervisor:
         return min(_LAST_DELAY_S, _FIRST_DELAY_S * 2 ** (s.deaths - 1))
 
     async def _probe_all(self, http: httpx.AsyncClient) -> None:
-        """Ask for everybody's health, often while it comes up."""
+        """Probe every process, more often while it is not healthy."""
         while True:
             now = time.monotonic()
             due = [
@@ -212,7 +212,7 @@ class Supervisor:
 
 
 async def health_problem(http: httpx.AsyncClient, url: str) -> str | None:
-    """What a process says is wrong with it; None when it is healthy."""
+    """Ask a process for its health: what is wrong with it, or None."""
     try:
         reply = await http.get(url)
     except httpx.HTTPError as error:

@@ -41,7 +41,7 @@ def vllm_python() -> str:
 
 
 def _missing_packages(python: Path) -> str:
-    """What keeps it from running the service; "" when nothing does."""
+    """Why this Python cannot run the inference service; "" when it can."""
     try:
         asked = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -53,5 +53,5 @@ def _missing_packages(python: Path) -> str:
 
 
 def _roots() -> list[Path]:
-    """Where the user stands, and where the environment that we run in was made."""
+    """The folders to look in: the working directory, and the one that our own environment lies in."""
     return list(dict.fromkeys([Path.cwd(), Path(sys.prefix).parent]))

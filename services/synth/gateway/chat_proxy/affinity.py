@@ -34,7 +34,7 @@ class _Message(msgspec.Struct):
 
 
 def session_key(headers: Mapping[str, str], body: bytes) -> bytes:
-    """What tells a conversation from others: X-Session-Id, `prompt_cache_key` or `user`, else how it begins.
+    """The key of a conversation: X-Session-Id, `prompt_cache_key` or `user`, else its first messages.
 
     b"" for a body that is not a chat's: whoever answers it says so.
     """
@@ -61,7 +61,7 @@ def _opening_messages(messages: msgspec.Raw) -> bytes:
 
 
 def rank_replicas(replicas: list[Replica], *, model: str, session: bytes, load: Load) -> list[Replica]:
-    """Whom to ask, and whom next when that one is gone: those that have the model before those that must load it.
+    """The replicas in the order to try them: those that have the model before those that must load it.
 
     load: requests that a replica has. By rendezvous hashing: when a replica comes or goes, its own conversations alone
     move.

@@ -37,7 +37,7 @@ class _Client:
 
 
 class _NoAnswer(Exception):
-    """A replica is gone, or has no room: another one may answer. sent: it had the call before it went."""
+    """A replica is gone, or has no room: another one may answer. gone: nothing was reached; sent: it had the call."""
 
     def __init__(self, reason: str, *, gone: bool, sent: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class _NoAnswer(Exception):
 
 
 class InferenceProxy:
-    """Forwards to replicas."""
+    """Forwards chat completions to inference replicas."""
 
     def __init__(self, replicas: ReplicaTable, *, cluster_secret: str, timeout_s: float) -> None:
         self._replicas = replicas
@@ -62,7 +62,7 @@ class InferenceProxy:
             await client.http.aclose()
 
     async def forward(self, request: Request, body: bytes, *, org: str, model: str) -> Response:
-        """Answer with what the conversation's replica for this model says. Raises a 503 when there is none."""
+        """Forward a chat to the conversation's replica for this model. Raises a 503 when no replica answers."""
         headers = {"authorization": self._bearer, "x-synth-org": org}
         session = org.encode() + b"\0" + session_key(request.headers, body)
         candidates = rank_replicas(self._replicas.alive(), model=model, session=session, load=self._load)
@@ -123,7 +123,7 @@ class InferenceProxy:
         query: str,
         retry_when_busy: bool,
     ) -> Response:
-        """A replica's answer. retry_when_busy: a 503 is no answer either. Raises `_NoAnswer`."""
+        """Forward to one replica. Raises `_NoAnswer` when it does not answer; with retry_when_busy, for a 503 too."""
         client = self._client()
         passed = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         outgoing = client.http.build_request(
@@ -178,7 +178,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 class _RelayedResponse(StreamingResponse):
-    """An answer on its way back. done: called when it has ended, however, and even if it never began."""
+    """Streams a replica's answer to the client. done: called once it has ended, also when it never began."""
 
     def __init__(self, upstream: httpx.Response, *, headers: dict[str, str], done: Callable[[], None]) -> None:
         super().__init__(_relay_chunks(upstream), upstream.status_code, headers=headers)

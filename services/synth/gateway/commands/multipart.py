@@ -37,7 +37,7 @@ class ReceivedForm:
 
 
 def upload_error(what: str, *, status: int = 400, fix: str = "") -> ApiError:
-    """An upload that cannot be taken."""
+    """The error for an upload that cannot be taken."""
     problem = Problem(what=what, expected="multipart/form-data with the fields `purpose` and `file`", fix=fix)
     return ApiError(status, problem.text(), type="invalid_request", problems=[problem])
 
@@ -90,7 +90,7 @@ async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -
 
 
 class _Form:
-    """The form as it is parsed: the file's bytes go to `out`, the small fields are kept."""
+    """Parses a form: the file's bytes are written to `out`, the small fields are kept in memory."""
 
     def __init__(self, boundary: bytes, out: BinaryIO) -> None:
         self.fields: dict[str, str] = {}

@@ -47,7 +47,7 @@ async def submit_job(
 
 
 def _digest(created: JobCreated) -> str:
-    """Tells one submission from another under the same idempotency key, whoever's key of the organisation sends it."""
+    """A digest of the submission, the same whichever key of the organisation sends it."""
     submission = msgspec.structs.replace(created, body_sha256="", created_by="")
     return hashlib.sha256(msgspec.json.encode(submission, order="sorted")).hexdigest()
 

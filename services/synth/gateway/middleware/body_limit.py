@@ -1,4 +1,4 @@
-"""The largest body that a route may have which reads it whole, before anything reads it."""
+"""Limits the size of the bodies that routes read whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event says to a person: one sentence with its figures; and the facts in it, for a program."""
+"""The message of each event, one sentence with its figures, and its data for programs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def format_headlines(values: dict[str, float]) -> str:
 
 
 def pick_fields(*names: str) -> Callable[[Any], Data]:
-    """These fields of an event, or all of them."""
+    """A function that returns these fields of an event, all of them without a name."""
 
     def data(event: Any) -> Data:
         all_of_them = cast(Data, msgspec.to_builtins(event))

@@ -56,7 +56,7 @@ class DescribedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class EventDescription:
-    """How one type of event is said. sft, rl: its name for a job of that kind. when: which of them are shown."""
+    """How one type of event is described. sft, rl: its name for a job of that kind. shown_if: which are shown."""
 
     sft: str
     rl: str
@@ -225,7 +225,7 @@ def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | Non
 
 
 def is_shown(recorded: Recorded) -> bool:
-    """Whether an event is shown at all: to a client that sees no other, it is the sign that a job lives."""
+    """Whether an event is shown at all; to a client, only shown events are a sign that the job lives."""
     description = EVENT_DESCRIPTIONS.get(recorded.type)
     return description is not None and (isinstance(recorded.event, Unknown) or description.shown_if(recorded.event))
 
@@ -236,12 +236,12 @@ def metric_name(ours: str) -> str:
 
 
 def our_metric(theirs: str) -> str:
-    """The reverse: our name of the figure that a client asks for."""
+    """Our name of a figure that a client asks for by the Synth API's name."""
     return _OURS.get(theirs) or theirs.removeprefix("train.")
 
 
 def _break_up_words(value: Any) -> Any:
-    """The same with an invisible break inside the words that make a line vanish."""
+    """The same value with an invisible break inside the words that make the client drop a line."""
     if isinstance(value, str):
         return _BROKEN_UP.sub("\u200b", value)
     if isinstance(value, dict):

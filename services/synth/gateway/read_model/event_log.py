@@ -29,14 +29,14 @@ _SEQUENCE_LIMIT = 1 << 63
 
 @dataclass(frozen=True)
 class Page:
-    """Some events in order, and whether the log holds more of them."""
+    """Events in order, and whether the log holds more of them."""
 
     events: list[Recorded]
     more: bool
 
 
 def to_view(recorded: Recorded) -> EventView:
-    """What the API shows of an event; one that this version cannot read is shown as it was written."""
+    """An event as the API shows it; one that this version cannot read is shown as it was written."""
     event: object = recorded.event
     data = event.body if isinstance(event, Unknown) else event
     is_file = recorded.type.startswith("file.")
@@ -51,7 +51,7 @@ def to_view(recorded: Recorded) -> EventView:
 
 
 async def read_page(bus: Connection, subject: str, *, after: int, limit: int, since: datetime | None = None) -> Page:
-    """Up to `limit` events on `subject` after a sequence, or from a moment on.
+    """Read up to `limit` events on `subject` after a sequence, or from a time on.
 
     Raises `Transient` when the bus does not answer.
     """
@@ -90,7 +90,7 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
 
 
 async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
-    """The last event of this kind of one job or file, from the stream's leader."""
+    """Read the last event of this kind of one job or file, from the stream's leader."""
     subject = subject_of(kind, org, key)
     try:
         found = await bus.js.get_last_msg(EVENTS, subject)

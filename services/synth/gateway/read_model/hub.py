@@ -1,8 +1,8 @@
 """The hub: this process's one reader of the whole log. It projects every event, then fans it out in memory.
 
-Invariants. An event reaches a watcher only when the read model has it. A watcher's queue is bounded: one that is too
-slow loses its queue, is told so, and reads the log again from its own cursor, so nobody waits for it and it misses
-nothing. A thousand watchers cost the bus one consumer.
+Invariants. An event reaches a subscriber only when the read model has it. A subscriber's queue is bounded: a slow one
+loses its queue, is told so, and reads the log again from its own cursor, so nobody waits for it and it misses nothing.
+A thousand subscribers cost the bus one consumer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Subscriber:
         self._wakeup = asyncio.Event()
 
     def enqueue(self, frame: Frame) -> None:
-        """Queue a frame, or give up the queue when it is full."""
+        """Queue a frame; a full queue is dropped, and the subscriber has lagged."""
         if self.lagged:
             return
         if len(self._frames) >= self._limit:
@@ -62,24 +62,24 @@ class Subscriber:
         self._wakeup.set()
 
     def reset(self) -> None:
-        """Queue again: called before the log is read again, so that nothing falls between the two."""
+        """Start queueing anew. Call it before reading the log again, so that no event falls between the two."""
         self._frames.clear()
         self.lagged = False
 
     def drain(self) -> list[Frame]:
-        """Everything that is queued."""
+        """Take every queued frame."""
         frames = list(self._frames)
         self._frames.clear()
         self._wakeup.clear()
         return frames
 
     def close(self) -> None:
-        """The process ends: wake the client's stream so that it ends too."""
+        """End the subscription, and wake the client's stream."""
         self.closed = True
         self._wakeup.set()
 
     async def wait(self, timeout: float) -> bool:
-        """Wait for news; False when there was none in time."""
+        """Wait for a frame, a lag or the end; False when none came in time."""
         try:
             async with asyncio.timeout(timeout):
                 await self._wakeup.wait()
@@ -89,7 +89,7 @@ class Subscriber:
 
 
 class Hub:
-    """Reads, projects and fans out; also what read-your-writes waits on."""
+    """Reads the log, projects it into the read model, and fans events out; a write waits here for its own event."""
 
     def __init__(self, bus: Connection, model: ReadModel, *, stream_end: int, stream_buffer: int) -> None:
         """stream_end: the log's last sequence now; until it is projected the hub is behind."""
@@ -110,7 +110,7 @@ class Hub:
         return self.model.applied >= self._stream_end and self.lag < _MAX_BEHIND
 
     def check(self) -> str | None:
-        """For `/healthz`."""
+        """What is wrong, for `/healthz`; None when the model has caught up."""
         return None if self.caught_up else f"the read model is {self.lag} events behind"
 
     async def read_log(self) -> None:
@@ -143,7 +143,7 @@ class Hub:
 
     @contextmanager
     def subscribe(self, org: str, key: str | None) -> Iterator[Subscriber]:
-        """Be told of an organisation's events, of one job's with `key`; from now on, not of the past."""
+        """Subscribe to an organisation's events, with `key` to one job's, from now on."""
         subscriber, address = Subscriber(self._buffer), (org, key)
         subscriber.closed = self._closed
         self._subscribers[address].add(subscriber)
@@ -157,7 +157,7 @@ class Hub:
                 del self._subscribers[address]
 
     def close(self) -> None:
-        """End every open stream, and each that is still opened."""
+        """End every open stream, and each that is opened from now on."""
         self._closed = True
         for subscribers in self._subscribers.values():
             for subscriber in subscribers:

@@ -44,7 +44,7 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_event(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> None:
-    """Enter what an event measures, and publish what is due. ended: the job has ended with it, or before it."""
+    """Record the metrics of an event, and publish what is due. ended: the job ended with this event or before."""
     job, event = recorded.key, recorded.event
     if isinstance(event, TrainStep) and event.step > _last_published(db, job):
         _release(db, job, at=event.step)

@@ -70,12 +70,12 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uris(self) -> list[str]:
-        """The blobs that are this file's alone."""
+        """The blobs that belong to this file alone."""
         return [self.blob.uri, *([self.rewritten.uri] if self.rewritten else [])]
 
 
 class Trash(msgspec.Struct, frozen=True, kw_only=True):
-    """Blobs of something that was deleted, to be removed once no job that was verified before needs them."""
+    """The blobs of a deleted file, to be removed once no job that was verified before its deletion needs them."""
 
     uris: list[str]
     org: str
@@ -169,7 +169,7 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
 
 
 def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
-    """What an event says of the job, beside its state."""
+    """The fields of the job that an event changes, except its state."""
     match recorded.event:
         case JobValidated() as e:
             source = e.job.get("model", job.source_model)

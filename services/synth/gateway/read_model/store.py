@@ -68,7 +68,7 @@ class JobTexts(NamedTuple):
 
 
 class _Batch:
-    """Rows that a batch of events touches, held until all of it is applied."""
+    """The rows that a batch of events changes, held until the whole batch is applied."""
 
     def __init__(self, model: ReadModel) -> None:
         self._model = model
@@ -100,7 +100,10 @@ class ReadModel:
         """The sequence up to which the log is in the model."""
 
     def prepare(self, *, stream: str, last_seq: int) -> None:
-        """Take up the file for this log. stream: what tells one log from another; last_seq: its end now."""
+        """Go on with the file when it is of this log, else empty it.
+
+        stream: what tells one log from another; last_seq: the log's last sequence now.
+        """
         try:
             known = self._known()
         except sqlite3.DatabaseError as error:
@@ -120,7 +123,7 @@ class ReadModel:
         self.applied = 0
 
     def close(self) -> None:
-        """Leave the file."""
+        """Close the file."""
         self._db.close()
 
     def apply(self, events: Iterable[Recorded]) -> None:
@@ -145,7 +148,7 @@ class ReadModel:
         self.applied = reached
 
     def find(self, table: str, kind: type[_Row], id: str) -> _Row | None:
-        """The row of this id, whoever's it is."""
+        """The row of this id, of any organisation."""
         found = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
         return msgspec.json.decode(found[0], type=kind) if found else None
 
@@ -190,12 +193,12 @@ class ReadModel:
         return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
 
     def trash(self) -> list[Trash]:
-        """What was deleted and may still lie in the blob store, as far as this process knows."""
+        """The deleted files whose blobs may still be in the blob store, as far as this process knows."""
         found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
         return [msgspec.json.decode(row, type=Trash) for (row,) in found]
 
     def delete_trash(self, trash: Trash) -> None:
-        """Its blobs are gone."""
+        """Forget a deleted file whose blobs are removed."""
         self._db.execute("DELETE FROM trash WHERE deleted = ?", (trash.deleted_seq,))
 
     def model(self, org: str, id: str) -> ModelRow | None:
