@@ -37,7 +37,7 @@ class _Client:
 
 
 class _NoAnswer(Exception):
-    """A replica is gone, or has no room: another one may answer. gone: nothing was reached; sent: it had the call."""
+    """A replica is gone, or has no room: another one may answer. gone: not merely busy; sent: it had the call."""
 
     def __init__(self, reason: str, *, gone: bool, sent: bool = False) -> None:
         super().__init__(reason)
