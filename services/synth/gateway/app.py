@@ -54,7 +54,7 @@ def main() -> int:
 
 
 async def setup(service: Service) -> ASGIApp:
-    """Prepare the read model, start the parts, and return the API."""
+    """Prepare the read model, start the background tasks, and return the API."""
     settings = service.settings
     assert isinstance(settings, GatewaySettings)
     # What a killed predecessor left half received.
@@ -94,7 +94,7 @@ async def setup(service: Service) -> ASGIApp:
 
 
 def build_api(gateway: Gateway) -> ASGIApp:
-    """The API over these parts."""
+    """The API of a running gateway."""
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
     app.add_middleware(BodyLimit, limit=gateway.settings.max_json_bytes)
@@ -102,7 +102,7 @@ def build_api(gateway: Gateway) -> ASGIApp:
 
 
 def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
-    """The API without the parts behind it: every route, and the document of them."""
+    """The API without a gateway behind it: every route, and their document."""
     app = FastAPI(
         title="Synth",
         version="1",
@@ -121,7 +121,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
 
 
 async def _wait_for_bus(service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel) -> int:
-    """Wait for a provisioned bus, make the keys that must exist, take up the read model; returns the log's end."""
+    """Wait for a provisioned bus, make the bootstrap keys, open the read model; returns the log's last sequence."""
     deadline = time.monotonic() + _BUS_READY_WITHIN_S
     while True:
         try:
@@ -141,7 +141,7 @@ async def _wait_for_bus(service: Service, settings: GatewaySettings, secrets: Se
 
 
 async def _run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do something that never ends by itself, until the service stops."""
+    """Run a coroutine that never ends by itself, and cancel it when the service stops."""
     working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +157,7 @@ async def _run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None
 
 
 async def _close_streams(service: Service, hub: Hub, proxy: InferenceProxy) -> None:
-    """End the open streams at the stop, so that the process need not wait for their clients."""
+    """At the stop, end the open streams: the process need not wait for their clients."""
     await service.stop.wait()
     hub.close()
     await proxy.close()

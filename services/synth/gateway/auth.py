@@ -37,7 +37,7 @@ _MAX_ENTRIES = 10_000
 
 
 class ApiKeyCache:
-    """API keys by their hash. While the bus is away, a key that was known lately still opens the read model."""
+    """Caches API keys by their hash. While the bus is away, a recently used key stays valid for reads."""
 
     def __init__(self, bus: Connection, store: SecretStore) -> None:
         self._bus = bus
@@ -47,7 +47,7 @@ class ApiKeyCache:
         self._ending_keys: dict[str, ApiKey] = {}
 
     async def follow(self) -> None:
-        """Keep up with the bucket, for ever: what another gateway made or revoked holds here a moment later."""
+        """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
         follower = Follower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
         try:
             async for msg in follower.messages():
@@ -61,7 +61,7 @@ class ApiKeyCache:
             await follower.close()
 
     async def find(self, key: str) -> ApiKey | None:
-        """Whose key this is, even if it has ended; None for nobody's."""
+        """The record of this key, even if it has ended; None for an unknown one."""
         digest, now = key_hash(key), time.monotonic()
         seen = self._records.get(digest)
         if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
@@ -103,13 +103,13 @@ class ApiKeyCache:
             self._ending_keys[record.key_id] = record
 
     def update(self, record: ApiKey) -> None:
-        """Believe a record that was just written, before the bucket tells of it."""
+        """Replace a cached record by one that was just written, before the bucket tells of it."""
         for digest, (_, seen) in list(self._records.items()):
             if seen is not None and (seen.org, seen.key_id) == (record.org, record.key_id):
                 self.remember(digest, record)
 
     def still_valid(self, caller: ApiKey) -> bool:
-        """Whether the key of a request that was let in would be let in again: what a long stream asks."""
+        """Whether the key of a long request, which was valid at its start, still is."""
         return self._ending_keys.get(caller.key_id, caller).opens
 
 
@@ -119,7 +119,7 @@ _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: 
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> ApiKey:
-    """The caller of a request, who may make it. Raises a 401 or a 403."""
+    """The key of a request, which allows it. Raises a 401 or a 403."""
     key_cache: ApiKeyCache = request.app.state.gateway.keys
     if credentials is None:
         raise _unauthorised("no API key", expected="`Authorization: Bearer <SYNTH_API_KEY>`")
@@ -157,7 +157,7 @@ async def authenticate_chat(request: Request) -> OrgId:
 
 
 def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
-    """What a key needs for a request."""
+    """The scopes that a request requires."""
     if path.endswith("/chat/completions"):
         return (Scope.INFERENCE,)
     for prefix, scope in (("/api/keys", Scope.KEYS), ("/api/organisations", Scope.OPERATOR)):

@@ -101,7 +101,7 @@ def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str
 
 
 def _stream_text(client: Client, body: dict[str, Any]) -> Iterator[str]:
-    """The text of a streamed reply as it comes."""
+    """Yield the pieces of a streamed reply."""
     import msgspec
 
     from synth.cli.api.stream import parse_sse

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EngineChoice(StrEnum):
-    """What computes in the inference service."""
+    """The inference engines to choose from."""
 
     OWN = "transformers"
     VLLM = "vllm"

@@ -27,7 +27,7 @@ Validation = Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to 
 
 
 class Starter(StrEnum):
-    """Kinds of job that a starter file is kept for."""
+    """The kinds of job that have a starter file."""
 
     RL = "rl"
     SFT = "sft"
@@ -170,7 +170,7 @@ def _flags(
 
 
 def _examine(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, list[str]]:
-    """A file's name, what there is to say of it, and the warnings. Raises `UserError`, `UsageProblem`."""
+    """A file's name, the outcome of its check, and the warnings. Raises `UserError`, `UsageProblem`."""
     from synth.cli.job_files import LenientRegistry, examine_text, name_of, read_config
     from synth.models import Registry
 

@@ -108,7 +108,7 @@ def _count(number: int | None) -> str:
 
 
 def _about(tokens: int | None) -> str:
-    """An estimate, with no more digits than it is good for."""
+    """An estimated count, rounded to the digits that are meaningful."""
     if not tokens:
         return "-"
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -118,6 +118,6 @@ def _about(tokens: int | None) -> str:
 
 
 def _lengths(lengths: list[int]) -> str:
-    """Where the conversations' lengths lie: `256…511: 12, 512…1023: 40` characters."""
+    """The histogram of the conversations' lengths, as `256…511: 12, 512…1023: 40 characters`."""
     shown = [f"{2**i if i else 0}…{2 ** (i + 1) - 1}: {n:,}" for i, n in enumerate(lengths) if n]
     return ", ".join(shown) + " characters" if shown else ""

@@ -32,7 +32,7 @@ class Setting:
 
 
 class CheckReport(msgspec.Struct, kw_only=True):
-    """What `config check` says of one file. kind: None where that cannot be told; summary: "" with problems."""
+    """The outcome of `config check` for one file. kind: None where it is unknown; summary: "" with problems."""
 
     file: str
     kind: str | None = None
@@ -76,7 +76,7 @@ def _fields(values: dict[str, Any], prefix: str, origins: dict[str, str]) -> Ite
 
 
 def format_value(value: Any) -> str:
-    """A value in as few words as it takes: long lists and sets of seeds by their ends."""
+    """A value as short text; long lists and sets of seeds by their first and last item."""
     if value is None:
         return "-"
     if isinstance(value, bool):

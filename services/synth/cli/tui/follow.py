@@ -28,7 +28,7 @@ class FollowOptions:
     interval: float = POLL_S
 
     def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
-        """Begin to follow; the time runs from here on."""
+        """Start to follow a job; the timeout runs from here on."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         return EventFollower(client, job_id, after=after, deadline=deadline, interval=self.interval)
 
@@ -89,7 +89,7 @@ def _follow_live(follower: EventFollower, progress: Progress) -> None:
 
 
 def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[str], None]) -> None:
-    """A line an event; one that says the same as the last is counted instead."""
+    """Print a line for each event; repeats of the last line are counted instead."""
     last, repeats = "", 0
     for event in follower.events():
         progress.apply(event)
@@ -112,7 +112,7 @@ def _outcome(client: Client, progress: Progress, format: Format) -> ExitCode:
 
 
 def show_outcome(job: Job) -> None:
-    """Why a job ended as it did, and what can be done with it, on stderr."""
+    """Print to stderr why a job ended as it did, and what can be done with it."""
     if job.state == "succeeded":
         if job.model:
             output.hint(f"talk to it: synthctl chat {job.model}")

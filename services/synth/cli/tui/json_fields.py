@@ -31,7 +31,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def to_json_data(data: Any) -> Any:
-    """The same as values that JSON has: of each API object the fields above, of any other struct all."""
+    """Convert to values that JSON has: of the types above their fields, of any other struct all."""
     if isinstance(data, dict):
         return {key: to_json_data(value) for key, value in cast(dict[str, Any], data).items()}
     if isinstance(data, list | tuple):

@@ -1,4 +1,4 @@
-"""What a watcher knows of a job: a fold over its events, without any drawing."""
+"""The progress of a job: a fold over its events, without any drawing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Series:
 
 @dataclass
 class Progress:
-    """A job as its events tell it. Times are unix seconds; `reached`: lifecycle fact → when.
+    """The state of a job after its events so far. Times are unix seconds; `reached`: lifecycle fact → when.
 
     steps_seen: the first and the last step that was seen, with their times.
     """
@@ -83,7 +83,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace so far; None while there is none."""
+        """Seconds to the last step at the pace so far; None while there is no pace."""
         if len(self.steps_seen) < 2 or self.step >= self.steps:
             return None
         (first, since), (last, now) = self.steps_seen
@@ -94,7 +94,7 @@ class Progress:
         return self.reached.get("job.created")
 
     def apply(self, event: EventView) -> None:
-        """One more event, in order."""
+        """Take in the next event."""
         self.seq = event.seq
         if event.type.startswith("job."):
             self._lifecycle(event)
@@ -184,7 +184,7 @@ class Progress:
             self.wanted[batch] = max(self.wanted[batch], int(data.get("index") or 0) + 1)
 
     def _batch_of(self, data: dict[str, Any]) -> Batch:
-        """An evaluation job is one batch, whatever its rollouts call themselves."""
+        """The batch of a rollout's event; an evaluation job is one batch."""
         return ("eval", 0) if self.kind == "eval" else (str(data.get("mode")), int(data.get("iteration") or 0))
 
     def _forget_batches(self, mode: str, until: int) -> None:
@@ -205,7 +205,7 @@ def exit_code(state: str | None) -> ExitCode:
 
 
 def describe(event: EventView) -> str | None:
-    """An event as one plain line; None for those that only say that the job lives."""
+    """An event as one line of text; None for those that only show that the job is alive."""
     data = _fields(event)
     values = _numbers(data.get("values"))
     match event.type:
@@ -246,15 +246,15 @@ def describe(event: EventView) -> str | None:
 
 
 def _fields(event: EventView) -> dict[str, Any]:
-    """The event's data; nothing of one that the gateway could not read, and shows as it was written."""
+    """The event's data; empty for an event that the gateway could not parse, and passes on as text."""
     return cast(dict[str, Any], event.data) if isinstance(event.data, dict) else {}
 
 
 def _warning_text(data: dict[str, Any]) -> str:
-    """What a `train.warned` says, with what was expected and what to do."""
+    """The problem in a `train.warned`, with what was expected and what to do."""
     return msgspec.convert(data.get("problem") or {"what": ""}, Problem).text()
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    """JSON has no NaN: what was not a number comes as null."""
+    """Numbers by name; null stands for NaN, which JSON does not have."""
     return {name: float("nan") if v is None else float(v) for name, v in (values or {}).items()}

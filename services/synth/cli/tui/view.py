@@ -31,7 +31,7 @@ _ENDINGS = {State.FAILED: "✗ failed", State.REJECTED: "✗ rejected", State.CA
 
 
 class JobView:
-    """Draws a job; asked again at every refresh."""
+    """Draws a job anew at every refresh."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress

@@ -18,12 +18,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """A body of msgspec structs (and plain values) as JSON."""
+    """A JSON response with msgspec structs and plain values in its body."""
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 def list_response(items: list[Any], *, more: bool = False) -> Response:
-    """A list as every route gives it."""
+    """A response with a list, in the shape that all routes share."""
     return json_response({"object": "list", "data": items, "has_more": more})
 
 
@@ -33,14 +33,14 @@ def returns(kind: type, description: str = "", *, status: int = 200) -> Response
 
 
 def returns_list(kind: type) -> Responses:
-    """Documents a route that answers with `listing` of `kind`."""
+    """Documents a route that answers with `list_response` of `kind`."""
     items = {"type": "array", "items": _schema_ref(kind)}
     properties = {"object": {"const": "list"}, "data": items, "has_more": {"type": "boolean"}}
     return {200: _json_content({"type": "object", "properties": properties}, f"A list of {kind.__name__}")}
 
 
 def complete_document(app: FastAPI) -> None:
-    """Make `/openapi.json` complete."""
+    """Add the documented msgspec types and the error response to `/openapi.json`."""
     generate = app.openapi
 
     def complete() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Going on after an id in a list that is short enough to be read whole."""
+"""Pages of a list that is short enough to be read whole."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def read_cursor(request: Request, after: int | None) -> int | None:
-    """Where a client wants to go on: its `Last-Event-ID` before `?after=`. Raises a 400 for what is no sequence."""
+    """The sequence to go on after: `Last-Event-ID`, else `?after=`. Raises a 400 for what is no sequence."""
     given = request.headers.get("last-event-id")
     if given is None:
         return after
@@ -53,7 +53,7 @@ def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, aft
 
 
 def sse_response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
-    """Server-sent events as a response that no proxy holds back."""
+    """A response of server-sent events, with headers that keep proxies from buffering it."""
     return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
 
 
@@ -93,7 +93,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after
 
 
 def _join_frames(frames: list[Frame], cursor: int, job_id: str | None) -> tuple[int, bytes, bool]:
-    """The frames beyond the cursor as one chunk, cut after the job's terminal one; the new cursor; whether it ended."""
+    """Join the frames after the cursor, up to the job's terminal one: the new cursor, the chunk, whether it ended."""
     chunk: list[bytes] = []
     for frame in frames:
         if frame.seq > cursor:

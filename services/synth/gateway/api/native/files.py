@@ -96,7 +96,7 @@ async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Resp
 
 
 async def blob_response(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
-    """A blob as a response. Raises `BlobMissing` before the first byte is sent."""
+    """A response that streams a blob. Raises `BlobMissing` before the first byte is sent."""
     pieces = blobs.stream(ref)
     first = await anext(pieces, b"")
 

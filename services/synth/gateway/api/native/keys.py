@@ -128,7 +128,7 @@ async def add_key_of(org_id: str, body: KeyBody, caller: CurrentKey, gateway: Ga
 
 
 def _key_view(record: ApiKey) -> Key:
-    """What everybody of the organisation may see of a key."""
+    """A key as everybody in the organisation may see it."""
     return Key(
         id=record.key_id,
         name=record.name,
@@ -142,7 +142,7 @@ def _key_view(record: ApiKey) -> Key:
 
 
 def _made_key_view(record: ApiKey, key: str) -> MadeKey:
-    """What its maker sees of a new key."""
+    """A new key as its maker sees it, once."""
     return MadeKey(**msgspec.structs.asdict(_key_view(record)), key=key)
 
 
@@ -159,7 +159,7 @@ async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBod
 
 
 async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:
-    """A key that the caller may change: one of its organisation that can do no more than its own."""
+    """A key that the caller may change: of its organisation, and with no scope that the caller's key lacks."""
     found = next((key for key in await gateway.secrets.api_keys(caller.org) if key.key_id == id), None)
     if found is None:
         raise not_found("key", id)

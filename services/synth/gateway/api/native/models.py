@@ -141,7 +141,7 @@ def _spellings(named: FineTunedId) -> list[str]:
 
 
 def deletion_refused(model: Model) -> ApiError:
-    """Why a model is not deleted."""
+    """The error for a request to delete a model: a 409 that says why it is kept."""
     problem = Problem(
         what=f"{model.id!r} cannot be deleted: models are kept as long as the jobs that made them",
         fix="leave it; a model that nobody uses is not held in memory",

@@ -60,7 +60,7 @@ class TranslatedJob(NamedTuple):
 
 
 def translate_request(request: FineTuningRequest) -> TranslatedJob:
-    """The job that a request asks for. Raises UserError, whose places are fields of the request."""
+    """Translate a request into a job of our schema. Raises UserError, whose places are fields of the request."""
     if request.integrations:
         raise UserError(
             Problem(
@@ -90,7 +90,7 @@ def translate_request(request: FineTuningRequest) -> TranslatedJob:
 
 
 def place_in_request(problem: Problem) -> Problem:
-    """A problem with the configuration, at the place of the request that it comes from."""
+    """Move a problem with the configuration to the field of the request that it comes from."""
     for ours, theirs in _PLACES.items():
         _, found, rest = problem.where.partition(ours)
         if found:
@@ -196,7 +196,7 @@ def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
 
 
 def _evaluation(request: FineTuningRequest, hyper: ReinforcementHyperparameters, iterations: int) -> dict[str, Any]:
-    """On the seeds of validation_file, else on eval_samples of the platform's held-out ones; none for neither."""
+    """The [evaluation] table: the seeds of validation_file, else eval_samples held-out ones; {} for neither."""
     if request.validation_file is None and hyper.eval_samples is None:
         if hyper.eval_interval is not None:
             raise UserError(
@@ -235,7 +235,7 @@ def _task_app(grader: dict[str, Any]) -> TaskAppGrader:
 
 
 def _seeds(text: str, place: str) -> Seeds:
-    """`seeds:0-99`, or `seeds:3,14,15`."""
+    """Parse `seeds:0-99` or `seeds:3,14,15`. Raises UserError."""
     named = text.removeprefix(SEEDS)
     try:
         if named == text:

@@ -37,7 +37,7 @@ class FineTuningEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_event_id(id: str) -> int | None:
-    """The place in the log that an event's id stands for; None for what is no such id."""
+    """Parse an event's id into its sequence; None for what is no such id."""
     number = id.removeprefix(_PREFIX)
     return int(number) if number != id and number.isdecimal() and len(number) <= MAX_SEQUENCE_DIGITS else None
 
@@ -45,7 +45,7 @@ def parse_event_id(id: str) -> int | None:
 async def read_newest_first(
     bus: Connection, row: JobRow, *, before: int | None, limit: int
 ) -> tuple[list[Recorded], bool]:
-    """Up to `limit` events of a job below a sequence that are worth showing, and whether there are more.
+    """Read up to `limit` events of a job before a sequence, those that are listed, and whether there are more.
 
     The log is read in windows that reach back further and further, as it can only be read forwards. Raises `Transient`.
     """
@@ -65,7 +65,7 @@ async def read_newest_first(
 
 
 def event_object(recorded: Recorded, *, suffix: str | None = None) -> FineTuningEvent:
-    """An event. suffix: the label of its job."""
+    """An event in OpenAI's shape. suffix: the label of its job."""
     words = describe_event(recorded, "sft")
     assert words is not None
     event, level, message, data = recorded.event, _LEVELS[words.level], words.message, words.data

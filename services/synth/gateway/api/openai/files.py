@@ -79,14 +79,14 @@ async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respo
 
 
 def page_response(items: list[Any], *, more: bool) -> Response:
-    """A page as the SDK walks through them: it goes on after the last item's id."""
+    """One page of a list; the SDK goes on after the last item's id."""
     first, last = (items[0].id, items[-1].id) if items else (None, None)
     body = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
     return json_response(body)
 
 
 def _check(received: ReceivedForm) -> None:
-    """Files are for training here, and do not expire."""
+    """Raises a 400 for a purpose other than training, or a file that is to expire."""
     if received.purpose != _PURPOSE:
         raise _bad_request("purpose", f"the purpose is {received.purpose[:40]!r}", expected=f'"{_PURPOSE}"')
     if any(name.startswith("expires_after") for name in received.fields):

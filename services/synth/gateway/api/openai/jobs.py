@@ -191,7 +191,7 @@ def _resolved(gateway: Gateway, row: JobRow) -> SftJob | RlJob | None:
 
 
 def _configuration(gateway: Gateway, body: FineTuningRequest, submission: TranslatedJob) -> list[Problem]:
-    """All that the validator would refuse, in the words of the request."""
+    """Every problem that the validator would find, at the fields of the request."""
     overrides = Overrides(allow_experimental=body.allow_experimental)
     try:
         document = read_data(submission.config, name=_NAME)
@@ -202,7 +202,7 @@ def _configuration(gateway: Gateway, body: FineTuningRequest, submission: Transl
 
 
 async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
-    """A file that is not there, or that cannot be trained on; one that is still checked is waited for."""
+    """The problems of the request's files: missing, or not fit to train on. One that is being checked has none."""
     problems: list[Problem] = []
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
         if id is None:

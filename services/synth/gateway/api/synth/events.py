@@ -30,7 +30,7 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a job's events: after one sequence, before another, and from a moment on."""
+    """A range of a job's events: after one sequence, before another, and from a time on."""
 
     after: int
     before: int | None = None
@@ -38,7 +38,7 @@ class Span:
 
 
 async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
-    """The first `limit` shown events of a part."""
+    """Read the first `limit` shown events of a range."""
     shown: list[SynthEvent] = []
     async for event in _events(gateway, row, f"*.*.{row.org}.{row.job.id}", span):
         view = event_view(event, row.job.kind)
@@ -50,12 +50,12 @@ async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) 
 
 
 async def read_facts(gateway: Gateway, row: JobRow) -> list[Recorded]:
-    """The facts of a job's lifecycle, in their order."""
+    """Read the facts of a job's lifecycle, in order."""
     return [fact async for fact in _events(gateway, row, f"job.*.{row.org}.{row.job.id}", Span(0))]
 
 
 def stream_events(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
-    """The shown events of a part, then those that come, until the part's or the job's last; one `data:` line each."""
+    """Stream the shown events of a range, past and to come, up to its end or the job's; one `data:` line each."""
     return sse_response(_stream(gateway, caller, row, span))
 
 

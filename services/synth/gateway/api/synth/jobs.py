@@ -68,7 +68,7 @@ Run = Annotated[str | None, Depends(_run_query)]
 
 
 def _job_route(method: str, path: str, summary: str, answer: type | None = None) -> Callable[[_Handler], _Handler]:
-    """Serve a route below the path of each family."""
+    """Register a route below the path of each family."""
 
     def register(handler: _Handler) -> _Handler:
         for family in _FAMILIES:
@@ -204,7 +204,7 @@ async def get_runs(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Resp
 
 
 async def _run(gateway: Gateway, row: JobRow, name: str) -> RunBounds:
-    """An attempt at a job, by its number or id. Raises a 404."""
+    """Find an attempt at a job by its number or id. Raises a 404."""
     run = find_run(await read_facts(gateway, row), row.job.id, name)
     if run is None:
         problem = Problem(
@@ -220,7 +220,7 @@ def _job_response(gateway: Gateway, row: JobRow, *, message: str | None = None) 
 
 
 def _parse_cursor(name: str, text: str | None) -> tuple[int, datetime | None]:
-    """A place in a job's events: after a sequence, or from a moment on."""
+    """Parse a place in a job's events: after a sequence, or from a time on."""
     if not text:
         return 0, None
     id = _EVENT_ID.fullmatch(text)

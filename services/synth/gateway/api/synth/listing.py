@@ -64,7 +64,7 @@ async def sft_jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep
 
 
 def parse_time(name: str, text: str | None) -> datetime | None:
-    """A moment that a client gives, without a zone in UTC; one that no log reaches is the nearest. Raises a 400."""
+    """Parse a client's time, UTC without a zone, clamped to what 64-bit nanoseconds hold. Raises a 400."""
     if text is None:
         return None
     try:

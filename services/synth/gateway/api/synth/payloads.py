@@ -59,7 +59,7 @@ class JobRequest(NamedTuple):
 
 
 def read_body(body: bytes) -> Table:
-    """The JSON object of a request. Raises UserError."""
+    """Decode the JSON object of a request. Raises UserError."""
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -194,7 +194,7 @@ def _table(holder: Table, name: str, place: str = "") -> Table:
 
 
 def _text(holder: Table, name: str, place: str = "") -> str | None:
-    """A text that is not empty; None where there is none."""
+    """The text under a name; None where there is none, or an empty one. Raises UserError for another type."""
     value = holder.get(name)
     if value is not None and (not isinstance(value, str) or len(value) > MAX_CONFIG_BYTES):
         raise _bad_field(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="a text")

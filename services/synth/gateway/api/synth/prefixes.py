@@ -1,4 +1,4 @@
-"""Where the Synth API is found: its clients put `/api`, `/api/v1` or a doubled `/api` before the same path."""
+"""Mounts the Synth API: its clients put `/api`, `/api/v1` or a doubled `/api` before the same path."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
 
 
 def as_sent(config: str | None) -> Any:
-    """A configuration as it was sent: parsed where it came as JSON, a TOML as its text."""
+    """The configuration as it was sent: JSON is parsed, a TOML stays text."""
     if config is None:
         return None
     try:
