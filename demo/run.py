@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from demo.picture import print_curve, print_result, save_curve
+from demo.charts import print_curve, print_result, save_curve
 
 TASK_PORT = 8001
 OUT = Path(".synth/demo")

@@ -15,7 +15,7 @@ from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded
 from synth.bus.replay import follow, replay_messages
 from synth.bus.server.topology import DEAD
-from synth.cli.cluster.control import look
+from synth.cli.cluster.control import inspect_cluster
 from synth.cli.cluster.state import StateFile
 from tests.e2e.cli.conftest import Shell, eventually
 
@@ -96,7 +96,7 @@ def strike(shell: Shell, name: str, sign: signal.Signals = signal.SIGKILL) -> fl
     os.kill(pid, sign)
 
     def back() -> bool:
-        now = next(p for p in look(file).processes if p.name == name)
+        now = next(p for p in inspect_cluster(file).processes if p.name == name)
         return now.health == "healthy" and now.pid != pid
 
     eventually(back, timeout=30)

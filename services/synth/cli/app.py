@@ -78,7 +78,7 @@ app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
 
 
 def main() -> None:
-    """Run one command; every error a user can cause is words and an exit code, never a traceback."""
+    """Run one command. An error that a user can cause is a message and an exit code, never a traceback."""
     debug = "--debug" in sys.argv or bool(os.environ.get("SYNTH_DEBUG"))
     try:
         app()

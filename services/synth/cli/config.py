@@ -15,7 +15,7 @@ DEFAULT_BACKEND = "http://127.0.0.1:8000/api"
 
 
 @dataclass(frozen=True)
-class Value:
+class ConfigValue:
     """A setting and the place that it came from: "flag", "environment", a file's name, or "default"."""
 
     text: str
@@ -24,12 +24,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a command may need to know of its surroundings; a missing value is None."""
+    """The settings that a command may need; a missing one is None."""
 
-    backend: Value
-    api_key: Value | None
-    environment_key: Value | None
-    task_url: Value | None
+    backend: ConfigValue
+    api_key: ConfigValue | None
+    environment_key: ConfigValue | None
+    task_url: ConfigValue | None
 
     def require_api_key(self) -> str:
         """The API key. Raises `NotAuthorised` saying how to get one."""
@@ -54,21 +54,23 @@ def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collect
             raise UsageProblem(f"there is no file {path}", expected="a file of KEY=value lines", where="--env-file")
     sources = [("environment", dict(os.environ)), *((str(path), read_env_file(path)) for path in env_files)]
 
-    def find(*keys: str) -> Value | None:
-        return next((Value(said[key], origin) for origin, said in sources for key in keys if said.get(key)), None)
+    def find(*keys: str) -> ConfigValue | None:
+        return next(
+            (ConfigValue(values[key], origin) for origin, values in sources for key in keys if values.get(key)), None
+        )
 
-    address = (Value(backend, "flag") if backend else find("BACKEND_BASE_URL", "BACKEND_OVERRIDE")) or Value(
-        DEFAULT_BACKEND, "default"
-    )
+    address = (
+        ConfigValue(backend, "flag") if backend else find("BACKEND_BASE_URL", "BACKEND_OVERRIDE")
+    ) or ConfigValue(DEFAULT_BACKEND, "default")
     return Config(
-        backend=Value(api_root(address), address.origin),
+        backend=ConfigValue(api_root(address), address.origin),
         api_key=find("SYNTH_API_KEY"),
         environment_key=find("ENVIRONMENT_API_KEY"),
         task_url=find("TASK_APP_URL"),
     )
 
 
-def api_root(address: Value) -> str:
+def api_root(address: ConfigValue) -> str:
     """The address with exactly one `/api` at its end."""
     url = address.text.strip().rstrip("/")
     try:

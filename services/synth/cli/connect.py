@@ -1,4 +1,4 @@
-"""From a command's context to its surroundings and a connected client."""
+"""From a command's context to its settings and a client of the backend."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ EnvFiles = Annotated[
 _DEFAULT = Path(".env")
 
 
-def place(ctx: typer.Context, *, backend: str | None, env_files: list[Path] | None) -> None:
-    """Take these options, given behind the command, in place of those before it."""
+def override_options(ctx: typer.Context, *, backend: str | None, env_files: list[Path] | None) -> None:
+    """Let the options after the command override those before it."""
     ctx.obj = dataclasses.replace(
         ctx.obj, backend=backend or ctx.obj.backend, env_files=tuple(env_files or ctx.obj.env_files)
     )
 
 
-def env_files_of(ctx: typer.Context) -> tuple[Path, ...]:
+def get_env_files(ctx: typer.Context) -> tuple[Path, ...]:
     """The files that settings are read from; what a command makes is written to the first."""
     return ctx.obj.env_files or (_DEFAULT,)
 
 
-def config_of(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
+def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
     """The settings of this invocation. may_be_new: the first env file need not be there."""
-    files = env_files_of(ctx)
+    files = get_env_files(ctx)
     return resolve(backend=ctx.obj.backend, env_files=files, optional=(_DEFAULT, *(files[:1] if may_be_new else ())))
 
 
-def client_of(ctx: typer.Context) -> Client:
+def open_client(ctx: typer.Context) -> Client:
     """A client of the backend. Raises `NotAuthorised` without a key."""
     from synth.cli.api.client import Client
 
-    return Client(config_of(ctx))
+    return Client(load_config(ctx))

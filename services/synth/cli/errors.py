@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
 
 class CliError(SynthError):
-    """An end of the command that the user should read about; `code` is the exit code."""
+    """An error that ends the command with a message; `code` is the exit code."""
 
     code = ExitCode.ERROR
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from synth.cli.config import Value
+from synth.api.limits import MAX_CONFIG_BYTES
+from synth.cli.config import ConfigValue
 from synth.cli.errors import UsageProblem
 from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
@@ -17,18 +18,16 @@ from synth.jobs.resolve.job import Examined, Overrides, examine
 from synth.jobs.resolved import SftJob
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
-_MOST_BYTES = 256 * 1024
 
+class LenientRegistry(Registry):
+    """Accepts models that are not on this machine: the cluster looks them up again.
 
-class OtherMachine(Registry):
-    """Models that this machine does not know may well be on the cluster's: there they are looked up again.
-
-    missed: what is said of them here.
+    unknown_models: the problems that this machine has with them.
     """
 
     def __init__(self, models_dir: Path | None = None) -> None:
         super().__init__(models_dir)
-        self.missed: list[Problem] = []
+        self.unknown_models: list[Problem] = []
 
     def find(self, model_id: str, *, where: str = "") -> ModelSpec:
         try:
@@ -37,7 +36,7 @@ class OtherMachine(Registry):
             finetuned = parse_finetuned(model_id)
             if finetuned is None and ":" in model_id:
                 raise
-            self.missed += error.problems
+            self.unknown_models += error.problems
             base = finetuned.base if finetuned else model_id
             targets = LORA_TARGETS["qwen3"]
             return ModelSpec(id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets)
@@ -50,7 +49,7 @@ class Flags:
     model: str | None = None
     dataset: Path | None = None
     validation: Path | None = None
-    task_url: Value | None = None
+    task_url: ConfigValue | None = None
     examples: int | None = None
     seed: int | None = None
     allow_experimental: bool = False
@@ -69,7 +68,7 @@ def read_config(path: Path) -> str:
         what = "this is a directory" if path.is_dir() else "there is no such file"
         fix = "`synthctl config init` writes one to start from"
         raise UsageProblem(what, expected="a TOML job file", fix=fix, where=str(path))
-    if path.stat().st_size > _MOST_BYTES:
+    if path.stat().st_size > MAX_CONFIG_BYTES:
         raise UsageProblem(f"{path.stat().st_size} bytes", expected="a TOML job file", where=str(path))
     try:
         return path.read_bytes().decode()
@@ -79,7 +78,7 @@ def read_config(path: Path) -> str:
 
 
 def examine_text(text: str, *, name: str, flags: Flags, registry: Registry) -> tuple[Document, Examined]:
-    """All that can be said of a job file here: its keys, its values, the files that it names.
+    """Check a job file on this machine: its keys, its values, the files that it names.
 
     Raises `UserError` for text that is no TOML.
     """

@@ -12,14 +12,14 @@ import typer
 
 from synth.cli.api.client import Client
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.config import DEFAULT_BACKEND, Config, Value, api_root
+from synth.cli.config import DEFAULT_BACKEND, Config, ConfigValue, api_root
 from synth.cli.errors import Unreachable, UsageProblem
 from synth.runtime.env_file import new_environment_key, read_env_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the user says; None for what is to be found, made or left out."""
+class SetupAnswers:
+    """What the user has given; None for what is to be found, made or left out."""
 
     backend: str | None
     api_key: str | None
@@ -27,8 +27,8 @@ class Wanted:
     task_url: str | None
 
 
-class Registered(msgspec.Struct, kw_only=True):
-    """What the backend said. organisation: the key's, None when it was not asked or refused."""
+class Registration(msgspec.Struct, kw_only=True):
+    """How the backend answered. organisation: the key's; None when the backend was not asked, or refused."""
 
     url: str
     organisation: str | None = None
@@ -36,49 +36,49 @@ class Registered(msgspec.Struct, kw_only=True):
     fix: str = ""
 
 
-def ask(wanted: Wanted, settings: Config) -> Wanted:
+def prompt_for_missing(answers: SetupAnswers, settings: Config) -> SetupAnswers:
     """Ask on the terminal for what neither a flag nor a setting says. An empty answer leaves it out."""
-    backend, api_key = wanted.backend, wanted.api_key
+    backend, api_key = answers.backend, answers.api_key
     if backend is None and settings.backend.origin == "default":
         backend = str(typer.prompt("Backend", default=DEFAULT_BACKEND, err=True))
     if api_key is None and settings.api_key is None:
-        said = typer.prompt(
+        given = typer.prompt(
             "SYNTH_API_KEY (hidden; empty for none)", default="", show_default=False, hide_input=True, err=True
         )
-        api_key = str(said).strip() or None
-    return dataclasses.replace(wanted, backend=backend, api_key=api_key)
+        api_key = str(given).strip() or None
+    return dataclasses.replace(answers, backend=backend, api_key=api_key)
 
 
-def write(wanted: Wanted, settings: Config, target: Path) -> list[tuple[str, str]]:
+def write_env_file(answers: SetupAnswers, settings: Config, target: Path) -> list[tuple[str, str]]:
     """Add what is missing to the file; returns where each setting stands.
 
     Raises `UsageProblem`, having written nothing, for a flag that contradicts the file: the file is the user's.
     """
-    backend = None if wanted.backend is None else api_root(Value(wanted.backend, "flag"))
+    backend = None if answers.backend is None else api_root(ConfigValue(answers.backend, "flag"))
     named = {
-        "SYNTH_API_KEY": (wanted.api_key, settings.api_key),
-        "ENVIRONMENT_API_KEY": (wanted.environment_key, settings.environment_key),
+        "SYNTH_API_KEY": (answers.api_key, settings.api_key),
+        "ENVIRONMENT_API_KEY": (answers.environment_key, settings.environment_key),
         "BACKEND_BASE_URL": (
             backend,
             None if settings.backend.origin in ("default", "flag") else settings.backend,
         ),
-        "TASK_APP_URL": (wanted.task_url, settings.task_url),
+        "TASK_APP_URL": (answers.task_url, settings.task_url),
     }
     present = read_env_file(target)
     new: dict[str, str] = {}
     rows: list[tuple[str, str]] = []
-    for key, (said, known) in named.items():
-        if said is not None and _same(key, present.get(key, said)) != said:
+    for key, (given, known) in named.items():
+        if given is not None and _same(key, present.get(key, given)) != given:
             raise UsageProblem(
                 f"{target} has another {key}",
                 expected="the same one, or none",
                 fix=f"remove its line from {target}, or name another --env-file",
                 where=f"--{_flag(key)}",
             )
-        if said is not None and key not in present:
-            new[key] = said
+        if given is not None and key not in present:
+            new[key] = given
             rows.append((key, f"written to {target}"))
-        elif said is not None:
+        elif given is not None:
             rows.append((key, str(target)))
         elif known is not None:
             rows.append((key, known.origin))
@@ -94,25 +94,27 @@ def write(wanted: Wanted, settings: Config, target: Path) -> list[tuple[str, str
     return rows
 
 
-def check_key(wanted: Wanted, settings: Config) -> None:
+def check_key(answers: SetupAnswers, settings: Config) -> None:
     """Ask the backend, if it answers, whether it knows the key that the user says: one that is wrong is not kept.
 
     Raises `NotAuthorised` for a key that it refuses, `UsageProblem` for an address that is none.
     """
-    if wanted.api_key is None:
+    if answers.api_key is None:
         return
-    backend = Value(api_root(Value(wanted.backend, "flag")), "flag") if wanted.backend else settings.backend
-    asked = dataclasses.replace(settings, backend=backend, api_key=Value(wanted.api_key, "flag"))
+    backend = (
+        ConfigValue(api_root(ConfigValue(answers.backend, "flag")), "flag") if answers.backend else settings.backend
+    )
+    asked = dataclasses.replace(settings, backend=backend, api_key=ConfigValue(answers.api_key, "flag"))
     with contextlib.suppress(Unreachable), Client(asked, retry_budget=0) as client:
         client.account()
 
 
-def register(settings: Config) -> Registered:
-    """Let the backend know the environment key. Raises `NotAuthorised` when it refuses the API key."""
+def register_environment_key(settings: Config) -> Registration:
+    """Store the environment key with the backend. Raises `NotAuthorised` when it refuses the API key."""
     url = settings.backend.text
     if settings.api_key is None:
         fix = "`synthctl up` starts a cluster here and writes one; for another cluster, ask who runs it"
-        return Registered(url=url, problem="there is no SYNTH_API_KEY yet", fix=fix)
+        return Registration(url=url, problem="there is no SYNTH_API_KEY yet", fix=fix)
     try:
         with Client(settings, retry_budget=0) as client:
             account = client.account()
@@ -120,15 +122,15 @@ def register(settings: Config) -> Registered:
                 client.add_environment_key(settings.environment_key.text)
     except Unreachable as error:
         problem = error.problems[0]
-        return Registered(
+        return Registration(
             url=url, problem=f"{problem.what}: {problem.where}", fix="run `synthctl setup` again when it answers"
         )
-    return Registered(url=url, organisation=account.org)
+    return Registration(url=url, organisation=account.org)
 
 
 def _same(key: str, text: str) -> str:
     """A setting in the one form that it is compared in."""
-    return api_root(Value(text, "file")) if key == "BACKEND_BASE_URL" else text
+    return api_root(ConfigValue(text, "file")) if key == "BACKEND_BASE_URL" else text
 
 
 def _flag(key: str) -> str:

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.api.objects import Job
-from synth.cli.config import Config, Value
+from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError
-from synth.cli.job_files import Flags, OtherMachine, examine_text
+from synth.cli.job_files import Flags, LenientRegistry, examine_text
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
 from synth.jobs.resolve.job import job_of
 from synth.jobs.resolved import ResolvedJob, SftJob
 
 if TYPE_CHECKING:
-    from synth.cli.tui.follow import Polling
+    from synth.cli.tui.follow import FollowOptions
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A job that is right as far as this machine can tell."""
+class CheckedJob:
+    """A job whose file has no problem that this machine can see."""
 
     text: str
     name: str
@@ -35,16 +35,16 @@ class Draft:
         return str(type(self.resolved.job).__struct_config__.tag)
 
 
-def draft(text: str, *, name: str, flags: Flags, models_dir: Path) -> Draft:
+def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path) -> CheckedJob:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
-    document, found = examine_text(text, name=name, flags=flags, registry=OtherMachine(models_dir))
-    return Draft(text, name, flags, job_of(found, document))
+    document, found = examine_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
+    return CheckedJob(text, name, flags, job_of(found, document))
 
 
-def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> Job:
+def submit_job(client: Client, config: Config, checked: CheckedJob, *, key: str | None) -> JobWithConfig:
     """Upload what the job needs and submit it. key: the idempotency key, a new one when None."""
-    job, flags = draft.resolved.job, draft.flags
-    body: dict[str, Any] = {"config": draft.text, "config_name": draft.name}
+    job, flags = checked.resolved.job, checked.flags
+    body: dict[str, Any] = {"config": checked.text, "config_name": checked.name}
     if isinstance(job, SftJob):
         body["training_file"] = _uploaded(client, job.training_file)
         body["validation_file"] = _uploaded(client, job.validation_file)
@@ -63,24 +63,24 @@ def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> 
         return client.create_job(body, key=key or uuid.uuid4().hex)
 
 
-def task_app(flag: str | None, settings: Config) -> Value | None:
+def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
     """The task app's address: the flag, else TASK_APP_URL of the environment or an env file, else the job file's."""
     if flag is not None:
-        return Value(flag, "--task-url")
+        return ConfigValue(flag, "--task-url")
     if settings.task_url is None:
         return None
-    return Value(settings.task_url.text, f"TASK_APP_URL, {settings.task_url.origin}")
+    return ConfigValue(settings.task_url.text, f"TASK_APP_URL, {settings.task_url.origin}")
 
 
-def finish(client: Client, job: Job, *, follow: bool, polling: Polling, format: output.Format) -> int:
+def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowOptions, format: output.Format) -> int:
     """Follow the job, or say how to; returns the exit code."""
     from synth.cli.tui.follow import follow_job
 
     if follow:
         output.message(f"submitted {job.id}")
         output.hint(f"Ctrl-C detaches; to end the job: synthctl jobs cancel {job.id}")
-        return follow_job(client, job.id, format=format, polling=polling)
-    if polling.timeout is not None:
+        return follow_job(client, job.id, format=format, options=options)
+    if options.timeout is not None:
         output.warn("--poll-timeout has no effect: the job is not followed")
     if format is output.Format.JSON:
         output.print_json(job)

@@ -23,22 +23,22 @@ from synth.gateway import errors
 from synth.gateway.api import openapi
 from synth.gateway.api.native import account, events, files, inference, jobs, keys, models
 from synth.gateway.api.openai.mounting import include_openai
-from synth.gateway.api.synth import creating as synth_creating
-from synth.gateway.api.synth import environment_keys, task_apps
 from synth.gateway.api.synth import jobs as synth_jobs
 from synth.gateway.api.synth import listing as synth_listing
 from synth.gateway.api.synth import models as synth_models
-from synth.gateway.api.synth.prefixes import include_everywhere
-from synth.gateway.auth import KeyRing
+from synth.gateway.api.synth import sealed_keys, task_apps
+from synth.gateway.api.synth import submit as synth_submit
+from synth.gateway.api.synth.prefixes import include_under_every_prefix
+from synth.gateway.auth import ApiKeyCache
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.commands.multipart import UPLOADS
 from synth.gateway.deps import Gateway
 from synth.gateway.middleware.body_limit import BodyLimit
-from synth.gateway.middleware.metrics import Measured
+from synth.gateway.middleware.request_metrics import RequestMetrics
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.watchdog import sweep
+from synth.gateway.watchdog import watch_jobs
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 async def setup(service: Service) -> ASGIApp:
-    """Prepare the read model, start the parts, and return the API."""
+    """Prepare the read model, start the background tasks, and return the API."""
     settings = service.settings
     assert isinstance(settings, GatewaySettings)
     # What a killed predecessor left half received.
@@ -62,19 +62,19 @@ async def setup(service: Service) -> ASGIApp:
     cluster_secret = settings.cluster_secret.get_secret_value()
     secrets = SecretStore(service.bus, cluster_secret)
     model = ReadModel(settings.read_model_path)
-    stream_end = await _ready_bus(service, settings, secrets, model)
+    stream_end = await _wait_for_bus(service, settings, secrets, model)
     hub = Hub(service.bus, model, stream_end=stream_end, stream_buffer=settings.stream_buffer)
     replicas = ReplicaTable(service.bus)
-    ring = KeyRing(service.bus, secrets)
+    key_cache = ApiKeyCache(service.bus, secrets)
     publisher = Publisher(service.bus)
     proxy = InferenceProxy(replicas, cluster_secret=cluster_secret, timeout_s=settings.inference_timeout_s)
     service.checks["read model"] = hub.check
-    service.run("log reader", _until(service.stop, hub.read()))
-    service.run("projector", _until(service.stop, hub.project()))
-    service.run("replica table", _until(service.stop, replicas.follow()))
-    service.run("key ring", _until(service.stop, ring.follow()))
-    service.run("sweeper", _until(service.stop, sweep(hub, publisher, service.blobs, settings)))
-    service.run("streams", _closing(service, hub, proxy))
+    service.run("log reader", _run_until_stopped(service.stop, hub.read_log()))
+    service.run("projector", _run_until_stopped(service.stop, hub.project()))
+    service.run("replica table", _run_until_stopped(service.stop, replicas.follow()))
+    service.run("key cache", _run_until_stopped(service.stop, key_cache.follow()))
+    service.run("watchdog", _run_until_stopped(service.stop, watch_jobs(hub, publisher, service.blobs, settings)))
+    service.run("streams", _close_streams(service, hub, proxy))
     return build_api(
         Gateway(
             settings=settings,
@@ -85,7 +85,7 @@ async def setup(service: Service) -> ASGIApp:
             model=model,
             publisher=publisher,
             secrets=secrets,
-            keys=ring,
+            keys=key_cache,
             replicas=replicas,
             registry=Registry(settings.models_dir),
             proxy=proxy,
@@ -94,15 +94,15 @@ async def setup(service: Service) -> ASGIApp:
 
 
 def build_api(gateway: Gateway) -> ASGIApp:
-    """The API over these parts."""
+    """The API of a running gateway."""
     app = describe_api(gateway.service.observability())
     app.state.gateway = gateway
     app.add_middleware(BodyLimit, limit=gateway.settings.max_json_bytes)
-    return Measured(app)
+    return RequestMetrics(app)
 
 
 def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
-    """The API without the parts behind it: every route, and the document of them."""
+    """The API without a gateway behind it: every route, and their document."""
     app = FastAPI(
         title="Synth",
         version="1",
@@ -111,17 +111,17 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
     )
     for part in (jobs, events, inference, keys):
         app.include_router(part.router)
-    for part in (account, files, synth_creating, synth_listing, synth_jobs, environment_keys, task_apps, synth_models):
-        include_everywhere(app, part.router)
+    for part in (account, files, synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models):
+        include_under_every_prefix(app, part.router)
     app.include_router(models.router, prefix="/api")
     include_openai(app)
-    errors.install(app)
-    openapi.describe(app)
+    errors.install_handlers(app)
+    openapi.complete_document(app)
     return app
 
 
-async def _ready_bus(service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel) -> int:
-    """Wait for a provisioned bus, make the keys that must exist, take up the read model; returns the log's end."""
+async def _wait_for_bus(service: Service, settings: GatewaySettings, secrets: SecretStore, model: ReadModel) -> int:
+    """Wait for a provisioned bus, make the bootstrap keys, open the read model; returns the log's last sequence."""
     deadline = time.monotonic() + _BUS_READY_WITHIN_S
     while True:
         try:
@@ -140,8 +140,8 @@ async def _ready_bus(service: Service, settings: GatewaySettings, secrets: Secre
             await asyncio.sleep(0.5)
 
 
-async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do something that never ends by itself, until the service stops."""
+async def _run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never ends by itself, and cancel it when the service stops."""
     working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -156,8 +156,8 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
             await asyncio.wait([working], timeout=0.2)
 
 
-async def _closing(service: Service, hub: Hub, proxy: InferenceProxy) -> None:
-    """End the open streams at the stop, so that the process need not wait for their clients."""
+async def _close_streams(service: Service, hub: Hub, proxy: InferenceProxy) -> None:
+    """At the stop, end the open streams: the process need not wait for their clients."""
     await service.stop.wait()
     hub.close()
     await proxy.close()

@@ -1,8 +1,8 @@
-"""Who calls and what they may do: bearer keys, looked up in the secrets' bucket and remembered for a short while.
+"""Who calls and what they may do: bearer keys, looked up in the secrets' bucket and cached for a short while.
 
-Invariants. Every route that is not open to the world takes a `Caller` (or calls `authenticate`), and the scope that a
-request needs follows from its method and path alone, so a route can forget neither. A key that is revoked or rotated
-stops to open within the moment in which the bucket tells of it, and within `_KNOWN_S` when it does not.
+Invariants. Every route that is not open to the world takes a `CurrentKey` (or calls `authenticate`), and the scope
+that a request needs follows from its method and path alone, so a route can forget neither. A revoked or rotated key
+is refused as soon as the bucket tells of the change, and after `_KEY_TTL_S` when it does not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
+from synth.access import Scope
 from synth.bus.connection import Connection
-from synth.bus.kv.secrets import API_KEYS, ApiKey, Scope, SecretStore
+from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import Follower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
@@ -28,25 +29,25 @@ from synth.runtime import logs
 
 log = logs.get("auth")
 
-_KNOWN_S = 30.0
-_STORE_IT = "store it with POST /api/environment-keys, or send `Authorization: Bearer <SYNTH_API_KEY>`"
-_UNKNOWN_S = 3.0
-_STALE_S = 600.0
-_MOST = 10_000
+_KEY_TTL_S = 30.0
+_STORE_KEY_FIX = "store it with POST /api/environment-keys, or send `Authorization: Bearer <SYNTH_API_KEY>`"
+_NO_KEY_TTL_S = 3.0
+_STALE_KEY_TTL_S = 600.0
+_MAX_ENTRIES = 10_000
 
 
-class KeyRing:
-    """API keys by their hash. While the bus is away, a key that was known lately still opens the read model."""
+class ApiKeyCache:
+    """Caches API keys by their hash. While the bus is away, a recently used key stays valid for reads."""
 
     def __init__(self, bus: Connection, store: SecretStore) -> None:
         self._bus = bus
         self._store = store
-        self._seen: dict[str, tuple[float, ApiKey | None]] = {}
-        self._environment: dict[str, tuple[float, list[OrgId]]] = {}
-        self._ending: dict[str, ApiKey] = {}
+        self._records: dict[str, tuple[float, ApiKey | None]] = {}
+        self._environment_owners: dict[str, tuple[float, list[OrgId]]] = {}
+        self._ending_keys: dict[str, ApiKey] = {}
 
     async def follow(self) -> None:
-        """Keep up with the bucket, for ever: what another gateway made or revoked holds here a moment later."""
+        """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
         follower = Follower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
         try:
             async for msg in follower.messages():
@@ -55,61 +56,61 @@ class KeyRing:
                 except msgspec.DecodeError as error:
                     log.warning("a key's record cannot be read", error=str(error))
                     continue
-                self.keep(msg.subject.removeprefix(API_KEYS), record)
+                self.remember(msg.subject.removeprefix(API_KEYS), record)
         finally:
             await follower.close()
 
     async def find(self, key: str) -> ApiKey | None:
-        """Whose key this is, even if it has ended; None for nobody's."""
+        """The record of this key, even if it has ended; None for an unknown one."""
         digest, now = key_hash(key), time.monotonic()
-        seen = self._seen.get(digest)
-        if seen and now - seen[0] < (_KNOWN_S if seen[1] else _UNKNOWN_S):
+        seen = self._records.get(digest)
+        if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
             return seen[1]
         try:
             found = await self._store.find_api_key(key)
         except (NatsError, JetStreamError, TimeoutError, OSError) as error:
-            if seen and seen[1] and now - seen[0] < _STALE_S:
+            if seen and seen[1] and now - seen[0] < _STALE_KEY_TTL_S:
                 return seen[1]
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
-        later = self._seen.get(digest)
+        later = self._records.get(digest)
         if later and later[0] > now:
             # The bucket told of a change while we asked, and our answer may be from before it.
             return later[1]
-        self.keep(digest, found)
+        self.remember(digest, found)
         return found
 
     async def owners_of_environment_key(self, key: str) -> list[OrgId]:
-        """The organisations that keep this environment key; one that was removed may still be named for `_KNOWN_S`."""
+        """The organisations that keep this environment key; a removed one may still be named for `_KEY_TTL_S`."""
         digest, now = key_hash(key), time.monotonic()
-        seen = self._environment.get(digest)
-        if seen and now - seen[0] < (_KNOWN_S if seen[1] else _UNKNOWN_S):
+        seen = self._environment_owners.get(digest)
+        if seen and now - seen[0] < (_KEY_TTL_S if seen[1] else _NO_KEY_TTL_S):
             return seen[1]
         try:
             found = await self._store.owners_of_environment_key(key)
         except (NatsError, JetStreamError, TimeoutError, OSError) as error:
             raise unavailable("the key cannot be checked while the event log is away; try again") from error
-        if len(self._environment) >= _MOST:
-            self._environment.clear()
-        self._environment[digest] = (now, found)
+        if len(self._environment_owners) >= _MAX_ENTRIES:
+            self._environment_owners.clear()
+        self._environment_owners[digest] = (now, found)
         return found
 
-    def keep(self, digest: str, record: ApiKey | None) -> None:
-        """Remember what the key of this hash is."""
-        if len(self._seen) >= _MOST:
-            self._seen.clear()
-        self._seen[digest] = (time.monotonic(), record)
+    def remember(self, digest: str, record: ApiKey | None) -> None:
+        """Cache the record of the key with this hash; None for a key that is nobody's."""
+        if len(self._records) >= _MAX_ENTRIES:
+            self._records.clear()
+        self._records[digest] = (time.monotonic(), record)
         if record is not None and (record.revoked_at or record.expires_at):
-            self._ending[record.key_id] = record
+            self._ending_keys[record.key_id] = record
 
-    def changed(self, record: ApiKey) -> None:
-        """Believe a record that was just written, before the bucket tells of it."""
-        for digest, (_, seen) in list(self._seen.items()):
+    def update(self, record: ApiKey) -> None:
+        """Replace a cached record by one that was just written, before the bucket tells of it."""
+        for digest, (_, seen) in list(self._records.items()):
             if seen is not None and (seen.org, seen.key_id) == (record.org, record.key_id):
-                self.keep(digest, record)
+                self.remember(digest, record)
 
-    def still_opens(self, caller: ApiKey) -> bool:
-        """Whether the key of a request that was let in would be let in again: what a long stream asks."""
-        return self._ending.get(caller.key_id, caller).opens
+    def still_valid(self, caller: ApiKey) -> bool:
+        """Whether the key of a long request, which was valid at its start, still is."""
+        return self._ending_keys.get(caller.key_id, caller).opens
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer synth_live_…`")
@@ -118,21 +119,21 @@ _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: 
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> ApiKey:
-    """The caller of a request, who may make it. Raises a 401 or a 403."""
-    ring: KeyRing = request.app.state.gateway.keys
+    """The key of a request, which allows it. Raises a 401 or a 403."""
+    key_cache: ApiKeyCache = request.app.state.gateway.keys
     if credentials is None:
-        raise _refused("no API key", expected="`Authorization: Bearer <SYNTH_API_KEY>`")
+        raise _unauthorised("no API key", expected="`Authorization: Bearer <SYNTH_API_KEY>`")
     key = credentials.credentials
     if mistyped(key):
-        raise _refused("this API key is mistyped: its checksum is wrong", fix="copy SYNTH_API_KEY again, whole")
-    caller = await ring.find(key)
+        raise _unauthorised("this API key is mistyped: its checksum is wrong", fix="copy SYNTH_API_KEY again, whole")
+    caller = await key_cache.find(key)
     if caller is None:
         fix = "check SYNTH_API_KEY (`synthctl up` writes it to .env)"
-        raise _refused("this API key is not known here", fix=fix)
+        raise _unauthorised("this API key is not known here", fix=fix)
     if not caller.opens:
         ended = f"was revoked at {_time(caller)}" if caller.revoked_at else f"expired at {_time(caller)}"
-        raise _refused(f"this API key ({caller.key_id}) {ended}", fix="set SYNTH_API_KEY to one that is live")
-    need_scope(caller, *scopes_of(request.method, request.scope["path"]))
+        raise _unauthorised(f"this API key ({caller.key_id}) {ended}", fix="set SYNTH_API_KEY to one that is live")
+    require_scope(caller, *required_scopes(request.method, request.scope["path"]))
     return caller
 
 
@@ -145,18 +146,18 @@ async def authenticate_chat(request: Request) -> OrgId:
     environment_key = request.headers.get("x-api-key", "")
     if credentials is not None or not environment_key:
         return (await authenticate(request, credentials)).org
-    ring: KeyRing = request.app.state.gateway.keys
-    owners = await ring.owners_of_environment_key(environment_key)
+    key_cache: ApiKeyCache = request.app.state.gateway.keys
+    owners = await key_cache.owners_of_environment_key(environment_key)
     if len(owners) == 1:
         return owners[0]
     if owners:
         what = "this environment key is kept by several organisations, so that it does not say whose call this is"
-        raise _refused(what, expected="a key of its own for each, or `Authorization: Bearer <SYNTH_API_KEY>`")
-    raise _refused("the key in X-API-Key is no environment key of an organisation here", fix=_STORE_IT)
+        raise _unauthorised(what, expected="a key of its own for each, or `Authorization: Bearer <SYNTH_API_KEY>`")
+    raise _unauthorised("the key in X-API-Key is no environment key of an organisation here", fix=_STORE_KEY_FIX)
 
 
-def scopes_of(method: str, path: str) -> tuple[Scope, ...]:
-    """What a key needs for a request."""
+def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
+    """The scopes that a request requires."""
     if path.endswith("/chat/completions"):
         return (Scope.INFERENCE,)
     for prefix, scope in (("/api/keys", Scope.KEYS), ("/api/organisations", Scope.OPERATOR)):
@@ -169,7 +170,7 @@ def scopes_of(method: str, path: str) -> tuple[Scope, ...]:
     return (Scope.WRITE, Scope.INFERENCE) if opens_chat else (Scope.WRITE,)
 
 
-def need_scope(caller: ApiKey, *scopes: Scope) -> None:
+def require_scope(caller: ApiKey, *scopes: Scope) -> None:
     """Raises a 403 when the key lacks one of them."""
     lacking = [scope.value for scope in scopes if scope not in caller.scopes]
     if not lacking:
@@ -182,7 +183,7 @@ def need_scope(caller: ApiKey, *scopes: Scope) -> None:
     raise ApiError(403, problem.text(), problems=[problem])
 
 
-def _refused(what: str, *, expected: str = "", fix: str = "check SYNTH_API_KEY") -> ApiError:
+def _unauthorised(what: str, *, expected: str = "", fix: str = "check SYNTH_API_KEY") -> ApiError:
     problem = Problem(what=what, expected=expected, fix=fix)
     return ApiError(401, problem.text(), problems=[problem])
 
@@ -193,4 +194,4 @@ def _time(key: ApiKey) -> str:
     return moment.isoformat(timespec="seconds")
 
 
-Caller = Annotated[ApiKey, Depends(authenticate)]
+CurrentKey = Annotated[ApiKey, Depends(authenticate)]

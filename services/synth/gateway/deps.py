@@ -1,4 +1,4 @@
-"""What a request handler has at hand."""
+"""The dependencies of the request handlers: the components of a running gateway."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.events import FileUploaded, JobCreated
-from synth.gateway.auth import KeyRing
+from synth.gateway.auth import ApiKeyCache
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import not_found
-from synth.gateway.read_model.event_log import last_of
+from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.gateway.read_model.store import ReadModel
@@ -28,12 +28,13 @@ from synth.service import Service
 
 _JOB_ID = re.compile(r"job_[0-9a-z]{1,64}")
 _FILE_ID = re.compile(r"file_[0-9a-z]{1,64}")
-_PROJECTED_WITHIN_S = 10.0
+#: For what another gateway has appended: it may be projected here at once, or not at all.
+_OTHERS_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts of a running gateway."""
+    """The components of a running gateway."""
 
     settings: GatewaySettings
     service: Service
@@ -43,7 +44,7 @@ class Gateway:
     model: ReadModel
     publisher: Publisher
     secrets: SecretStore
-    keys: KeyRing
+    keys: ApiKeyCache
     replicas: ReplicaTable
     registry: Registry
     proxy: InferenceProxy
@@ -52,10 +53,10 @@ class Gateway:
         """A job of this organisation, also one that another gateway took a moment ago. Raises a 404."""
         row = self.model.job(org, id)
         if row is None and _JOB_ID.fullmatch(id):
-            created = await last_of(self.bus, JobCreated, org, id)
+            created = await read_last(self.bus, JobCreated, org, id)
             if created is not None:
                 with suppress(TimeoutError):
-                    await self.hub.reached(created.seq, timeout=1.0)
+                    await self.hub.wait_until_applied(created.seq, timeout=_OTHERS_TIMEOUT_S)
                 row = self.model.job(org, id)
         if row is None:
             raise not_found("job", id)
@@ -63,26 +64,26 @@ class Gateway:
 
     async def job_at(self, org: str, id: str, seq: int) -> JobRow:
         """The job as it is once the model has our own event `seq`: what a write answers with."""
-        await self.hub.reached(seq, timeout=_PROJECTED_WITHIN_S)
+        await self.hub.wait_until_applied(seq)
         return await self.job(org, id)
 
     async def file(self, org: str, id: str) -> FileRow:
         """A file of this organisation, also one that another gateway took a moment ago. Raises a 404."""
         row = self.model.file(org, id)
         if row is None and _FILE_ID.fullmatch(id):
-            uploaded = await last_of(self.bus, FileUploaded, org, id)
+            uploaded = await read_last(self.bus, FileUploaded, org, id)
             if uploaded is not None:
                 with suppress(TimeoutError):
-                    await self.hub.reached(uploaded.seq, timeout=1.0)
+                    await self.hub.wait_until_applied(uploaded.seq, timeout=_OTHERS_TIMEOUT_S)
                 row = self.model.file(org, id)
         if row is None:
             raise not_found("file", id)
         return row
 
 
-async def _gateway(request: Request) -> Gateway:
+async def get_gateway(request: Request) -> Gateway:
     # A plain function would cost each request a thread.
     return request.app.state.gateway
 
 
-Parts = Annotated[Gateway, Depends(_gateway)]
+GatewayDep = Annotated[Gateway, Depends(get_gateway)]

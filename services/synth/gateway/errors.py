@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiError(Exception):
-    """An answer that is an error, as the API gives it."""
+    """An exception that the API answers with an error of this status."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ def unavailable(message: str, *, retry_after: int = 2) -> ApiError:
     return ApiError(503, message, type="unavailable", retry_after=retry_after)
 
 
-def answer(error: ApiError) -> Response:
+def error_response(error: ApiError) -> Response:
     """The response of an error."""
     body = ErrorBody(
         message=error.message, type=error.type, param=error.param, code=error.code, problems=error.problems
@@ -107,16 +107,16 @@ def answer(error: ApiError) -> Response:
     return Response(content, error.status, headers=headers, media_type="application/json")
 
 
-def install(app: FastAPI) -> None:
-    """Answer every kind of error in that shape."""
+def install_handlers(app: FastAPI) -> None:
+    """Register the handlers that answer every kind of error in one shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        failure = _as_api_error(error, request)
+        failure = _to_api_error(error, request)
         if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
             failure.status = 400
         if failure.status >= 500:
             log.error("request failed", method=request.method, path=request.url.path, error=repr(error))
-        return answer(failure)
+        return error_response(failure)
 
     kinds = (ApiError, UserError, Transient, Conflict, BlobMissing, RequestValidationError, HTTPException)
     unreadable = (UnicodeEncodeError, RecursionError)
@@ -124,7 +124,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def _as_api_error(error: Exception, request: Request) -> ApiError:
+def _to_api_error(error: Exception, request: Request) -> ApiError:
     match error:
         case ApiError():
             return error
@@ -149,13 +149,13 @@ def _as_api_error(error: Exception, request: Request) -> ApiError:
         case NatsError() | JetStreamError() | TimeoutError():
             return unavailable(f"the event log does not answer ({error!r}); try again")
         case HTTPException():
-            return _unserved(error, request)
+            return _from_framework(error, request)
         case _:
             return ApiError(500, "this is our fault: the gateway's log has the details", type="internal")
 
 
-def _unserved(error: HTTPException, request: Request) -> ApiError:
-    """What the framework refuses by itself: a route or a method that is not there, a body that nothing can read."""
+def _from_framework(error: HTTPException, request: Request) -> ApiError:
+    """The error for what Starlette refuses by itself: an unknown route or method, an unreadable body."""
     allowed = (error.headers or {}).get("Allow")
     route = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 404:

@@ -1,7 +1,7 @@
-"""The watch over jobs that say nothing: a heartbeat for the silent ones, and what the waiting ones lack.
+"""Watches live jobs: appends heartbeats for silent ones, and says which service waiting ones lack.
 
-Invariants. Every gateway sweeps; an event's id is made of the job and the time slot, so all of them together append
-one. What goes wrong here is logged, and the next turn tries again.
+Invariants. Every gateway checks every job; an event's id is made of the job and the time slot, so that all of them
+together append one. An error is logged, and the next turn tries again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from synth.gateway.settings import GatewaySettings
 from synth.jobs.lifecycle import State
 from synth.runtime import logs
 
-log = logs.get("sweeper")
+log = logs.get("watchdog")
 
-_EVERY_S = 1.0
+_INTERVAL_S = 1.0
 _HEARTBEAT_TTL_S = 3600.0
 _SLOT_S = 4
 
 
-def lacking(row: JobRow) -> str | None:
+def missing_service(row: JobRow) -> str | None:
     """The service that a job waits for; None when somebody owns it."""
     match row.job.state:
         case State.CREATED:
@@ -43,49 +43,49 @@ def lacking(row: JobRow) -> str | None:
             return None
 
 
-def silent(rows: list[JobRow], now: datetime, *, after_s: float) -> list[JobRow]:
-    """Live jobs without any event for so long."""
-    return [row for row in rows if (now - row.heard).total_seconds() >= after_s]
+def silent_jobs(rows: list[JobRow], now: datetime, *, after_s: float) -> list[JobRow]:
+    """The live jobs that have shown no event for `after_s` seconds."""
+    return [row for row in rows if (now - row.last_shown_at).total_seconds() >= after_s]
 
 
-def waiting(rows: list[JobRow], now: datetime, *, pool: str, after_s: float) -> list[tuple[JobRow, QueueWaiting]]:
-    """Jobs that nobody took for so long, each with what it lacks and its place among those that lack the same."""
+def waiting_jobs(rows: list[JobRow], now: datetime, *, pool: str, after_s: float) -> list[tuple[JobRow, QueueWaiting]]:
+    """The jobs that wait for a service for `after_s` seconds, each with its place in that queue."""
     found: list[tuple[JobRow, QueueWaiting]] = []
     positions: dict[str, int] = {}
     for row in rows:
-        need = lacking(row)
-        if need is None:
+        missing = missing_service(row)
+        if missing is None:
             continue
-        positions[need] = position = positions.get(need, 0) + 1
-        seconds = (now - row.since).total_seconds()
+        positions[missing] = position = positions.get(missing, 0) + 1
+        seconds = (now - row.state_since).total_seconds()
         if seconds >= after_s:
-            found.append((row, QueueWaiting(need=need, pool=pool, position=position, seconds=round(seconds, 1))))
+            found.append((row, QueueWaiting(need=missing, pool=pool, position=position, seconds=round(seconds, 1))))
     return found
 
 
-async def sweep(hub: Hub, publisher: Publisher, blobs: BlobStore, settings: GatewaySettings) -> None:
+async def watch_jobs(hub: Hub, publisher: Publisher, blobs: BlobStore, settings: GatewaySettings) -> None:
     """Watch over all live jobs, for ever."""
     while True:
-        await asyncio.sleep(_EVERY_S)
-        if not hub.current:
+        await asyncio.sleep(_INTERVAL_S)
+        if not hub.caught_up:
             continue  # in an old view every job looks silent
         try:
-            await sweep_once(hub.model.live_jobs(), publisher, settings, datetime.now(UTC))
+            await check_jobs(hub.model.live_jobs(), publisher, settings, datetime.now(UTC))
             await empty_trash(hub.model, blobs)
         except Exception:
             # Whatever it is, the API must live on, and the next turn is in a second.
             log.exception("sweep failed")
 
 
-async def sweep_once(rows: list[JobRow], publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
-    """Say what there is to say of these live jobs at this moment."""
-    for row, event in waiting(rows, now, pool=settings.pool, after_s=settings.waiting_after_s):
+async def check_jobs(rows: list[JobRow], publisher: Publisher, settings: GatewaySettings, now: datetime) -> None:
+    """Append the heartbeats and the `queue.waiting` that are due for these live jobs."""
+    for row, event in waiting_jobs(rows, now, pool=settings.pool, after_s=settings.waiting_after_s):
         slot = int(event.seconds // settings.waiting_after_s)
-        said = row.job.waiting
-        if said is None or said.need != event.need or int(said.seconds // settings.waiting_after_s) < slot:
-            id = f"{event.need}:{int(row.since.timestamp())}:{slot}"
+        last = row.job.waiting
+        if last is None or last.need != event.need or int(last.seconds // settings.waiting_after_s) < slot:
+            id = f"{event.need}:{int(row.state_since.timestamp())}:{slot}"
             await publisher.once(event, org=row.org, key=row.job.id, id=id)
-    for row in silent(rows, now, after_s=settings.heartbeat_after_s):
+    for row in silent_jobs(rows, now, after_s=settings.heartbeat_after_s):
         slot = int(now.timestamp() // _SLOT_S)
         event = Heartbeat(state=row.job.state)
         await publisher.once(event, org=row.org, key=row.job.id, id=f"hb:{slot}", ttl=_HEARTBEAT_TTL_S)

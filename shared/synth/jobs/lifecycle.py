@@ -57,6 +57,9 @@ TRANSITIONS: dict[tuple[State | None, str], State] = {
     (State.CANCELLING, "job.failed"): State.FAILED,
 }
 
+#: Facts that end a job: none of that job follows them.
+TERMINAL_FACTS = frozenset(fact for (_, fact), state in TRANSITIONS.items() if state in TERMINAL)
+
 _KNOWN = frozenset(fact for _, fact in TRANSITIONS)
 
 #: The fact that begins another term of a job: its tasks are queued anew, and those of the term before are void.

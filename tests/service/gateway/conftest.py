@@ -43,13 +43,13 @@ class Running:
 
     service: Service
     server: uvicorn.Server
-    parts: list[asyncio.Task[None]]
+    tasks: list[asyncio.Task[None]]
 
     async def stop(self) -> None:
         self.service.stop.set()
         await self.service.drain()
         self.server.should_exit = True
-        await asyncio.wait_for(asyncio.gather(*self.parts), 10)
+        await asyncio.wait_for(asyncio.gather(*self.tasks), 10)
         await self.service.bus.close()
 
 
@@ -74,11 +74,11 @@ async def start_gateway(settings_of, bus_admin, tmp_path: Path) -> AsyncIterator
         app = await setup(service)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
         server = Server(config)
-        parts = [
+        tasks = [
             asyncio.create_task(server.serve(sockets=[listening])),
             asyncio.create_task(service.supervise()),
         ]
-        started.append(Running(service, server, parts))
+        started.append(Running(service, server, tasks))
         return started[-1]
 
     yield start

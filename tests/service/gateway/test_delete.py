@@ -12,7 +12,7 @@ from synth.bus.replay import replay
 from synth.events import FileDeleted, FileReady, FileUploaded, JobValidated, JobVerified, ModelRef
 from synth.gateway.commands.delete import empty_trash
 from tests.service.gateway import job_histories
-from tests.service.gateway.waiting import seen
+from tests.service.gateway.wait import wait_until_shown
 
 BODY = b'{"messages": []}\n'
 
@@ -31,7 +31,7 @@ async def verified_with(user, bus_as, file: str, blob) -> str:
     await append_decided(await bus_as("validator"), user.org, job, lambda _: validated)
     verified = JobVerified(source=ModelRef(id="tiny", path="tiny"), training_data=blob)
     history, seq = await append_decided(await bus_as("verifier"), user.org, job, lambda _: verified)
-    await seen(user, seq or history.last_seq)
+    await wait_until_shown(user, seq or history.last_seq)
     return job
 
 
@@ -67,14 +67,16 @@ async def test_another_organisations_file_cannot_be_deleted(start_gateway, clien
 async def test_the_same_bytes_come_back_under_their_id_and_are_checked_anew(user, bus_as, blobs):
     file = await uploaded(user)
     files = Publisher(await bus_as("files"))
-    await seen(user, await files.once(FileReady(rows=1, messages=2, characters=3), org=user.org, key=file, id="1"))
+    await wait_until_shown(
+        user, await files.once(FileReady(rows=1, messages=2, characters=3), org=user.org, key=file, id="1")
+    )
     await user.http.delete(f"/api/files/{file}")
     again = await user.http.post("/api/files", files={"file": ("b.jsonl", BODY)})
     assert (again.status_code, again.json()["id"]) == (201, file)
     assert (again.json()["status"], again.json()["filename"]) == ("processing", "b.jsonl")
     # What was said of the first upload, late, is no word on this one; the second deletion ends this one.
     late = FileDeleted(requested_by="key_1", uploaded_seq=1)
-    await seen(user, await Publisher(await bus_as("gateway")).once(late, org=user.org, key=file, id="late"))
+    await wait_until_shown(user, await Publisher(await bus_as("gateway")).once(late, org=user.org, key=file, id="late"))
     assert (await user.http.get(f"/api/files/{file}/content")).content == BODY
     assert (await user.http.delete(f"/api/files/{file}")).status_code == 200
     third = await user.http.post("/api/files", files={"file": ("c.jsonl", BODY)})
@@ -128,7 +130,7 @@ async def test_a_job_that_was_verified_with_a_file_keeps_its_bytes_until_it_ends
     assert not await gone()
     _, fence = await start_attempt(await bus_as("trainer"), user.org, verified, worker="w")
     assert fence is not None
-    await seen(user, await job_histories.succeed(await bus_as("trainer"), fence, steps=1) or 0)
+    await wait_until_shown(user, await job_histories.succeed(await bus_as("trainer"), fence, steps=1) or 0)
     assert not await gone(), "a job that came before the deletion may still be verified with it"
     await user.http.post(f"/api/jobs/{unverified}/cancel")
     later = (await user.submit())["id"]

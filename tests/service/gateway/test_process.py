@@ -98,10 +98,10 @@ async def test_it_ends_at_once_with_streams_open(spawn):
                 async for _ in stream.aiter_lines():
                     opened[i].set()
 
-        watchers = [asyncio.create_task(watch(i)) for i in range(50)]
+        subscribers = [asyncio.create_task(watch(i)) for i in range(50)]
         async with asyncio.timeout(20):
             for event in opened:
                 await event.wait()
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 5) == 0
-        await asyncio.wait(watchers, timeout=5)
+        await asyncio.wait(subscribers, timeout=5)

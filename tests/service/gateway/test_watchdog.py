@@ -14,7 +14,7 @@ from synth.bus.replay import replay
 from synth.events import JobCreated, JobPaused, JobPauseRequested, JobResumed, PolicyLoaded
 from synth.gateway.read_model.store import ReadModel
 from synth.gateway.settings import GatewaySettings
-from synth.gateway.watchdog import lacking, sweep_once
+from synth.gateway.watchdog import check_jobs, missing_service
 from synth.ids import new_job_id, new_org_id
 from tests.service.gateway import job_histories
 
@@ -53,8 +53,8 @@ async def test_gateways_that_sweep_at_once_append_one_event(bus_as, tmp_path):
     model.prepare(stream="s", last_seq=10**9)
     model.apply(await replay(buses[0].nc, [f"*.*.{org}.{id}"]))
     rows, settings = model.live_jobs(), GatewaySettings()
-    later = rows[0].heard + timedelta(seconds=100)
-    await asyncio.gather(*(sweep_once(rows, Publisher(bus), settings, later) for bus in buses))
+    later = rows[0].last_shown_at + timedelta(seconds=100)
+    await asyncio.gather(*(check_jobs(rows, Publisher(bus), settings, later) for bus in buses))
     said = await replay(buses[0].nc, [f"*.*.{org}.{id}"])
     assert sorted(e.type for e in said) == ["job.created", "queue.waiting", "watch.heartbeat"]
 
@@ -69,7 +69,7 @@ async def test_rollouts_alone_keep_no_heartbeat_away(bus_as, tmp_path):
     model.apply(events)
     [row] = model.live_jobs()
     assert row.job.rollouts.completed == 1
-    assert row.heard == created.time < rollout.time, "a client that counts events does not see it"
+    assert row.last_shown_at == created.time < rollout.time, "a client that counts events does not see it"
 
 
 async def test_an_ended_job_gets_none(start_gateway, client_of, bus_as):
@@ -118,7 +118,7 @@ async def test_a_job_that_was_resumed_lacks_an_engine_again(bus_as, tmp_path):
     needs: list[str | None] = []
     for event in await replay(gateway.nc, [f"*.*.{org}.{id}"]):
         model.apply([event])
-        needs += [lacking(row) for row in model.live_jobs()]
+        needs += [missing_service(row) for row in model.live_jobs()]
     assert needs == ["validator", "verifier", "inference", "trainer", None, None, None, "inference"]
 
 

@@ -7,11 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
+
+from synth.api.schemas import JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.config import Config, Value
+from synth.cli.config import Config, ConfigValue
+from synth.jobs.lifecycle import State
 
 
 @dataclass
@@ -30,6 +35,13 @@ class Request:
     path: str
     headers: dict[str, str]
     body: bytes
+
+
+def job_body(state: str = State.CREATED, **changes: Any) -> dict[str, Any]:
+    """A job as the gateway answers one."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    job = JobWithConfig(id="job_1", state=State.CREATED, name="a.toml", created_at=now, updated_at=now, last_seq=1)
+    return msgspec.to_builtins(job) | {"state": state} | changes
 
 
 class Backend:
@@ -86,5 +98,5 @@ def backend_that(answer: Callable[[Request], Answer]) -> Iterator[tuple[Backend,
 
 
 def client_of(url: str) -> Client:
-    config = Config(Value(url, "flag"), Value("synth_live_x", "environment"), None, None)
+    config = Config(ConfigValue(url, "flag"), ConfigValue("synth_live_x", "environment"), None, None)
     return Client(config, retry_budget=1.0)

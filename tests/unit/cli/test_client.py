@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
 import pytest
 
+from synth.api.schemas import File
 from synth.bus.server.embedded import free_port
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
-from tests.unit.cli.backend import Answer, Request, backend_that, client_of
+from tests.unit.cli.backend import Answer, backend_that, client_of, job_body
 
-JOB = {"id": "job_1", "state": "created", "created_at": "2026-01-01T00:00:00Z"}
+FILE = msgspec.to_builtins(
+    File(
+        id="file_1", filename="a", purpose="fine-tune", bytes=1, sha256="0", created_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+)
 
 
 def test_a_submit_is_repeated_with_the_same_key_until_the_backend_is_back():
-    answers = iter([Answer(503, {}), Answer(502, b"<html>"), Answer(201, JOB)])
+    answers = iter([Answer(503, {}), Answer(502, b"<html>"), Answer(201, job_body())])
     with backend_that(lambda _: next(answers)) as (backend, client):
         assert client.create_job({"config": ""}, key="k1").id == "job_1"
     assert [r.headers["Idempotency-Key"] for r in backend.requests] == ["k1"] * 3
@@ -69,16 +78,16 @@ def test_nobody_at_the_address_is_said_with_the_address_and_what_to_do():
 def test_an_upload_sends_the_whole_file_again_when_it_is_repeated(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"messages": []}\n' * 1000)
-    answers = iter([Answer(503, {}), Answer(200, {"id": "file_1", "status": "processing"})])
+    answers = iter([Answer(503, {}), Answer(200, FILE)])
     with backend_that(lambda _: next(answers)) as (backend, client):
         assert client.upload(path, purpose="fine-tune").id == "file_1"
     assert all(path.read_bytes() in r.body for r in backend.requests)
     assert len(backend.requests) == 2
 
 
-def test_a_value_that_was_not_a_number_does_not_hide_the_job():
-    def answer(_: Request) -> Answer:
-        return Answer(200, JOB | {"values": {"loss": None, "lr": 0.1}})
-
-    with backend_that(answer) as (_, client):
-        assert client.job("job_1").values == {"loss": None, "lr": 0.1}
+@pytest.mark.parametrize(("field", "value"), [("state", "dreaming"), ("values", {"loss": None}), ("last_seq", "7")])
+def test_a_job_of_another_shape_is_one_error_that_names_the_field(field: str, value: Any):
+    with backend_that(lambda _: Answer(200, job_body(**{field: value}))) as (_, client):
+        with pytest.raises(Unreachable, match=rf"{field}.*of one version") as caught:
+            client.job("job_1")
+        assert caught.value.code == 7

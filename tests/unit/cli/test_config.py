@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.config import Value, resolve
+from synth.cli.config import ConfigValue, resolve
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.runtime.env_file import read_env_file
 
@@ -55,8 +55,8 @@ def test_of_two_env_files_the_first_that_has_a_key_says_what_it_is(env_file: Pat
     env_file.write_text("SYNTH_API_KEY=first\n")
     Path("more.env").write_text("SYNTH_API_KEY=second\nTASK_APP_URL=http://more\n")
     config = resolve(backend=None, env_files=[env_file, Path("more.env")])
-    assert config.api_key == Value("first", ".env")
-    assert config.task_url == Value("http://more", "more.env")
+    assert config.api_key == ConfigValue("first", ".env")
+    assert config.task_url == ConfigValue("http://more", "more.env")
 
 
 def test_the_other_clients_name_for_the_address_is_read_where_ours_is_not_set(

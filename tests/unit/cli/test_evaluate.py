@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.unit.cli.backend import Answer, Request, backend_that
+from synth.jobs.lifecycle import State
+from tests.unit.cli.backend import Answer, Request, backend_that, job_body
 from tests.unit.cli.test_command_line import synthctl
 
-JOB = {"id": "job_1", "state": "succeeded", "eval": {"reward_mean": 0.5, "rollouts": 2.0}}
+JOB = job_body(State.SUCCEEDED, eval={"reward_mean": 0.5, "rollouts": 2.0})
 CREATED = {"seq": 1, "type": "job.created", "time": "2026-01-01T00:00:00Z", "job_id": "job_1", "data": {}}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from synth.cli.api.objects import JobEvent
+from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
 from synth.cli.tui.output import duration, number, sparkline
 from synth.cli.tui.progress import Progress, describe, exit_code
@@ -21,7 +21,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def fold(*events: tuple[str, dict[str, Any]], after: int = 0) -> Progress:
     progress = Progress("job_1")
     for i, (type, data) in enumerate(events, start=after + 1):
-        progress.apply(JobEvent(seq=i, type=type, time=START + timedelta(seconds=i), data=data))
+        progress.apply(EventView(seq=i, type=type, time=START + timedelta(seconds=i), data=data))
     return progress
 
 
@@ -79,7 +79,7 @@ def test_a_pause_is_shown_and_the_attempt_after_it_is_no_sign_of_a_death():
     resumed = fold(*paused, ("job.resumed", {}), again)
     assert (resumed.state, resumed.warning, resumed.seconds_left) == ("started", "", None)
     assert "died" in fold(*BEGIN, again).warning
-    assert describe(JobEvent(seq=1, type="job.paused", data={"step": 2})) == "paused after step 2"
+    assert describe(EventView(seq=1, time=START, type="job.paused", data={"step": 2})) == "paused after step 2"
 
 
 def test_what_the_collapse_watch_sees_is_shown_with_its_numbers():
@@ -87,9 +87,9 @@ def test_what_the_collapse_watch_sees_is_shown_with_its_numbers():
     warned = ("train.warned", {"step": 9, "rule": "entropy_low", "problem": problem})
     text = "the entropy is 0.01; expected at least 0.08; lower the rate"
     assert text in drawn(fold(*BEGIN, step(9), warned))
-    assert describe(JobEvent(seq=1, type="train.warned", data=warned[1])) == f"warning: {text}"
+    assert describe(EventView(seq=1, time=START, type="train.warned", data=warned[1])) == f"warning: {text}"
     paused = {"step": 9, "reason": text}
-    assert describe(JobEvent(seq=1, type="job.paused", data=paused)) == f"paused after step 9: {text}"
+    assert describe(EventView(seq=1, time=START, type="job.paused", data=paused)) == f"paused after step 9: {text}"
 
 
 def test_an_evaluation_job_is_one_batch_of_its_seeds():
@@ -145,16 +145,18 @@ def test_a_figure_stays_beside_its_name_where_the_line_breaks():
 
 def test_a_paused_job_collects_nothing():
     wanted = ("rollout.requested", {"mode": "train", "iteration": 2, "seeds": [1], "group_size": 8})
-    began = (*BEGIN, step(1), ("job.pause_requested", {}), wanted)
-    assert "rollouts" in drawn(fold(*began))
-    assert "rollouts" not in drawn(fold(*began, ("job.paused", {"step": 1})))
+    created_at = (*BEGIN, step(1), ("job.pause_requested", {}), wanted)
+    assert "rollouts" in drawn(fold(*created_at))
+    assert "rollouts" not in drawn(fold(*created_at, ("job.paused", {"step": 1})))
 
 
 def test_lines_say_what_happened_and_leave_out_what_only_lives():
-    assert describe(JobEvent(seq=1, type="watch.heartbeat")) is None
-    line = describe(JobEvent(seq=1, type="train.step", data={"step": 1, "of": 2, "values": {"loss": None}}))
+    assert describe(EventView(seq=1, time=START, type="watch.heartbeat")) is None
+    line = describe(
+        EventView(seq=1, time=START, type="train.step", data={"step": 1, "of": 2, "values": {"loss": None}})
+    )
     assert line == "step 1/2 loss=nan"
-    assert describe(JobEvent(seq=1, type="some.new_fact")) == "some new fact"
+    assert describe(EventView(seq=1, time=START, type="some.new_fact")) == "some new fact"
 
 
 def test_figures_are_short():
@@ -164,3 +166,11 @@ def test_figures_are_short():
     assert sparkline([5, 5]) == "▁▁"
     assert [number(v) for v in (None, 0.5, 3.0, 12345.6, 1.23456e-7)] == ["nan", "0.5", "3", "12,346", "1.235e-07"]
     assert [duration(s) for s in (5, 65, 7500, 90_000)] == ["5s", "1m05s", "2h05m", "1d1h"]
+
+
+def test_an_event_that_the_gateway_could_not_read_is_told_by_its_type_alone():
+    unread = EventView(seq=1, type="train.step", time=START, data='{"values": {"loss": null}}')
+    assert describe(unread) == "train step"
+    progress = fold(*BEGIN, step(1))
+    progress.apply(unread)
+    assert (progress.step, progress.seq) == (1, 1)

@@ -11,11 +11,13 @@ from synth.runtime.env_file import read_env_file
 from tests.unit.cli.backend import Answer, Backend, Request, backend_that
 from tests.unit.cli.test_command_line import synthctl
 
+ACCOUNT = {"org": "org_1", "org_name": "default", "key_id": "key_1", "key_name": "first", "scopes": ["read"]}
+
 
 def answer(request: Request) -> Answer:
     if request.headers.get("Authorization") != "Bearer sk_right":
         return Answer(401, {"error": {"message": "unknown key"}})
-    return Answer(body={"org": "org_1"} if request.path == "/api/me" else {"id": "key_1"})
+    return Answer(body=ACCOUNT if request.path == "/api/me" else {"id": "key_1"})
 
 
 def sent(backend: Backend) -> list[str]:

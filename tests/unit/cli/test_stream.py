@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from synth.cli.api import stream
-from synth.cli.api.stream import Follower, Frame, frames
+from synth.cli.api.stream import EventFollower, SseEvent, parse_sse
 from synth.cli.errors import NotFound, TimedOut, Unreachable
 from tests.unit.cli.backend import Answer, Request, backend_that
 
@@ -18,7 +18,6 @@ LOG = [
     {"seq": 10 * (i + 1), "type": t, "time": "2026-01-01T00:00:00Z", "job_id": "job_1", "data": {}}
     for i, t in enumerate(TYPES)
 ]
-JOB = {"id": "job_1", "state": "succeeded"}
 END = "event: end\ndata: {}\n\n"
 
 
@@ -34,7 +33,7 @@ def behind(request: Request) -> list[dict]:
 
 def test_frames_are_read_over_comments_and_several_data_lines():
     lines = [": ping", "id: 7", "event: train.step", "data: a", "data:b", "", "retry: 100", "", "event: end", ""]
-    assert list(frames(lines)) == [None, Frame("7", "train.step", "a\nb"), Frame("7", "end", "")]
+    assert list(parse_sse(lines)) == [None, SseEvent("7", "train.step", "a\nb"), SseEvent("7", "end", "")]
 
 
 def test_a_stream_that_breaks_after_every_event_gives_each_once_and_in_order():
@@ -45,7 +44,7 @@ def test_a_stream_that_breaks_after_every_event_gives_each_once_and_in_order():
         return Answer(204) if not rest else Answer(chunks=[text_of(rest[0]), cut])
 
     with backend_that(answer) as (backend, client):
-        seen = [e.seq for e in Follower(client, "job_1").events()]
+        seen = [e.seq for e in EventFollower(client, "job_1").events()]
     assert seen == [e["seq"] for e in LOG]
     assert len(backend.requests) == len(LOG) + 1
 
@@ -53,15 +52,15 @@ def test_a_stream_that_breaks_after_every_event_gives_each_once_and_in_order():
 def test_events_that_come_twice_are_seen_once():
     chunks = [text_of(LOG[0]), text_of(LOG[0]), text_of(LOG[1]), text_of(LOG[0]), END]
     with backend_that(lambda _: Answer(chunks=chunks)) as (_, client):
-        assert [e.seq for e in Follower(client, "job_1").events()] == [10, 20]
+        assert [e.seq for e in EventFollower(client, "job_1").events()] == [10, 20]
 
 
 def test_a_watcher_begins_behind_the_sequence_it_is_given():
     with backend_that(lambda r: Answer(chunks=[*map(text_of, behind(r)), END])) as (_, client):
-        assert [e.seq for e in Follower(client, "job_1", after=50).events()] == [60, 70]
+        assert [e.seq for e in EventFollower(client, "job_1", after=50).events()] == [60, 70]
 
 
-@pytest.mark.parametrize("no_stream", [Answer(200, {"events": []}), Answer(chunks=[])])
+@pytest.mark.parametrize("no_stream", [Answer(200, {"events": [], "last_seq": 0, "more": False}), Answer(chunks=[])])
 def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "POLL_S", 0.01)
 
@@ -72,13 +71,13 @@ def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer
         return Answer(200, {"events": page, "last_seq": 70, "more": bool(behind(request)[2:])})
 
     with backend_that(answer) as (_, client):
-        assert [e.seq for e in Follower(client, "job_1").events()] == [e["seq"] for e in LOG]
+        assert [e.seq for e in EventFollower(client, "job_1").events()] == [e["seq"] for e in LOG]
 
 
 def test_an_unknown_job_is_an_error_at_once():
     with backend_that(lambda _: Answer(404, {"error": {"message": "no job"}})) as (backend, client):
         with pytest.raises(NotFound, match="no job"):
-            list(Follower(client, "job_1").events())
+            list(EventFollower(client, "job_1").events())
         assert len(backend.requests) == 1
 
 
@@ -86,13 +85,13 @@ def test_a_backend_that_stays_away_ends_the_watch_when_patience_does():
     with backend_that(lambda _: Answer(503, {"error": {"message": "away"}})) as (_, client):
         began = time.monotonic()
         with pytest.raises(Exception, match="away"):
-            list(Follower(client, "job_1", patience=1.0).events())
+            list(EventFollower(client, "job_1", patience=1.0).events())
     assert time.monotonic() - began < 2
 
 
 def test_a_backend_that_goes_away_for_good_is_unreachable():
     with backend_that(lambda r: Answer(chunks=[text_of(LOG[0])])) as (backend, client):
-        events = Follower(client, "job_1", patience=0.5).events()
+        events = EventFollower(client, "job_1", patience=0.5).events()
         assert next(events).seq == 10
         backend.server.socket.close()
         with pytest.raises(Unreachable):
@@ -104,5 +103,5 @@ def test_the_users_deadline_ends_a_watch_of_a_job_that_goes_on():
         return Answer(chunks=[*map(text_of, behind(request)[:3]), ": ping\n\n"])
 
     with backend_that(answer) as (_, client), pytest.raises(TimedOut) as caught:
-        list(Follower(client, "job_1", deadline=time.monotonic() + 0.5).events())
+        list(EventFollower(client, "job_1", deadline=time.monotonic() + 0.5).events())
     assert caught.value.code == 124

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.bus.kv.replicas import Replica
-from synth.gateway.chat_proxy.affinity import in_order, session_of
+from synth.gateway.chat_proxy.affinity import rank_replicas, session_key
 
 SESSIONS = [f"session {i}".encode() for i in range(300)]
 
@@ -23,7 +23,7 @@ def replica(id: str, *, models: list[str] | None = None, running: int = 0, waiti
 
 
 def first(replicas: list[Replica], session: bytes) -> str:
-    return in_order(replicas, model="m", session=session, load=lambda r: r.running + r.waiting)[0].id
+    return rank_replicas(replicas, model="m", session=session, load=lambda r: r.running + r.waiting)[0].id
 
 
 def body(**fields: Any) -> bytes:
@@ -67,23 +67,23 @@ def test_a_model_that_nobody_has_is_loaded_in_one_place():
 def test_a_conversation_is_known_by_how_it_begins():
     system, hello = {"role": "system", "content": "s"}, {"role": "user", "content": "Hello"}
     more = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Who are you?"}]
-    begun = session_of({}, body(messages=[system, hello], temperature=0))
-    assert session_of({}, body(messages=[system, hello, *more], temperature=1)) == begun
-    assert session_of({}, body(messages=[system, more[1]])) != begun
-    assert session_of({}, body(messages=[hello])) != begun
+    begun = session_key({}, body(messages=[system, hello], temperature=0))
+    assert session_key({}, body(messages=[system, hello, *more], temperature=1)) == begun
+    assert session_key({}, body(messages=[system, more[1]])) != begun
+    assert session_key({}, body(messages=[hello])) != begun
 
 
 @pytest.mark.parametrize("given", [{"prompt_cache_key": "k"}, {"user": "k"}])
 def test_a_conversation_that_is_named_is_known_by_its_name(given: dict[str, str]):
-    assert session_of({}, body(**given)) == session_of({}, body(messages=[], **given)) != session_of({}, body())
-    assert session_of({"x-session-id": "s"}, body(**given)) == session_of({"x-session-id": "s"}, body())
+    assert session_key({}, body(**given)) == session_key({}, body(messages=[], **given)) != session_key({}, body())
+    assert session_key({"x-session-id": "s"}, body(**given)) == session_key({"x-session-id": "s"}, body())
 
 
 @given(st.binary())
 def test_a_body_that_is_no_chat_is_passed_on_as_it_is(content: bytes):
-    session_of({}, content)
+    session_key({}, content)
 
 
 @pytest.mark.parametrize("messages", [None, 3, "x", [1], [[]], [{"role": 3}], [{}]])
 def test_messages_that_are_none_are_no_reason_to_fail(messages: Any):
-    assert isinstance(session_of({}, body(messages=messages)), bytes)
+    assert isinstance(session_key({}, body(messages=messages)), bytes)

@@ -11,7 +11,7 @@ import pytest
 
 from synth.errors import UserError
 from synth.events import JobRejected, JobValidated
-from synth.gateway.api.synth.payloads import Translated, read_body, rl_job, sft_job
+from synth.gateway.api.synth.payloads import JobRequest, parse_rl_job, parse_sft_job, read_body
 from synth.models import Registry
 from synth.validator.validate import validate
 
@@ -41,11 +41,11 @@ experiment = "a"
 """
 
 
-def translated(request: dict) -> Translated:
-    return (rl_job if "/rl/" in request["path"] else sft_job)(request["body"])
+def translated(request: dict) -> JobRequest:
+    return (parse_rl_job if "/rl/" in request["path"] else parse_sft_job)(request["body"])
 
 
-def validated(job: Translated) -> dict:
+def validated(job: JobRequest) -> dict:
     outcome = validate(job.created, Registry(Path("no-models-here")))
     assert isinstance(outcome, JobValidated), outcome
     return outcome.job
@@ -82,7 +82,7 @@ def test_what_the_sdk_sent_with_hardly_any_configuration_is_a_job_that_says_what
 
 
 def test_a_task_app_that_nobody_names_is_missed():
-    outcome = validate(rl_job({"data": {"model": "Qwen/Qwen3-0.6B"}}).created, Registry(Path("no-models-here")))
+    outcome = validate(parse_rl_job({"data": {"model": "Qwen/Qwen3-0.6B"}}).created, Registry(Path("no-models-here")))
     assert isinstance(outcome, JobRejected)
     assert any("task" in p.text() for p in outcome.problems)
 
@@ -99,7 +99,7 @@ def test_an_sdk_job_with_a_rank_is_an_adapter_and_one_without_is_not():
 
 def test_the_model_and_the_address_beside_the_toml_win_over_it():
     config = tomllib.loads(RL)
-    job = rl_job(
+    job = parse_rl_job(
         {"job_type": "rl", "data": {"config": config, "model": "Qwen/Qwen3-8B", "endpoint_base_url": "http://flag"}}
     )
     resolved = validated(job)
@@ -126,18 +126,18 @@ def test_the_older_demo_s_body_is_a_job_and_its_secret_is_not_in_it():
             "rollout": rollout,
         },
     }
-    job = rl_job(body)
+    job = parse_rl_job(body)
     assert job.environment_key == "env-secret"
     assert b"env-secret" not in msgspec.json.encode(job.created)
     assert job.created.metadata == {"source": "demo"}
     assert validated(job)["rollout"]["env_name"] == "math"
     del body["data"]["config"]
-    assert validated(rl_job(body))["iterations"] == 3
+    assert validated(parse_rl_job(body))["iterations"] == 3
 
 
 def test_a_flat_body_is_a_job_too():
     trainer = {"batch_size": 2, "group_size": 8}
-    job = rl_job(
+    job = parse_rl_job(
         {
             "model": "Qwen/Qwen3-4B",
             "endpoint_base_url": "http://t",
@@ -153,7 +153,7 @@ def test_a_flat_body_is_a_job_too():
     config = tomllib.loads(RL)
     del config["training"]["batch_size"], config["training"]["group_size"]
     resolved = validated(
-        rl_job({"model": "Qwen/Qwen3-4B", "endpoint_base_url": "http://t", "trainer": trainer, "config": config})
+        parse_rl_job({"model": "Qwen/Qwen3-4B", "endpoint_base_url": "http://t", "trainer": trainer, "config": config})
     )
     assert (resolved["batch_size"], resolved["group_size"]) == (2, 8)
 
@@ -166,7 +166,7 @@ def test_steps_go_by_several_names(name):
         "validation_file": "file_y",
         "hyperparameters": {name: 7},
     }
-    resolved = validated(sft_job(body))
+    resolved = validated(parse_sft_job(body))
     assert resolved["steps"] == 7
     assert (resolved["training_file"], resolved["validation_file"]) == ("file_x", "file_y")
 
@@ -184,26 +184,26 @@ def test_steps_go_by_several_names(name):
 def test_an_adapter_is_trained_where_any_of_three_places_says_so(hyper, training, mode):
     metadata = {"effective_config": {"training": training}}
     body = {"model": "Qwen/Qwen3-0.6B", "training_file_id": "file_x", "hyperparameters": hyper, "metadata": metadata}
-    assert validated(sft_job(body))["mode"] == mode
+    assert validated(parse_sft_job(body))["mode"] == mode
 
 
 @pytest.mark.parametrize(
     ("make", "body", "place"),
     [
-        (rl_job, {"data": {"job_config_id": "c"}}, "data.job_config_id"),
-        (rl_job, {"data": {"config": []}}, "data.config"),
-        (rl_job, {"data": 3}, "data"),
-        (rl_job, {"job_type": "sft", "data": {}}, "job_type"),
-        (rl_job, {"data": {"config": {}, "model": 3}}, "data.model"),
-        (sft_job, {"training_type": "rl_online"}, "training_type"),
-        (sft_job, {"training_type": "dpo"}, "training_type"),
-        (sft_job, {"hyperparameters": [1]}, "hyperparameters"),
+        (parse_rl_job, {"data": {"job_config_id": "c"}}, "data.job_config_id"),
+        (parse_rl_job, {"data": {"config": []}}, "data.config"),
+        (parse_rl_job, {"data": 3}, "data"),
+        (parse_rl_job, {"job_type": "sft", "data": {}}, "job_type"),
+        (parse_rl_job, {"data": {"config": {}, "model": 3}}, "data.model"),
+        (parse_sft_job, {"training_type": "rl_online"}, "training_type"),
+        (parse_sft_job, {"training_type": "dpo"}, "training_type"),
+        (parse_sft_job, {"hyperparameters": [1]}, "hyperparameters"),
         (
-            sft_job,
+            parse_sft_job,
             {"metadata": {"effective_config": {"data": {"validation_files": ["a", "b"]}}}},
             "metadata.effective_config.data.validation_files",
         ),
-        (sft_job, {"hyperparameters": {"x": "y" * 300_000}}, "config"),
+        (parse_sft_job, {"hyperparameters": {"x": "y" * 300_000}}, "config"),
     ],
 )
 def test_a_body_of_another_shape_is_refused_at_its_place(make, body, place):

@@ -24,7 +24,7 @@ from synth.events import (
     TrainWarned,
 )
 from synth.events.catalogue import CATALOGUE, Event
-from synth.gateway.presentation.vocabulary import EVENTS, STATUS, metric_name, our_metric, said
+from synth.gateway.presentation.vocabulary import EVENT_DESCRIPTIONS, STATUS, describe_event, metric_name, our_metric
 from synth.jobs.lifecycle import State
 
 #: What one client or another takes for the end of a job.
@@ -41,7 +41,7 @@ def recorded(type_: str, event: Event) -> Recorded:
 
 
 def test_every_event_of_a_job_is_in_the_table():
-    assert set(EVENTS) == {type_ for type_ in CATALOGUE if not type_.startswith("file.")}
+    assert set(EVENT_DESCRIPTIONS) == {type_ for type_ in CATALOGUE if not type_.startswith("file.")}
 
 
 def test_every_state_has_a_word_in_both_apis():
@@ -51,7 +51,7 @@ def test_every_state_has_a_word_in_both_apis():
 
 
 def test_only_the_end_of_a_job_bears_the_name_of_an_end():
-    for type_, row in EVENTS.items():
+    for type_, row in EVENT_DESCRIPTIONS.items():
         if row is None:
             continue
         names = {row.sft, row.rl}
@@ -68,7 +68,7 @@ def test_only_the_end_of_a_job_bears_the_name_of_an_end():
 def test_the_result_is_in_the_last_event():
     event = JobSucceeded(steps=3, model="rl:b:job_1", values={"loss": 0.25})
     for kind, type_ in (("sft", "workflow.completed"), ("rl", "rl.job.completed"), (None, "rl.job.completed")):
-        words = said(recorded("job.succeeded", event), kind)
+        words = describe_event(recorded("job.succeeded", event), kind)
         assert words
         assert (words.type, words.level, words.data["fine_tuned_model"]) == (type_, "info", "rl:b:job_1")
 
@@ -81,7 +81,7 @@ def test_the_result_is_in_the_last_event():
     ],
 )
 def test_a_failure_says_what_is_wrong_where_printers_look(type_, event):
-    words = said(recorded(type_, event), "rl")
+    words = describe_event(recorded(type_, event), "rl")
     assert words
     assert (words.type, words.level) == ("rl.job.failed", "error")
     assert words.data["detail"] == "rl.json [a]: bad; mend it"
@@ -89,7 +89,7 @@ def test_a_failure_says_what_is_wrong_where_printers_look(type_, event):
 
 def test_a_step_s_figures_are_in_its_sentence():
     values = {"loss": 0.123456, "reward_mean": 0.75, "sequences": 64.0}
-    words = said(recorded("train.step", TrainStep(step=2, of=9, attempt=1, values=values)), "rl")
+    words = describe_event(recorded("train.step", TrainStep(step=2, of=9, attempt=1, values=values)), "rl")
     assert words
     assert words.message == "step 2 of 9: loss 0.1235, reward 0.75"
     assert words.data["values"] == values
@@ -98,20 +98,22 @@ def test_a_step_s_figures_are_in_its_sentence():
 def test_a_collapse_is_a_warning_with_its_numbers_and_a_pause_for_it_says_why():
     problem = Problem(what="the entropy is 0.01", expected="at least 0.08", fix="lower the learning rate")
     event = TrainWarned(step=9, rule="entropy_low", value=0.01, threshold=0.08, over=5, action="pause", problem=problem)
-    words = said(recorded("train.warned", event), "rl")
+    words = describe_event(recorded("train.warned", event), "rl")
     assert words
     assert (words.type, words.level) == ("rl.train.warned", "warning")
     assert (
         words.message == words.data["detail"] == "the entropy is 0.01; expected at least 0.08; lower the learning rate"
     )
     assert (words.data["value"], words.data["threshold"], words.data["over"]) == (0.01, 0.08, 5)
-    paused = said(recorded("job.paused", JobPaused(step=9, reason="the entropy is 0.01")), "rl")
+    paused = describe_event(recorded("job.paused", JobPaused(step=9, reason="the entropy is 0.01")), "rl")
     assert paused
     assert paused.message == "paused after step 9: the entropy is 0.01"
 
 
 def test_a_step_with_a_validation_is_told_apart():
-    words = said(recorded("train.step", TrainStep(step=2, of=9, attempt=1, values={"validation_loss": 1.0})), "sft")
+    words = describe_event(
+        recorded("train.step", TrainStep(step=2, of=9, attempt=1, values={"validation_loss": 1.0})), "sft"
+    )
     assert words
     assert words.type == "sft.validation.summary"
 
@@ -119,33 +121,35 @@ def test_a_step_with_a_validation_is_told_apart():
 def test_no_rl_event_holds_a_word_that_hides_it():
     source = ModelRef(id="multimodal-7b")
     event = JobVerified(source=source, task_url="https://x.modal.run", task_name="Hatchet Modal")
-    words = said(recorded("job.verified", event), "rl")
+    words = describe_event(recorded("job.verified", event), "rl")
     assert words
     text = msgspec.json.encode(words).decode().lower()
     assert "modal" not in text
     assert "hatchet" not in text
     assert words.message.replace("\u200b", "").count("multimodal-7b") == 1
-    in_sft = said(recorded("job.verified", event), "sft")
+    in_sft = describe_event(recorded("job.verified", event), "sft")
     assert in_sft
     assert in_sft.data["task_url"] == "https://x.modal.run"
 
 
 def test_a_stand_in_is_named_and_a_configuration_is_not_repeated():
-    words = said(recorded("job.verified", JobVerified(source=ModelRef(id="Qwen/Qwen3-4B", stand_in="tiny"))), "sft")
+    words = describe_event(
+        recorded("job.verified", JobVerified(source=ModelRef(id="Qwen/Qwen3-4B", stand_in="tiny"))), "sft"
+    )
     assert words
     assert "tiny" in words.message
     created = JobCreated(config="very long", config_name="a.toml", body_sha256="d", model="m", created_by="key")
-    words = said(recorded("job.created", created), "sft")
+    words = describe_event(recorded("job.created", created), "sft")
     assert words
     assert words.message == "job created from a.toml for m"
     assert not {"config", "body_sha256", "created_by"} & set(words.data)
 
 
 def test_what_a_newer_version_says_is_still_a_sign_of_life():
-    words = said(recorded("train.step", Unknown(body={"strange": 1})), "rl")
+    words = describe_event(recorded("train.step", Unknown(body={"strange": 1})), "rl")
     assert words
     assert (words.type, words.message, words.data) == ("rl.train.step", "train.step", {})
-    assert said(recorded("newer.thing", Unknown(body=1)), "rl") is None
+    assert describe_event(recorded("newer.thing", Unknown(body=1)), "rl") is None
 
 
 def test_of_the_rollouts_that_the_trainer_asks_for_only_evaluations_are_told():
@@ -153,24 +157,24 @@ def test_of_the_rollouts_that_the_trainer_asks_for_only_evaluations_are_told():
         mode: RolloutRequested(iteration=1, mode=mode, seeds=[1, 2], group_size=1, oldest_version=0)
         for mode in ("train", "eval")
     }
-    assert said(recorded("rollout.requested", asked["train"]), "rl") is None
-    words = said(recorded("rollout.requested", asked["eval"]), "rl")
+    assert describe_event(recorded("rollout.requested", asked["train"]), "rl") is None
+    words = describe_event(recorded("rollout.requested", asked["eval"]), "rl")
     assert words
     assert (words.type, words.message) == ("rl.eval.started", "evaluation over 2 seeds")
 
 
 def test_an_evaluation_trains_nothing():
-    words = said(recorded("job.started", JobStarted(attempt=1, worker="w")), "eval")
+    words = describe_event(recorded("job.started", JobStarted(attempt=1, worker="w")), "eval")
     assert words
     assert (words.type, words.message) == ("rl.eval.started", "evaluation started")
-    done = said(recorded("job.succeeded", JobSucceeded(steps=0, values={"reward_mean": 0.5})), "eval")
+    done = describe_event(recorded("job.succeeded", JobSucceeded(steps=0, values={"reward_mean": 0.5})), "eval")
     assert done
     assert (done.type, done.message) == ("rl.job.completed", "done: reward 0.5")
 
 
 def test_an_evaluation_s_reward_is_in_its_sentence():
     event = EvalCompleted(model="m", instances=4, values={"reward_mean": 0.5})
-    words = said(recorded("eval.completed", event), "rl")
+    words = describe_event(recorded("eval.completed", event), "rl")
     assert words
     assert words.message == "m over 4 instances: reward 0.5"
 

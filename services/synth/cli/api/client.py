@@ -14,18 +14,18 @@ from urllib.parse import quote, urlsplit
 import httpx
 import msgspec
 
-from synth.cli.api.objects import (
+from synth.access import Organisation
+from synth.api.schemas import (
     Account,
     Checkpoint,
     EventPage,
     File,
-    Job,
+    JobWithConfig,
     Key,
     MadeKey,
     MadeOrganisation,
     Model,
     ModelFile,
-    Organisation,
     Point,
 )
 from synth.cli.config import Config
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 RETRY_BUDGET_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
-_PASSING = frozenset({429, 502, 503, 504})
+_RETRIED = frozenset({429, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -46,7 +46,7 @@ def backoff(attempt: int) -> float:
 
 
 class Client:
-    """Talks to one backend with one key. A failed call is repeated where twice is the same as once."""
+    """Talks to one backend with one key. Idempotent calls are retried when they fail."""
 
     def __init__(self, config: Config, *, retry_budget: float = RETRY_BUDGET_S) -> None:
         self.root = config.backend.text
@@ -68,49 +68,49 @@ class Client:
 
     # -- jobs --
 
-    def create_job(self, body: dict[str, Any], *, key: str) -> Job:
+    def create_job(self, body: dict[str, Any], *, key: str) -> JobWithConfig:
         """Submit a job; the same key with the same body, any number of times, is one job."""
-        return self._get("POST", "/jobs", Job, json=body, headers={"Idempotency-Key": key})
+        return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
-    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[Job]:
-        """The newest jobs first."""
+    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[JobWithConfig]:
+        """List jobs, newest first."""
         params = {"state": state, "kind": kind, "limit": limit}
-        return self._list("/jobs", Job, params=params)
+        return self._list("/jobs", JobWithConfig, params=params)
 
-    def job(self, job_id: str) -> Job:
-        """One job."""
-        return self._get("GET", f"/jobs/{quote(job_id, safe='')}", Job)
+    def job(self, job_id: str) -> JobWithConfig:
+        """Read one job."""
+        return self._get("GET", f"/jobs/{quote(job_id, safe='')}", JobWithConfig)
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, job_id: str) -> JobWithConfig:
         """Ask a job to stop."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", Job)
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", JobWithConfig)
 
-    def pause(self, job_id: str) -> Job:
-        """Ask a job that runs to let go of its workers."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", Job)
+    def pause(self, job_id: str) -> JobWithConfig:
+        """Ask a running job to release its workers."""
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", JobWithConfig)
 
-    def resume(self, job_id: str) -> Job:
-        """Go on with a paused job."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", Job)
+    def resume(self, job_id: str) -> JobWithConfig:
+        """Resume a paused job."""
+        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
-        """One page of a job's events, behind the cursor."""
+        """Read one page of a job's events after the sequence `after`."""
         params = {"after": after, "limit": limit}
         return self._get("GET", f"/jobs/{quote(job_id, safe='')}/events", EventPage, params=params)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
-        """What a job has saved and still keeps, the newest first."""
+        """List the checkpoints that a job still keeps, newest first."""
         return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
-        """The values that a job reported, by step."""
+        """Read the metrics of a job, ascending by step."""
         params = {"name": name, "after_step": after_step}
         return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
 
     # -- files --
 
     def upload(self, path: Path, *, purpose: str, name: str | None = None) -> File:
-        """Send a file in pieces; the same bytes again are the same file."""
+        """Upload a file as a stream; the same bytes again are the same file."""
         with path.open("rb") as body:
 
             def send() -> httpx.Response:
@@ -118,14 +118,14 @@ class Client:
                 timeout = httpx.Timeout(600.0, connect=5.0)
                 return self.http.post(f"{self.root}/files", data={"purpose": purpose}, files=files, timeout=timeout)
 
-            return self._decode(self._retried(send), File)
+            return self.decode(self._retried(send).content, File)
 
     def files(self, *, limit: int = 100) -> list[File]:
-        """The newest files first."""
+        """List files, newest first."""
         return self._list("/files", File, params={"limit": limit})
 
     def file(self, file_id: str) -> File:
-        """One file."""
+        """Read one file's record."""
         return self._get("GET", f"/files/{quote(file_id, safe='')}", File)
 
     def delete_file(self, file_id: str) -> None:
@@ -135,65 +135,65 @@ class Client:
     # -- models and the rest --
 
     def models(self) -> list[Model]:
-        """Every model that can be served or trained from."""
+        """List every model that can be served or trained from."""
         return self._list("/models", Model)
 
     def model_files(self, model: str) -> list[ModelFile]:
-        """What a model consists of."""
+        """List the files of a model."""
         return self._list("/model-files", ModelFile, params={"model": model})
 
     @contextmanager
     def model_file(self, model: str, name: str) -> Iterator[httpx.Response]:
-        """The body of one of a model's files, to be read in pieces."""
+        """Open one of a model's files; its body is read as a stream."""
         params = {"model": model, "name": name}
         with self.stream("GET", "/model-files/content", params=params) as reply:
             yield reply
 
     def account(self) -> Account:
-        """Whose key this is."""
+        """Read who this key belongs to."""
         return self._get("GET", "/me", Account)
 
     def add_environment_key(self, key: str) -> None:
-        """Let the backend use this key with the user's task apps; twice is once."""
+        """Store a key of the user's task apps; storing it again changes nothing."""
         self._retried(lambda: self.http.post(f"{self.root}/environment-keys", json={"key": key}))
 
     # -- keys and organisations --
 
     def keys(self) -> list[Key]:
-        """The API keys of the organisation, oldest first."""
+        """List the organisation's API keys, oldest first."""
         return self._list("/keys", Key)
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
-        """Make a key of the organisation, or as an operator of another one."""
+        """Make a key of this organisation, or, as an operator, of another one."""
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
-        return self._once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+        return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
 
     def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
         """Replace a key."""
-        return self._once(f"/keys/{quote(key_id, safe='')}/rotate", MadeKey, {"grace_s": grace_s})
+        return self._post_once(f"/keys/{quote(key_id, safe='')}/rotate", MadeKey, {"grace_s": grace_s})
 
     def revoke_key(self, key_id: str) -> Key:
-        """End a key."""
+        """Revoke a key."""
         return self._get("DELETE", f"/keys/{quote(key_id, safe='')}", Key)
 
     def organisations(self) -> list[Organisation]:
-        """Every organisation of the cluster."""
+        """List every organisation of the cluster."""
         return self._list("/organisations", Organisation)
 
     def add_organisation(self, name: str) -> MadeOrganisation:
         """Make an organisation."""
-        return self._once("/organisations", MadeOrganisation, {"name": name})
+        return self._post_once("/organisations", MadeOrganisation, {"name": name})
 
     def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One chat completion. Waits for the model to be loaded, two minutes at most."""
+        """Request one chat completion, retrying for up to two minutes while the model is loaded."""
         url = f"{self.root}/v1/chat/completions"
         reply = self._retried(lambda: self.http.post(url, json=body, timeout=300), budget=120)
-        return self._decode(reply, dict[str, Any])
+        return self.decode(reply.content, dict[str, Any])
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
-        """An answer whose body is read as it comes. Raises as every other call does."""
-        reply = self._opened(method, path, options)
+        """Open an answer whose body is read as a stream. Raises a `CliError` for an error status."""
+        reply = self._open(method, path, options)
         try:
             if reply.status_code >= 400:
                 reply.read()
@@ -204,10 +204,10 @@ class Client:
 
     @contextmanager
     def stream_when_ready(self, method: str, path: str, *, budget: float, **options: Any) -> Iterator[httpx.Response]:
-        """As `stream`, asking again for `budget` seconds while the backend says that it will be able to."""
+        """As `stream`, but retries for `budget` seconds while the backend answers with a passing error."""
 
         def send() -> httpx.Response:
-            reply = self._opened(method, path, options)
+            reply = self._open(method, path, options)
             if reply.status_code >= 400:
                 reply.read()
             return reply
@@ -218,7 +218,7 @@ class Client:
         finally:
             reply.close()
 
-    def _opened(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
+    def _open(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         try:
             return self.http.send(self.http.build_request(method, self.root + path, **options), stream=True)
         except httpx.ConnectError as error:
@@ -229,24 +229,22 @@ class Client:
     def _get(self, method: str, path: str, type: type[T], **options: Any) -> T:
         if "params" in options:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}
-        return self._decode(self._retried(lambda: self.http.request(method, self.root + path, **options)), type)
+        reply = self._retried(lambda: self.http.request(method, self.root + path, **options))
+        return self.decode(reply.content, type)
 
-    def _once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
-        """Post what must not be sent twice: its answer is shown once."""
+    def _post_once(self, path: str, type: type[T], body: dict[str, Any]) -> T:
+        """Post without a retry: the answer holds a secret that is shown once."""
         reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
-        return self._decode(reply, type)
+        return self.decode(reply.content, type)
 
     def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
         body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
         if field not in body:
-            raise self._stranger(f"an answer without {field!r}")
-        try:
-            return msgspec.json.decode(body[field], type=list[type])
-        except msgspec.ValidationError as error:
-            raise self._stranger(str(error)) from error
+            raise self._not_a_backend(f"an answer without {field!r}")
+        return self.decode(bytes(body[field]), list[type])
 
     def _retried(self, send: Callable[[], httpx.Response], *, budget: float | None = None) -> httpx.Response:
-        """Send until it is answered for good, or the budget is spent. Raises a CliError of the answer's kind."""
+        """Send, and retry passing errors until the budget is spent. Raises the `CliError` of the last answer."""
         deadline = time.monotonic() + (self.retry_budget if budget is None else budget)
         attempt = 0
         while True:
@@ -260,23 +258,24 @@ class Client:
                 if reply.status_code < 400:
                     return reply
                 delay = _retry_after(reply) or delay
-                if reply.status_code not in _PASSING or time.monotonic() + delay > deadline:
+                if reply.status_code not in _RETRIED or time.monotonic() + delay > deadline:
                     raise _error_of(reply)
             time.sleep(delay)
             attempt += 1
 
-    def _decode(self, reply: httpx.Response, type: type[T]) -> T:
+    def decode(self, text: bytes | str, type: type[T]) -> T:
+        """Read what the backend wrote. Raises `Unreachable` for JSON of another shape."""
         try:
-            return msgspec.json.decode(reply.content, type=type)
+            return msgspec.json.decode(text, type=type)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise self._stranger(str(error)) from error
+            raise self._not_a_backend(str(error)) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unreachable:
         reason = "timed out" if isinstance(error, httpx.TimeoutException) else str(error) or type(error).__name__
         fix = "is the cluster running? `synthctl status` shows it, `synthctl up` starts it"
         return Unreachable(f"cannot reach the backend ({reason})", fix=fix, where=f"{self.root} ({self.origin})")
 
-    def _stranger(self, what: str) -> Unreachable:
+    def _not_a_backend(self, what: str) -> Unreachable:
         return Unreachable(
             f"what answers is not a Synth backend that this client understands ({what})",
             fix="check BACKEND_BASE_URL, and that client and cluster are of one version",
@@ -292,7 +291,7 @@ def _retry_after(reply: httpx.Response) -> float | None:
 
 
 def _error_of(reply: httpx.Response) -> CliError:
-    """The backend's own words, as the error of this client that has the right exit code."""
+    """The backend's error, as the `CliError` that has the right exit code."""
     problems = _problems(reply)
     if not problems and reply.status_code < 500 and reply.status_code not in (401, 403):
         return Unreachable(
@@ -317,7 +316,7 @@ def _error_of(reply: httpx.Response) -> CliError:
 
 
 def _problems(reply: httpx.Response) -> list[Problem]:
-    """What a backend says is wrong; nothing of what is no backend's answer."""
+    """The problems in an error of the backend; none when the body is not one of the backend's errors."""
     try:
         body = msgspec.json.decode(reply.content, type=dict[str, Any])
         error = body.get("error") or {}

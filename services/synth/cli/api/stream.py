@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
+from synth.api.schemas import EventView
 from synth.cli.api.client import Client, backoff
-from synth.cli.api.objects import ENDS, JobEvent
 from synth.cli.errors import CliError, TimedOut, Unreachable
+from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
 PATIENCE_S = 60.0
 POLL_S = 1.0
 # The backend pings every 15 s; three missing pings are a dead connection.
 SILENCE_S = 45.0
-_STREAMS_THAT_SAY_NOTHING = 3
+_MAX_EMPTY_STREAMS = 3
 _PAGE = 500
 
 
 @dataclass(frozen=True)
-class Frame:
+class SseEvent:
     """One server-sent event."""
 
     id: str
@@ -35,8 +35,8 @@ class Frame:
     data: str
 
 
-def frames(lines: Iterable[str]) -> Iterator[Frame | None]:
-    """Server-sent events out of the lines of a body; None for a comment, which only shows that the peer lives."""
+def parse_sse(lines: Iterable[str]) -> Iterator[SseEvent | None]:
+    """Parse the lines of a body into server-sent events; None for a comment, which is only a sign of life."""
     id, event, data = "", "", list[str]()
     for line in lines:
         if line.startswith(":"):
@@ -54,12 +54,12 @@ def frames(lines: Iterable[str]) -> Iterator[Frame | None]:
                 case _:
                     pass
         elif data or event:
-            yield Frame(id, event, "\n".join(data))
+            yield SseEvent(id, event, "\n".join(data))
             event, data = "", []
 
 
 @dataclass
-class Follower:
+class EventFollower:
     """Follows one job. after: the sequence behind which to begin; patience: seconds without a backend to bear.
 
     deadline: of `time.monotonic()`, None for no end. interval: seconds between pages, where there is no stream.
@@ -73,12 +73,12 @@ class Follower:
     interval: float = POLL_S
     polling: bool = False
     _ended: bool = field(default=False, init=False)
-    _sign_of_life: float = field(default_factory=time.monotonic, init=False)
+    _last_answer: float = field(default_factory=time.monotonic, init=False)
     _tries: int = field(default=0, init=False)
-    _silent_streams: int = field(default=0, init=False)
+    _empty_streams: int = field(default=0, init=False)
 
-    def events(self) -> Iterator[JobEvent]:
-        """Until the job has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
+    def events(self) -> Iterator[EventView]:
+        """Yield the job's events until it has ended. Raises `Unreachable`, `NotFound`, `NotAuthorised`, `TimedOut`."""
         while not self._ended:
             self._check_deadline()
             try:
@@ -88,7 +88,7 @@ class Follower:
             except httpx.TransportError as error:
                 self._wait_or_give_up(Unreachable(f"the connection broke ({error})", where=self.client.root))
 
-    def _stream(self) -> Iterator[JobEvent]:
+    def _stream(self) -> Iterator[EventView]:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.after)}
         path = f"/jobs/{quote(self.job_id, safe='')}/events"
         try:
@@ -99,49 +99,49 @@ class Follower:
                 if not reply.headers.get("content-type", "").startswith("text/event-stream"):
                     self.polling = True
                     return
-                said = False
-                for frame in frames(reply.iter_lines()):
-                    self._alive()
+                answered = False
+                for sse in parse_sse(reply.iter_lines()):
+                    self._reset_patience()
                     self._check_deadline()
-                    said = True
-                    if frame is None:
+                    answered = True
+                    if sse is None:
                         continue
-                    if frame.event == "end":
+                    if sse.event == "end":
                         self._ended = True
                         return
-                    yield from self._take(frame)
+                    yield from self._take(sse)
         except httpx.ReadTimeout:
             self._check_deadline()
             raise
         except CliError as error:
-            self._bear(error)
+            self._retry_if_passing(error)
             return
         # It closed without `end`: a restart of the backend, or of something between.
-        self._silent_streams = 0 if said else self._silent_streams + 1
-        self.polling = self._silent_streams >= _STREAMS_THAT_SAY_NOTHING
-        time.sleep(backoff(0 if said else self._silent_streams))
+        self._empty_streams = 0 if answered else self._empty_streams + 1
+        self.polling = self._empty_streams >= _MAX_EMPTY_STREAMS
+        time.sleep(backoff(0 if answered else self._empty_streams))
 
-    def _take(self, frame: Frame) -> Iterator[JobEvent]:
-        if not frame.id.isdigit():
+    def _take(self, sse: SseEvent) -> Iterator[EventView]:
+        if not sse.id.isdigit():
             return
-        event = msgspec.json.decode(frame.data, type=JobEvent)
+        event = self.client.decode(sse.data, EventView)
         if event.seq > self.after:
             self.after = event.seq
             yield event
 
-    def _pages(self) -> Iterator[JobEvent]:
+    def _pages(self) -> Iterator[EventView]:
         try:
             page = self.client.events(self.job_id, after=self.after, limit=_PAGE)
         except CliError as error:
-            self._bear(error)
+            self._retry_if_passing(error)
             return
-        self._alive()
+        self._reset_patience()
         for event in page.events:
             if event.seq > self.after:
                 self.after = event.seq
                 yield event
-                self._ended = self._ended or event.type in ENDS
-        if not page.events and self.client.job(self.job_id).over:
+                self._ended = self._ended or event.type in TERMINAL_FACTS
+        if not page.events and self.client.job(self.job_id).state in TERMINAL:
             self._ended = True
         elif not page.more and not self._ended:
             time.sleep(self.interval)
@@ -150,11 +150,11 @@ class Follower:
         left = SILENCE_S if self.deadline is None else max(0.05, self.deadline - time.monotonic())
         return httpx.Timeout(min(SILENCE_S, left), connect=5.0)
 
-    def _alive(self) -> None:
-        self._sign_of_life, self._tries = time.monotonic(), 0
+    def _reset_patience(self) -> None:
+        self._last_answer, self._tries = time.monotonic(), 0
 
-    def _bear(self, error: CliError) -> None:
-        """An answer of the backend that is an error: only one that may pass is worth another try."""
+    def _retry_if_passing(self, error: CliError) -> None:
+        """Wait before the next try, or raise an error that no retry can cure."""
         if type(error) is not CliError and not isinstance(error, Unreachable):
             raise error
         self._wait_or_give_up(error)
@@ -162,7 +162,7 @@ class Follower:
     def _wait_or_give_up(self, error: CliError) -> None:
         self._check_deadline()
         delay = backoff(self._tries)
-        if time.monotonic() + delay > self._sign_of_life + self.patience:
+        if time.monotonic() + delay > self._last_answer + self.patience:
             raise error
         self._tries += 1
         time.sleep(delay)

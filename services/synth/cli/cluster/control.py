@@ -20,7 +20,7 @@ from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.cluster.gpus import Environments
 from synth.cli.cluster.plan import HOST, choose_ports
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
-from synth.cli.cluster.supervisor import ailment
+from synth.cli.cluster.supervisor import health_problem
 from synth.cli.cluster.vllm_env import vllm_python
 from synth.cli.errors import CliError
 from synth.runtime.env_file import read_env_file
@@ -54,15 +54,15 @@ class ClusterReport(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A cluster that may be started now, and what was done on the way, for the user to read."""
+class PreparedCluster:
+    """A cluster that may be started now. notes, warnings: what was done on the way, for the user to read."""
 
     state: ClusterState
     notes: list[str]
     warnings: list[str]
 
 
-def prepare(
+def prepare_cluster(
     file: StateFile,
     services: tuple[str, ...],
     *,
@@ -70,7 +70,7 @@ def prepare(
     env_file: Path,
     engine: str = "transformers",
     gpus: Environments | None = None,
-) -> Prepared:
+) -> PreparedCluster:
     """Under the lock: end what a dead supervisor left, choose ports, keep or make secrets, write `.env`.
 
     Raises `CliError`, having started nothing, when the port is taken, or nats-server or vLLM is missing.
@@ -102,7 +102,7 @@ def prepare(
     if backend.rstrip("/").removesuffix("/api") not in (state.url, state.url.replace(HOST, "localhost")):
         where = "the environment" if os.environ.get("BACKEND_BASE_URL") else str(env_file)
         warnings.append(f"BACKEND_BASE_URL in {where} is {backend}, not this cluster's {base}; it is left as it is")
-    return Prepared(state, notes, warnings)
+    return PreparedCluster(state, notes, warnings)
 
 
 def start_detached(file: StateFile, data: Path, services: tuple[str, ...], *, show: Callable[[str], None]) -> None:
@@ -138,7 +138,7 @@ def _wait_all_healthy(
     while True:
         if supervisor.poll() is not None:
             raise _failed("the supervisor ended", data, "supervisor")
-        report = look(file)
+        report = inspect_cluster(file)
         late = [p for p in report.processes if p.health != "healthy"]
         if report.state == "healthy" and report.supervisor_pid == supervisor.pid:
             return
@@ -161,7 +161,7 @@ def _failed(what: str, data: Path, name: str) -> CliError:
     return CliError(what, fix=f"its log ends with:\n    {tail}", where=str(log))
 
 
-def bring_down(file: StateFile) -> bool:
+def stop_cluster(file: StateFile) -> bool:
     """End the cluster; says whether there was one. Its data stays."""
     state = file.read()
     if state is None:
@@ -185,23 +185,23 @@ def bring_down(file: StateFile) -> bool:
     return ran or bool(left)
 
 
-def look(file: StateFile) -> ClusterReport:
-    """Ask every process how it is, now."""
+def inspect_cluster(file: StateFile) -> ClusterReport:
+    """Ask every process for its health, and report on the cluster."""
     state = file.read()
     if state is None:
         return ClusterReport(state="down", url="", supervisor_pid=None, processes=[])
     supervised = is_alive(state.supervisor_pid, state.supervisor_started)
-    processes = asyncio.run(_ask(state))
+    processes = asyncio.run(_report_all(state))
     up = [p for p in processes if p.pid is not None]
     if not supervised:
-        word = "orphaned" if up else "down"
+        health = "orphaned" if up else "down"
     else:
-        word = "healthy" if all(p.health == "healthy" for p in processes) else "degraded"
+        health = "healthy" if all(p.health == "healthy" for p in processes) else "degraded"
     pid = state.supervisor_pid if supervised else None
-    return ClusterReport(state=word, url=state.url, supervisor_pid=pid, processes=processes)
+    return ClusterReport(state=health, url=state.url, supervisor_pid=pid, processes=processes)
 
 
-async def _ask(state: ClusterState) -> list[ProcessReport]:
+async def _report_all(state: ClusterState) -> list[ProcessReport]:
     async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
         return list(await asyncio.gather(*(_report(http, state, p) for p in state.processes)))
 
@@ -211,7 +211,7 @@ async def _report(http: httpx.AsyncClient, state: ClusterState, p: ProcessState)
     health, problem = "down", None
     if alive:
         port = state.nats_http_port if p.name == "nats" else p.port
-        problem = await ailment(http, f"http://{HOST}:{port}/healthz")
+        problem = await health_problem(http, f"http://{HOST}:{port}/healthz")
         health = "healthy" if problem is None else "ill"
     uptime = time.time() - p.started if alive and p.started is not None else None
     if health == "ill" and uptime is not None and uptime < _STARTING_S:

@@ -20,29 +20,29 @@ _NOT_PASSED_ON = frozenset({"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BAS
 
 
 @dataclass(frozen=True)
-class Spec:
-    """One process of the cluster. health: the URL that answers 200 when it is well."""
+class ProcessSpec:
+    """One process of the cluster. health_url: the URL that answers 200 when it is well."""
 
     name: str
     command: list[str]
     env: dict[str, str]
     port: int
-    health: str
+    health_url: str
     log: Path
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The bus, what provisions it, and the services, in the order of their start."""
+class ClusterPlan:
+    """The processes of a cluster in the order of their start: the bus, what provisions it, the services."""
 
-    nats: Spec
+    nats: ProcessSpec
     nats_config: Path
     nats_text: str
-    provision: Spec
-    services: list[Spec]
+    provision: ProcessSpec
+    services: list[ProcessSpec]
 
     @property
-    def specs(self) -> list[Spec]:
+    def specs(self) -> list[ProcessSpec]:
         return [self.nats, *self.services]
 
 
@@ -84,34 +84,34 @@ def is_free(port: int) -> bool:
     return True
 
 
-def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVICES) -> Plan:
-    """Everything that is to run, from the state. data: an absolute path."""
+def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVICES) -> ClusterPlan:
+    """Plan every process of the cluster from its state. data: an absolute path."""
     ports = {p.name: p.port for p in state.processes}
     server = ServerConfig(
         port=ports["nats"], http_port=state.nats_http_port, store=data / "nats" / "store", users=state.users
     )
     config, logs = data / "nats" / "nats.conf", data / "logs"
-    nats = Spec(
+    nats = ProcessSpec(
         name="nats",
         command=[str(binary()), "-c", str(config)],
         env=dict(os.environ),
         port=server.port,
-        health=f"http://{HOST}:{server.http_port}/healthz",
+        health_url=f"http://{HOST}:{server.http_port}/healthz",
         log=logs / "nats.log",
     )
 
-    def spec(name: str, *arguments: str, port: int) -> Spec:
+    def spec(name: str, *arguments: str, port: int) -> ProcessSpec:
         own = state.inference_python if name == "inference" else ""
-        return Spec(
+        return ProcessSpec(
             name=name,
             command=[own or sys.executable, "-m", "synth.synthd", *arguments],
             env=_environment(name, port, state, data, server.url),
             port=port,
-            health=f"http://{HOST}:{port}/healthz",
+            health_url=f"http://{HOST}:{port}/healthz",
             log=logs / f"{name}.log",
         )
 
-    return Plan(
+    return ClusterPlan(
         nats=nats,
         nats_config=config,
         nats_text=server.text(),

@@ -41,7 +41,7 @@ class ProcessState(msgspec.Struct, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, kw_only=True):
-    """Everything that a later command, or a later supervisor, must know.
+    """What a later command, or a later supervisor, must know of the cluster.
 
     engine: of the inference service. inference_python: what runs that service; "" is the Python of all others.
     gpus: of the services that have GPUs of their own, by name, what their environment says of them.
@@ -89,7 +89,7 @@ class StateFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only one who starts and stops processes here; the kernel frees it with the process.
+        """Hold the lock for starting and stopping processes here; the kernel frees it when this process ends.
 
         Raises `CliError` naming the cluster that runs.
         """
@@ -119,7 +119,7 @@ def start_of(pid: int) -> float | None:
 
 
 def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether that very process still runs."""
+    """Whether the process with this pid and start time still runs."""
     if pid is None or started is None:
         return False
     since = start_of(pid)

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import httpx
 
-from synth.cli.cluster.plan import GRACE_S, Plan, Spec
+from synth.cli.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_group, start_of
 from synth.cli.errors import CliError
 
-FIRST_DELAY_S = 0.2
-LAST_DELAY_S = 5.0
-SETTLED_S = 30.0
-TOO_OFTEN = 5
-_LOOK_S = 0.1
-_LOOK_HEALTHY_S = 2.0
+_FIRST_DELAY_S = 0.2
+_LAST_DELAY_S = 5.0
+_SETTLED_AFTER_S = 30.0
+_MAX_FAILED_STARTS = 5
+_PROBE_INTERVAL_S = 0.1
+_PROBE_HEALTHY_INTERVAL_S = 2.0
 _NATS_START_S = 15.0
 _PROVISION_S = 60.0
 _NATS_GRACE_S = 5.0
@@ -37,63 +37,63 @@ Report = Callable[[str], None]
 
 
 @dataclass
-class Supervised:
-    """One process and how it is doing. futile: starts in a row that did not become healthy."""
+class SupervisedProcess:
+    """One process and its health. failed_starts: starts in a row that did not become healthy."""
 
-    spec: Spec
+    spec: ProcessSpec
     state: ProcessState
     process: asyncio.subprocess.Process | None = None
     healthy_since: float | None = None
-    word: str = "waiting"
+    health: str = "waiting"
     deaths: int = 0
-    futile: int = 0
-    looked: float = 0.0
+    failed_starts: int = 0
+    probed_at: float = 0.0
 
     @property
     def healthy(self) -> bool:
-        return self.word == "healthy"
+        return self.health == "healthy"
 
 
 @dataclass
 class Supervisor:
     """Runs one cluster; `report` is told what happens, a line each."""
 
-    plan: Plan
+    plan: ClusterPlan
     state: ClusterState
     file: StateFile
     report: Report
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     kill: asyncio.Event = field(default_factory=asyncio.Event)
     all_healthy: asyncio.Event = field(default_factory=asyncio.Event)
-    supervised: list[Supervised] = field(init=False)
+    supervised: list[SupervisedProcess] = field(init=False)
 
     def __post_init__(self) -> None:
         states = {p.name: p for p in self.state.processes}
-        self.supervised = [Supervised(spec, states[spec.name]) for spec in self.plan.specs]
+        self.supervised = [SupervisedProcess(spec, states[spec.name]) for spec in self.plan.specs]
 
     async def run(self) -> None:
-        """Until `stop`. Raises `CliError` when the bus does not come up."""
+        """Run the cluster until `stop` is set. Raises `CliError` when the bus does not come up."""
         self.state.supervisor_pid = os.getpid()
         self.state.supervisor_started = start_of(os.getpid())
-        self._listen()
+        self._install_signal_handlers()
         rotate_logs([*self.plan.specs, self.plan.provision])
         write_private(self.plan.nats_config, self.plan.nats_text)
         nats, services = self.supervised[0], self.supervised[1:]
         async with httpx.AsyncClient(timeout=2.0, trust_env=False) as http:
-            looks = asyncio.create_task(self._look(http))
-            keepers = [asyncio.create_task(self._keep(nats))]
+            probes = asyncio.create_task(self._probe_all(http))
+            runners = [asyncio.create_task(self._keep_running(nats))]
             try:
                 if await self._bus_is_ready(nats):
-                    keepers += [asyncio.create_task(self._keep(s)) for s in services]
+                    runners += [asyncio.create_task(self._keep_running(s)) for s in services]
                 await self.stop.wait()
             finally:
                 self.stop.set()
-                await self._drain(keepers)
-                looks.cancel()
+                await self._drain(runners)
+                probes.cancel()
                 self.state.supervisor_pid = self.state.supervisor_started = None
                 self._save()
 
-    def _listen(self) -> None:
+    def _install_signal_handlers(self) -> None:
         def asked() -> None:
             # The second time, somebody is impatient.
             (self.kill if self.stop.is_set() else self.stop).set()
@@ -102,7 +102,7 @@ class Supervisor:
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sign, asked)
 
-    async def _bus_is_ready(self, nats: Supervised) -> bool:
+    async def _bus_is_ready(self, nats: SupervisedProcess) -> bool:
         deadline = time.monotonic() + _NATS_START_S
         while not nats.healthy and not self.stop.is_set():
             if time.monotonic() > deadline:
@@ -121,10 +121,10 @@ class Supervisor:
             raise CliError(f"provisioning the bus {said}", fix="its log says why", where=str(self.plan.provision.log))
         return True
 
-    async def _keep(self, s: Supervised) -> None:
-        """Start a process, and again whenever it ends, until the stop."""
+    async def _keep_running(self, s: SupervisedProcess) -> None:
+        """Start a process, and restart it whenever it ends, until the stop."""
         while not self.stop.is_set():
-            s.word, s.healthy_since, s.looked = "starting", None, 0.0
+            s.health, s.healthy_since, s.probed_at = "starting", None, 0.0
             s.process = await _spawn(s.spec)
             s.state.pid, s.state.started = s.process.pid, start_of(s.process.pid)
             self._save()
@@ -132,66 +132,68 @@ class Supervisor:
             end_group(s.process.pid, signal.SIGKILL)
             s.state.pid = s.state.started = None
             if self.stop.is_set():
-                s.word = "stopped"
+                s.health = "stopped"
                 return
-            delay = self._count_death(s, code)
+            delay = self._record_death(s, code)
             self.report(f"{s.spec.name} ended ({_reason(code)}); restarting in {delay:.1f} s")
             self._save()
-            await _or(self.stop, delay)
+            await _wait_at_most(self.stop, delay)
 
-    def _count_death(self, s: Supervised, code: int) -> float:
-        settled = s.healthy_since is not None and time.monotonic() - s.healthy_since >= SETTLED_S
+    def _record_death(self, s: SupervisedProcess, code: int) -> float:
+        settled = s.healthy_since is not None and time.monotonic() - s.healthy_since >= _SETTLED_AFTER_S
         s.deaths = 1 if settled else s.deaths + 1
-        s.futile = s.futile + 1 if s.healthy_since is None else 0
+        s.failed_starts = s.failed_starts + 1 if s.healthy_since is None else 0
         s.state.restarts += 1
-        s.word = "restarting"
-        if s.futile >= TOO_OFTEN:
-            s.word = "failing"
+        s.health = "restarting"
+        if s.failed_starts >= _MAX_FAILED_STARTS:
+            s.health = "failing"
             if not s.state.failing:
-                self.report(f"{s.spec.name} cannot start: {s.futile} tries, see {s.spec.log}")
+                self.report(f"{s.spec.name} cannot start: {s.failed_starts} tries, see {s.spec.log}")
             s.state.failing = True
         self.all_healthy.clear()
-        return min(LAST_DELAY_S, FIRST_DELAY_S * 2 ** (s.deaths - 1))
+        return min(_LAST_DELAY_S, _FIRST_DELAY_S * 2 ** (s.deaths - 1))
 
-    async def _look(self, http: httpx.AsyncClient) -> None:
-        """Ask for everybody's health, often while it comes up."""
+    async def _probe_all(self, http: httpx.AsyncClient) -> None:
+        """Probe every process, more often while it is not healthy."""
         while True:
             now = time.monotonic()
             due = [
-                s for s in self.supervised if s.state.pid and now - s.looked >= (_LOOK_HEALTHY_S if s.healthy else 0)
+                s
+                for s in self.supervised
+                if s.state.pid and now - s.probed_at >= (_PROBE_HEALTHY_INTERVAL_S if s.healthy else 0)
             ]
             await asyncio.gather(*(self._probe(http, s) for s in due))
             if not self.all_healthy.is_set() and all(s.healthy for s in self.supervised):
                 self.all_healthy.set()
                 self.report(f"all healthy: {self.state.url}")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_PROBE_INTERVAL_S)
 
-    async def _probe(self, http: httpx.AsyncClient, s: Supervised) -> None:
-        pid, s.looked = s.state.pid, time.monotonic()
-        ill = await ailment(http, s.spec.health)
+    async def _probe(self, http: httpx.AsyncClient, s: SupervisedProcess) -> None:
+        pid, s.probed_at = s.state.pid, time.monotonic()
+        problem = await health_problem(http, s.spec.health_url)
         if s.state.pid != pid or pid is None:
             return
-        if ill is None:
+        if problem is None:
             s.healthy_since = s.healthy_since or time.monotonic()
-            s.word, s.futile = "healthy", 0
+            s.health, s.failed_starts = "healthy", 0
             if s.state.failing:
                 s.state.failing = False
                 self._save()
         elif s.healthy_since is not None:
-            s.word = "ill"
+            s.health = "ill"
 
-    async def _drain(self, keepers: list[asyncio.Task[None]]) -> None:
+    async def _drain(self, runners: list[asyncio.Task[None]]) -> None:
         await self._end(self.supervised[1:], _DRAIN_S)
         await self._end(self.supervised[:1], _NATS_GRACE_S)
-        for task in keepers:
+        for task in runners:
             task.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        await asyncio.gather(*runners, return_exceptions=True)
 
-    async def _end(self, group: list[Supervised], grace: float) -> None:
+    async def _end(self, group: list[SupervisedProcess], grace: float) -> None:
         running = [s for s in group if s.process is not None and s.process.returncode is None]
         for s in running:
             assert s.process is not None
-            s.word = "draining"
+            s.health = "draining"
             # The leader alone: a service ends its own children in its own order.
             s.process.send_signal(signal.SIGTERM)
         gone = asyncio.gather(*(s.process.wait() for s in running if s.process is not None))
@@ -209,8 +211,8 @@ class Supervisor:
         self.file.write(self.state)
 
 
-async def ailment(http: httpx.AsyncClient, url: str) -> str | None:
-    """What a process says is wrong with it; None when it is healthy."""
+async def health_problem(http: httpx.AsyncClient, url: str) -> str | None:
+    """Ask a process for its health: what is wrong with it, or None."""
     try:
         reply = await http.get(url)
     except httpx.HTTPError as error:
@@ -221,10 +223,10 @@ async def ailment(http: httpx.AsyncClient, url: str) -> str | None:
         ills = reply.json().get("ills") or {}
     except (ValueError, AttributeError):
         ills = {}
-    return "; ".join(f"{name}: {ill}" for name, ill in ills.items()) or f"status {reply.status_code}"
+    return "; ".join(f"{name}: {problem}" for name, problem in ills.items()) or f"status {reply.status_code}"
 
 
-async def _spawn(spec: Spec) -> asyncio.subprocess.Process:
+async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
     with spec.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *spec.command,
@@ -236,7 +238,7 @@ async def _spawn(spec: Spec) -> asyncio.subprocess.Process:
         )
 
 
-async def _or(event: asyncio.Event, timeout: float) -> None:
+async def _wait_at_most(event: asyncio.Event, timeout: float) -> None:
     """Wait for the event, `timeout` seconds at most."""
     try:
         await asyncio.wait_for(event.wait(), timeout)
@@ -248,7 +250,7 @@ def _reason(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"code {code}"
 
 
-def rotate_logs(specs: list[Spec]) -> None:
+def rotate_logs(specs: list[ProcessSpec]) -> None:
     """Begin new logs; the last run's stay beside them as `.log.1`."""
     for spec in specs:
         spec.log.parent.mkdir(parents=True, exist_ok=True)

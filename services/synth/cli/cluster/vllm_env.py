@@ -30,18 +30,18 @@ def vllm_python() -> str:
             fix="make it: make install-vllm; or name another one's Python in SYNTH_INFERENCE_PYTHON",
             where="--engine vllm",
         )
-    if lacking := _lacking(found):
+    if missing := _missing_packages(found):
         raise CliError(
             f"{found} cannot run the inference service with vLLM",
             expected="an environment with vLLM and this package",
             fix="make it anew: make install-vllm",
-            where=lacking,
+            where=missing,
         )
     return str(found)
 
 
-def _lacking(python: Path) -> str:
-    """What keeps it from running the service; "" when nothing does."""
+def _missing_packages(python: Path) -> str:
+    """Why this Python cannot run the inference service; "" when it can."""
     try:
         asked = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -53,5 +53,5 @@ def _lacking(python: Path) -> str:
 
 
 def _roots() -> list[Path]:
-    """Where the user stands, and where the environment that we run in was made."""
+    """The folders to look in: the working directory, and the one that our own environment lies in."""
     return list(dict.fromkeys([Path.cwd(), Path(sys.prefix).parent]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from synth.cli.connect import client_of
+from synth.cli.connect import open_client
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -43,7 +43,7 @@ def chat(
     text = sys.stdin.read().strip() if message == "-" else message
     if text is not None and not text.strip():
         raise UsageProblem("the message is empty", expected="some text", where="--message")
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         if text is None:
             if fmt is Format.JSON:
                 raise UsageProblem("-o json needs a message", fix="say it with -m TEXT")
@@ -53,7 +53,7 @@ def chat(
         if fmt is Format.JSON:
             output.print_json(client.chat({**options, "messages": history}))
         else:
-            _say(client, options, history)
+            _print_reply(client, options, history)
 
 
 def _converse(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> None:
@@ -75,7 +75,7 @@ def _converse(client: Client, options: dict[str, Any], history: list[dict[str, A
             continue
         history.append({"role": "user", "content": text})
         try:
-            reply = _say(client, options, history)
+            reply = _print_reply(client, options, history)
         except KeyboardInterrupt:
             output.print_line("")
             reply = None
@@ -90,9 +90,9 @@ def _converse(client: Client, options: dict[str, Any], history: list[dict[str, A
             history.append({"role": "assistant", "content": reply})
 
 
-def _say(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> str:
+def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> str:
     said: list[str] = []
-    for piece in _pieces(client, {**options, "messages": history, "stream": True}):
+    for piece in _stream_text(client, {**options, "messages": history, "stream": True}):
         said.append(piece)
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -100,17 +100,17 @@ def _say(client: Client, options: dict[str, Any], history: list[dict[str, Any]])
     return "".join(said)
 
 
-def _pieces(client: Client, body: dict[str, Any]) -> Iterator[str]:
-    """The text of a streamed reply as it comes."""
+def _stream_text(client: Client, body: dict[str, Any]) -> Iterator[str]:
+    """Yield the pieces of a streamed reply."""
     import msgspec
 
-    from synth.cli.api.stream import frames
+    from synth.cli.api.stream import parse_sse
 
     with client.stream_when_ready("POST", "/v1/chat/completions", budget=_PATIENCE_S, json=body, timeout=300) as reply:
-        for frame in frames(reply.iter_lines()):
-            if frame is None or frame.data == "[DONE]":
+        for sse in parse_sse(reply.iter_lines()):
+            if sse is None or sse.data == "[DONE]":
                 continue
-            chunk: dict[str, Any] = msgspec.json.decode(frame.data)
+            chunk: dict[str, Any] = msgspec.json.decode(sse.data)
             if error := chunk.get("error"):
                 raise CliError(str(error.get("message") or error), where=str(body["model"]))
             for choice in chunk.get("choices") or []:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import Data
-from synth.cli.connect import env_files_of
+from synth.cli.commands.submit import DEFAULT_DATA, Data
+from synth.cli.connect import get_env_files
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from synth.cli.cluster.supervisor import Supervisor
 
 
-class Engine(StrEnum):
-    """What computes in the inference service."""
+class EngineChoice(StrEnum):
+    """The inference engines to choose from."""
 
     OWN = "transformers"
     VLLM = "vllm"
@@ -33,10 +33,10 @@ def up(
     ctx: typer.Context,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
     detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     engine: Annotated[
-        Engine, typer.Option(envvar="SYNTH_ENGINE", help="What serves models; vllm needs `make install-vllm`.")
-    ] = Engine.OWN,
+        EngineChoice, typer.Option(envvar="SYNTH_ENGINE", help="What serves models; vllm needs `make install-vllm`.")
+    ] = EngineChoice.OWN,
     gpus_for_vllm: Annotated[
         int | None, typer.Option(min=1, help="GPUs for inference; 1 when there are several.")
     ] = None,
@@ -52,7 +52,7 @@ def up(
     until Ctrl-C.
     """
     from synth.bus.server.topology import SERVICES
-    from synth.cli.cluster.control import prepare, start_detached
+    from synth.cli.cluster.control import prepare_cluster, start_detached
     from synth.cli.cluster.gpus import split_gpus
     from synth.cli.cluster.state import StateFile
     from synth.cli.errors import UsageProblem
@@ -65,7 +65,9 @@ def up(
     home = data.resolve()
     file = StateFile(home)
     with file.locked():
-        prepared = prepare(file, services, port=port, env_file=env_files_of(ctx)[0], engine=engine.value, gpus=gpus)
+        prepared = prepare_cluster(
+            file, services, port=port, env_file=get_env_files(ctx)[0], engine=engine.value, gpus=gpus
+        )
         for note in prepared.notes:
             output.hint(note)
         for warning in prepared.warnings:
@@ -110,7 +112,7 @@ def _live_table(supervisor: Supervisor) -> RenderableType:
     rows: list[list[str]] = []
     for s in supervisor.supervised:
         uptime = output.duration(time.time() - s.state.started) if s.state.started else "-"
-        rows.append([s.spec.name, s.word, str(s.spec.port), str(s.state.pid or "-"), str(s.state.restarts), uptime])
+        rows.append([s.spec.name, s.health, str(s.spec.port), str(s.state.pid or "-"), str(s.state.restarts), uptime])
     columns = ("service", "health", "port", "pid", "restarts", "up")
     if supervisor.stop.is_set():
         foot = Text("draining; Ctrl-C again ends it at once", style="yellow")
@@ -121,22 +123,22 @@ def _live_table(supervisor: Supervisor) -> RenderableType:
     return Group(output.table(columns, rows), foot)
 
 
-def down(data: Data = Path(".synth")) -> None:
+def down(data: Data = DEFAULT_DATA) -> None:
     """End the cluster that runs here; its data stays. Does nothing when none runs."""
-    from synth.cli.cluster.control import bring_down
+    from synth.cli.cluster.control import stop_cluster
     from synth.cli.cluster.state import StateFile
 
     with output.status("draining"):
-        ran = bring_down(StateFile(data.resolve()))
+        ran = stop_cluster(StateFile(data.resolve()))
     output.message("the cluster is down" if ran else "no cluster is running here")
 
 
-def status(data: Data = Path(".synth"), fmt: Output = Format.TABLE) -> None:
+def status(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """Show every process of the cluster that runs here. Exit 0 only when all are healthy, 7 when none runs."""
-    from synth.cli.cluster.control import look
+    from synth.cli.cluster.control import inspect_cluster
     from synth.cli.cluster.state import StateFile
 
-    report = look(StateFile(data.resolve()))
+    report = inspect_cluster(StateFile(data.resolve()))
     if fmt is Format.JSON:
         output.print_json(report)
     else:

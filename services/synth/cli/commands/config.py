@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import AllowExperimental, Data, TaskUrl
-from synth.cli.connect import EnvFiles, config_of, place
+from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, TaskUrl
+from synth.cli.connect import EnvFiles, load_config, override_options
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
     from synth.cli.job_files import Flags
-    from synth.cli.tui.explain import Checked
+    from synth.cli.tui.explain import CheckReport
     from synth.jobs.resolve.job import Examined
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
@@ -27,7 +27,7 @@ Validation = Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to 
 
 
 class Starter(StrEnum):
-    """Kinds of job that a starter file is kept for."""
+    """The kinds of job that have a starter file."""
 
     RL = "rl"
     SFT = "sft"
@@ -44,22 +44,22 @@ def check(
     task_url: TaskUrl = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print every problem of job files, each with its file:line; exit 2 if there are any.
 
     Needs no cluster. Keys that are read and have no effect are warnings.
     """
-    place(ctx, backend=None, env_files=env_file)
+    override_options(ctx, backend=None, env_files=env_file)
     flags = _flags(ctx, task_url, model=model, dataset=dataset, validation=validation, experimental=allow_experimental)
-    checked = [_checked(file, flags, data / "models") for file in files]
+    reports = [_check_file(file, flags, data / "models") for file in files]
     if fmt is Format.JSON:
-        output.print_json(checked)
+        output.print_json(reports)
     else:
-        for one in checked:
-            _print_checked(one)
-    raise typer.Exit(ExitCode.USAGE if any(one.problems for one in checked) else ExitCode.OK)
+        for report in reports:
+            _print_report(report)
+    raise typer.Exit(ExitCode.USAGE if any(report.problems for report in reports) else ExitCode.OK)
 
 
 @app.command("explain")
@@ -74,7 +74,7 @@ def explain(
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows.")] = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show the job that a file makes: each setting, where it came from, what was changed and why.
@@ -83,10 +83,10 @@ def explain(
     """
     from rich.text import Text
 
-    from synth.cli.tui.explain import SettingsTable, settings_of, shown, summary
+    from synth.cli.tui.explain import SettingsTable, format_value, settings_of, summary
     from synth.errors import UserError
 
-    place(ctx, backend=None, env_files=env_file)
+    override_options(ctx, backend=None, env_files=env_file)
     flags = _flags(
         ctx,
         task_url,
@@ -97,7 +97,7 @@ def explain(
         examples=examples,
         experimental=allow_experimental,
     )
-    name, found, warnings = _look(file, flags, data / "models")
+    name, found, warnings = _examine(file, flags, data / "models")
     if found.problems:
         for warning in warnings:
             output.warn(warning)
@@ -110,7 +110,7 @@ def explain(
         output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
     else:
         for s in settings:
-            output.print_line("\t".join((s.field, shown(s.value), s.origin, s.why)))
+            output.print_line("\t".join((s.field, format_value(s.value), s.origin, s.why)))
     for warning in warnings:
         # Why a value was changed stands with the value.
         if not any(why in warning for why in found.changed.values()):
@@ -156,42 +156,42 @@ def _flags(
     examples: int | None = None,
 ) -> Flags:
     from synth.cli.job_files import Flags
-    from synth.cli.submission import task_app
+    from synth.cli.submission import task_app_address
 
     return Flags(
         model=model,
         dataset=dataset,
         validation=validation,
-        task_url=task_app(task_url, config_of(ctx)),
+        task_url=task_app_address(task_url, load_config(ctx)),
         examples=examples,
         seed=seed,
         allow_experimental=experimental,
     )
 
 
-def _look(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, list[str]]:
-    """A file's name, what there is to say of it, and the warnings. Raises `UserError`, `UsageProblem`."""
-    from synth.cli.job_files import OtherMachine, examine_text, name_of, read_config
+def _examine(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, list[str]]:
+    """A file's name, the outcome of its check, and the warnings. Raises `UserError`, `UsageProblem`."""
+    from synth.cli.job_files import LenientRegistry, examine_text, name_of, read_config
     from synth.models import Registry
 
     # Where a cluster keeps its models, it knows them all; elsewhere the cluster is asked at submission.
-    elsewhere = OtherMachine()
+    elsewhere = LenientRegistry()
     registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
     _, found = examine_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
-    unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.missed]
+    unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.unknown_models]
     return name_of(file), found, [*found.warnings, *unsure]
 
 
-def _checked(file: Path, flags: Flags, models_dir: Path) -> Checked:
+def _check_file(file: Path, flags: Flags, models_dir: Path) -> CheckReport:
     from synth.cli.job_files import name_of
-    from synth.cli.tui.explain import Checked, summary
+    from synth.cli.tui.explain import CheckReport, summary
     from synth.errors import UserError
 
     try:
-        name, found, warnings = _look(file, flags, models_dir)
+        name, found, warnings = _examine(file, flags, models_dir)
     except (UserError, CliError) as error:
-        return Checked(file=name_of(file), problems=list(error.problems))
-    return Checked(
+        return CheckReport(file=name_of(file), problems=list(error.problems))
+    return CheckReport(
         file=name,
         kind=found.kind,
         problems=found.problems,
@@ -200,9 +200,9 @@ def _checked(file: Path, flags: Flags, models_dir: Path) -> Checked:
     )
 
 
-def _print_checked(checked: Checked) -> None:
-    for warning in checked.warnings:
+def _print_report(report: CheckReport) -> None:
+    for warning in report.warnings:
         output.warn(warning)
-    output.show_problems(checked.problems)
-    if not checked.problems:
-        output.print_sentence(f"{checked.file}: {checked.summary}")
+    output.show_problems(report.problems)
+    if not report.problems:
+        output.print_sentence(f"{report.file}: {report.summary}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from synth.cli.commands.submit import Data, TaskUrl
-from synth.cli.connect import config_of
+from synth.cli.commands.submit import DEFAULT_DATA, Data, TaskUrl
+from synth.cli.connect import load_config
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -18,24 +17,24 @@ def doctor(
     ctx: typer.Context,
     task_url: TaskUrl = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that `up` would take.")] = 8000,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Check this machine, the keys, the backend and the task app. Exit 1 when a check fails."""
-    from synth.cli.checkup import checkup
+    from synth.cli.checks import run_checks
 
-    settings = config_of(ctx)
+    settings = load_config(ctx)
     url = task_url or (settings.task_url.text if settings.task_url else None)
     with output.status("checking"):
-        findings = checkup(settings, data=data.resolve(), port=port, task_url=url)
+        results = run_checks(settings, data=data.resolve(), port=port, task_url=url)
     if fmt is Format.JSON:
-        output.print_json(findings)
+        output.print_json(results)
     else:
         output.print_table(
-            ("check", "result", "found"), [[f.check, f.result, f.found] for f in findings], shrink="found"
+            ("check", "result", "found"), [[f.check, f.result, f.found] for f in results], shrink="found"
         )
-        for f in findings:
+        for f in results:
             if f.fix and f.result != "ok":
                 output.hint(f"{f.check}: {f.fix}")
-    if any(f.result == "fail" for f in findings):
+    if any(f.result == "fail" for f in results):
         raise typer.Exit(ExitCode.ERROR)

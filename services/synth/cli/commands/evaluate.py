@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from synth.cli.commands.submit import (
+    DEFAULT_DATA,
     AllowExperimental,
     Data,
     Follow,
@@ -18,7 +19,7 @@ from synth.cli.commands.submit import (
     PollTimeout,
     TaskUrl,
 )
-from synth.cli.connect import Backend, EnvFiles, client_of, config_of, place
+from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -49,7 +50,7 @@ def evaluate(
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Evaluate a model over seeds of a task app, wait, and print the result.
@@ -57,44 +58,44 @@ def evaluate(
     `--detach` only prints the job's id. The exit code is the job's outcome.
     """
     from synth.cli.job_files import Flags, name_of, read_config
-    from synth.cli.submission import create, draft, finish, task_app
-    from synth.cli.tui.follow import Polling, follow_job, tell_outcome, wait_for
+    from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
+    from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome, wait_for_job
 
-    place(ctx, backend=backend, env_files=env_file)
-    settings = config_of(ctx)
-    address = task_app(task_url, settings)
-    asked = {
+    override_options(ctx, backend=backend, env_files=env_file)
+    settings = load_config(ctx)
+    address = task_app_address(task_url, settings)
+    flags_given = {
         "seeds": seeds,
         "env_name": env_name,
         "temperature": temperature,
         "max_tokens": max_tokens,
         "concurrency": concurrency,
     }
-    asked = {name: value for name, value in asked.items() if value is not None}
+    flags_given = {name: value for name, value in flags_given.items() if value is not None}
     if config is None:
-        text, name = _toml(model, address.text if address else None, asked), "synthctl eval"
+        text, name = _toml(model, address.text if address else None, flags_given), "synthctl eval"
     else:
-        if asked:
-            flag = "--" + next(iter(asked)).replace("_", "-")
+        if flags_given:
+            flag = "--" + next(iter(flags_given)).replace("_", "-")
             raise UsageProblem(f"{flag} beside a file", expected="it in the file's [eval]", where=str(config))
         text, name = read_config(config), name_of(config)
     flags = Flags(model=model, task_url=address, allow_experimental=allow_experimental)
-    job = draft(text, name=name, flags=flags, models_dir=data / "models")
+    job = check_locally(text, name=name, flags=flags, models_dir=data / "models")
     if job.kind != "eval":
         raise UsageProblem(f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {name}", where=name)
     for warning in job.resolved.warnings:
         output.warn(warning)
-    with client_of(ctx) as client:
-        created = create(client, settings, job, key=idempotency)
-        polling = Polling(timeout=poll_timeout, interval=poll_interval)
+    with open_client(ctx) as client:
+        created = submit_job(client, settings, job, key=idempotency)
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval)
         if no_poll or follow is False:
-            raise typer.Exit(finish(client, created, follow=False, polling=polling, format=fmt))
+            raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))
         if fmt is Format.TABLE:
-            code = follow_job(client, created.id, format=fmt, polling=polling, tell=output.message)
+            code = follow_job(client, created.id, format=fmt, options=options, emit=output.message)
             ended = client.job(created.id)
         else:
-            ended, code = wait_for(client, created.id, polling=polling)
-            tell_outcome(ended)
+            ended, code = wait_for_job(client, created.id, options=options)
+            show_outcome(ended)
     if code is ExitCode.INTERRUPTED:
         raise typer.Exit(code)
     if fmt is Format.JSON:
@@ -106,12 +107,12 @@ def evaluate(
     raise typer.Exit(code)
 
 
-def _toml(model: str | None, task_url: str | None, asked: dict[str, object]) -> str:
-    missing = [flag for flag, value in (("--model", model), ("--seeds", asked.get("seeds"))) if value is None]
+def _toml(model: str | None, task_url: str | None, flags_given: dict[str, object]) -> str:
+    missing = [flag for flag, value in (("--model", model), ("--seeds", flags_given.get("seeds"))) if value is None]
     if task_url is None:
         missing.append("--task-url")
     if missing:
         raise UsageProblem(f"{', '.join(missing)} missing", fix="give a TOML with [eval], or all of these flags")
-    values = {"model": model, "task_app_url": task_url, **asked}
+    values = {"model": model, "task_app_url": task_url, **flags_given}
     # TOML's basic strings and numbers are JSON's.
     return "[eval]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

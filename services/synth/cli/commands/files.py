@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.connect import client_of
+from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
@@ -24,7 +24,7 @@ def upload(
     """Upload a dataset and wait until it is checked; prints its id. Exit 2, with the lines, when it is wrong."""
     from synth.cli.transfer.upload import upload_ready
 
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         file = upload_ready(client, path, timeout=timeout)
     if fmt is Format.JSON:
         output.print_json(file)
@@ -39,7 +39,7 @@ def ls(
     fmt: Output = Format.TABLE,
 ) -> None:
     """List files, newest first."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         files = client.files(limit=limit)
     if fmt is Format.JSON:
         return output.print_json(files)
@@ -62,7 +62,7 @@ def get(
     """Show one file, and what is wrong with it."""
     from synth.cli.transfer.upload import line_problems
 
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.file(file)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -94,7 +94,7 @@ def rm(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Delete files; prints their ids. Jobs that were verified with them keep what they need."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         for file in files:
             client.delete_file(file)
             if fmt is Format.TABLE:
@@ -108,7 +108,7 @@ def _count(number: int | None) -> str:
 
 
 def _about(tokens: int | None) -> str:
-    """An estimate, with no more digits than it is good for."""
+    """An estimated count, rounded to the digits that are meaningful."""
     if not tokens:
         return "-"
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -118,6 +118,6 @@ def _about(tokens: int | None) -> str:
 
 
 def _lengths(lengths: list[int]) -> str:
-    """Where the conversations' lengths lie: `256…511: 12, 512…1023: 40` characters."""
+    """The histogram of the conversations' lengths, as `256…511: 12, 512…1023: 40 characters`."""
     shown = [f"{2**i if i else 0}…{2 ** (i + 1) - 1}: {n:,}" for i, n in enumerate(lengths) if n]
     return ", ".join(shown) + " characters" if shown else ""

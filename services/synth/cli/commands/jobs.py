@@ -5,14 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from synth.cli.connect import client_of
+from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.api.objects import Job, Point
+    from synth.api.schemas import Job, Point
 
 app = typer.Typer(
     help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
@@ -39,7 +40,7 @@ def ls(
     fmt: Output = Format.TABLE,
 ) -> None:
     """List jobs, newest first."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         jobs = client.jobs(state=state, kind=kind, limit=limit)
     if fmt is Format.JSON:
         return output.print_json(jobs)
@@ -56,7 +57,7 @@ def ls(
 @app.command("get")
 def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Show one job."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.job(job)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -81,16 +82,16 @@ def watch(
 
     `-o json` prints one event a line, each once and in order. Ctrl-C stops watching (exit 130) and leaves the job.
     """
-    from synth.cli.tui.follow import Polling, follow_job
+    from synth.cli.tui.follow import FollowOptions, follow_job
 
-    with client_of(ctx) as client:
-        raise typer.Exit(follow_job(client, job, format=fmt, polling=Polling(timeout=timeout), after=after))
+    with open_client(ctx) as client:
+        raise typer.Exit(follow_job(client, job, format=fmt, options=FollowOptions(timeout=timeout), after=after))
 
 
 @app.command("cancel")
 def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Ask a job to stop. Cancelling twice is cancelling once; a job that has ended is an error."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.cancel(job)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -100,7 +101,7 @@ def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
 @app.command("pause")
 def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Ask a job that runs to let go of its workers for a while. Pausing twice is pausing once."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.pause(job)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -111,7 +112,7 @@ def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> N
 @app.command("resume")
 def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
     """Go on with a paused job from its last checkpoint."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.resume(job)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -124,7 +125,7 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
     """List the checkpoints that a job keeps, newest first: each can be chatted with, evaluated and trained from."""
     from synth.cli.tui.progress import HEADLINES
 
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.checkpoints(job)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -154,15 +155,15 @@ def events(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print the log of a job as it is now; `-o json` prints one event a line."""
-    from synth.cli.api.objects import JobEvent
+    from synth.api.schemas import EventView
     from synth.cli.tui.progress import describe
 
     rows: list[list[str]] = []
     left = limit
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         while left is None or left > 0:
             page = client.events(job, after=after)
-            wanted: list[JobEvent] = [e for e in page.events if type in (None, e.type)][:left]
+            wanted: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
             for event in wanted:
                 if fmt is Format.JSON:
                     output.print_json_line(event)
@@ -186,29 +187,29 @@ def metrics(
     fmt: Output = Format.TABLE,
 ) -> None:
     """What a job reported at each step: a summary, or with --name one metric step by step."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         points = client.metrics(job, name=name, after_step=after_step)
     if fmt is Format.JSON:
         return output.print_json({"points": points})
     if name is not None:
         return output.print_table(("step", name), [[str(p.step), output.number(p.value)] for p in points])
-    return _print_courses(points)
+    return _print_summary(points)
 
 
-def _print_courses(points: list[Point]) -> None:
-    courses: dict[str, list[float]] = {}
+def _print_summary(points: list[Point]) -> None:
+    series: dict[str, list[float]] = {}
     for p in points:
-        courses.setdefault(p.name, []).append(float("nan") if p.value is None else p.value)
+        series.setdefault(p.name, []).append(float("nan") if p.value is None else p.value)
     rows = [
-        [n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v)), _course(v)]
-        for n, v in sorted(courses.items())
+        [n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v)), _sparkline(v)]
+        for n, v in sorted(series.items())
     ]
     output.print_table(("metric", "first", "last", "min", "max", "course"), rows, shrink="course")
     if not rows:
         output.hint("no values yet")
 
 
-def _course(values: list[float]) -> str:
+def _sparkline(values: list[float]) -> str:
     return output.sparkline(values, width=24)
 
 
@@ -234,7 +235,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("ended", _moment(job.ended_at)),
         ("took", _took(job)),
         ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
-        ("rollouts", ", ".join(f"{n} {what}" for what, n in job.rollouts.items() if n)),
+        ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
         ("values", "  ".join(f"{n}={output.number(job.values[n])}" for n in HEADLINES if n in job.values)),
         ("evaluation", "  ".join(f"{n}={output.number(v)}" for n, v in (job.eval or {}).items())),
         ("tags", "  ".join(f"{k}={v}" for k, v in job.tags.items())),

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.connect import client_of
+from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.cli.api.objects import Key, MadeKey
+    from synth.api.schemas import Key, MadeKey
 
 app = typer.Typer(help="API keys of your organisation: ls, new, rotate, revoke.", no_args_is_help=True)
 orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, new.", no_args_is_help=True)
@@ -25,7 +25,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 @app.command("ls")
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the keys of your organisation, oldest first; those that have ended too."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         keys = client.keys()
     if fmt is Format.JSON:
         return output.print_json(keys)
@@ -47,7 +47,7 @@ def new(
     """Make a key; prints it, which happens once. It can do no more than the key that makes it."""
     seconds = None if expires_in is None else _seconds(expires_in, "--expires-in")
     wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         made = client.add_key(name=name, scopes=wanted, expires_in_s=seconds, org=org)
     _show_once(made, fmt)
 
@@ -60,7 +60,7 @@ def rotate(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Replace a key by a new one of the same name and scopes; prints the new one, which happens once."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         made = client.rotate_key(key, grace_s=_seconds(grace, "--grace"))
     _show_once(made, fmt)
 
@@ -68,7 +68,7 @@ def rotate(
 @app.command("revoke")
 def revoke(ctx: typer.Context, key: KeyArgument, fmt: Output = Format.TABLE) -> None:
     """End a key, at once and for good. Revoking twice is revoking once."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         found = client.revoke_key(key)
     if fmt is Format.JSON:
         return output.print_json(found)
@@ -78,7 +78,7 @@ def revoke(ctx: typer.Context, key: KeyArgument, fmt: Output = Format.TABLE) -> 
 @orgs_app.command("ls")
 def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the organisations of the cluster, oldest first."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         orgs = client.organisations()
     if fmt is Format.JSON:
         return output.print_json(orgs)
@@ -93,7 +93,7 @@ def new_org(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make an organisation; prints its first key, which happens once and may do everything in it."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         made = client.add_organisation(name)
     if fmt is Format.JSON:
         return output.print_json(made)

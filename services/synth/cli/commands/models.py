@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import Data
-from synth.cli.connect import client_of
+from synth.cli.commands.submit import DEFAULT_DATA, Data
+from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -25,7 +25,7 @@ app.add_typer(make_app, name="make")
 @app.command("ls")
 def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     """List the models that can be chatted with, evaluated and trained from."""
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         models = client.models()
     if fmt is Format.JSON:
         return output.print_json(models)
@@ -57,7 +57,7 @@ def known(fmt: Output = Format.TABLE) -> None:
 def alias(
     model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
     stand_in: Annotated[str, typer.Argument(metavar="STAND_IN", help="A local model's id.", show_default=False)],
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Let a local model run under the id of a base whose weights are not here, as `alias Qwen/Qwen3-0.6B tiny-qwen3`.
@@ -73,7 +73,7 @@ def alias(
 
 
 @app.command("aliases")
-def aliases(data: Data = Path(".synth"), fmt: Output = Format.TABLE) -> None:
+def aliases(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """List what stands in for what on this machine."""
     from synth.models import Registry
 
@@ -89,7 +89,7 @@ def aliases(data: Data = Path(".synth"), fmt: Output = Format.TABLE) -> None:
 @app.command("unalias")
 def unalias(
     model: Annotated[str, typer.Argument(metavar="ID", help="A base's id.", show_default=False)],
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
 ) -> None:
     """Let nothing stand in for a base. Models that were made meanwhile keep saying what ran."""
     from synth.models import Registry
@@ -111,7 +111,7 @@ def download(
     target = out or Path(model.replace("/", "_").replace(":", "-"))
     if target.is_file():
         raise UsageProblem("this is a file", expected="a directory, or a name that is free", where=str(target))
-    with client_of(ctx) as client:
+    with open_client(ctx) as client:
         files = download_model(client, model, target)
     if fmt is Format.JSON:
         return output.print_json({"model": model, "path": str(target), "files": [str(f) for f in files]})
@@ -133,7 +133,7 @@ def make_tiny_qwen3(
     replace: Annotated[
         bool, typer.Option("--replace", metavar="", help="Make it anew where it is there already.")
     ] = False,
-    data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = Path(".synth"),
+    data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints where it is."""

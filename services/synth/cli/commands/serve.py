@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.connect import Backend, EnvFiles, config_of, env_files_of, place
+from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, override_options
 from synth.cli.tui import output
 
 
@@ -29,9 +29,9 @@ def serve(
     from synth.cli.task_apps import load_task_app, set_environment, store_key
     from synth.taskapp.sdk import serve as run
 
-    place(ctx, backend=backend, env_files=env_file)
-    settings = config_of(ctx, may_be_new=True)
-    for note in set_environment(env_files_of(ctx)):
+    override_options(ctx, backend=backend, env_files=env_file)
+    settings = load_config(ctx, may_be_new=True)
+    for note in set_environment(get_env_files(ctx)):
         output.hint(note)
     task_app = load_task_app(app)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.connect import Backend, EnvFiles, config_of, env_files_of, place
+from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, override_options
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
@@ -31,17 +31,23 @@ def setup(
     """
     import sys
 
-    from synth.cli.onboarding import Wanted, ask, check_key, register, write
+    from synth.cli.onboarding import (
+        SetupAnswers,
+        check_key,
+        prompt_for_missing,
+        register_environment_key,
+        write_env_file,
+    )
 
-    place(ctx, backend=backend, env_files=env_file)
-    settings = config_of(ctx, may_be_new=True)
-    wanted = Wanted(backend=ctx.obj.backend, api_key=api_key, environment_key=environment_key, task_url=task_url)
+    override_options(ctx, backend=backend, env_files=env_file)
+    settings = load_config(ctx, may_be_new=True)
+    answers = SetupAnswers(backend=ctx.obj.backend, api_key=api_key, environment_key=environment_key, task_url=task_url)
     if sys.stdin.isatty() and not no_input:
-        wanted = ask(wanted, settings)
-    check_key(wanted, settings)
-    target = env_files_of(ctx)[0]
-    rows = write(wanted, settings, target)
-    outcome = register(config_of(ctx, may_be_new=True))
+        answers = prompt_for_missing(answers, settings)
+    check_key(answers, settings)
+    target = get_env_files(ctx)[0]
+    rows = write_env_file(answers, settings, target)
+    outcome = register_environment_key(load_config(ctx, may_be_new=True))
     if fmt is Format.JSON:
         return output.print_json({"env_file": str(target), "settings": dict(rows), "backend": outcome})
     output.print_table(("setting", "where"), [list(row) for row in rows], shrink="where")

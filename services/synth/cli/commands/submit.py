@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.connect import Backend, EnvFiles, client_of, config_of, place
+from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
@@ -48,6 +48,7 @@ Idempotency = Annotated[
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", metavar="", help="Take a model that is marked experimental.")
 ]
+DEFAULT_DATA = Path(".synth")
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
 
 
@@ -74,7 +75,7 @@ def submit(
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    data: Data = Path(".synth"),
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Submit a job and follow it; the exit code is its outcome.
@@ -83,25 +84,25 @@ def submit(
     goes on, and the message says how to watch and how to cancel it.
     """
     from synth.cli.job_files import Flags, name_of, read_config
-    from synth.cli.submission import create, draft, finish, task_app
-    from synth.cli.tui.follow import Polling
+    from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
+    from synth.cli.tui.follow import FollowOptions
 
-    place(ctx, backend=backend, env_files=env_file)
-    settings = config_of(ctx)
+    override_options(ctx, backend=backend, env_files=env_file)
+    settings = load_config(ctx)
     flags = Flags(
         model=model,
         dataset=dataset,
         validation=validation,
-        task_url=task_app(task_url, settings),
+        task_url=task_app_address(task_url, settings),
         examples=examples,
         seed=seed,
         allow_experimental=allow_experimental,
     )
-    job = draft(read_config(config), name=name_of(config), flags=flags, models_dir=data / "models")
+    job = check_locally(read_config(config), name=name_of(config), flags=flags, models_dir=data / "models")
     for warning in job.resolved.warnings:
         output.warn(warning)
-    with client_of(ctx) as client:
-        created = create(client, settings, job, key=idempotency)
+    with open_client(ctx) as client:
+        created = submit_job(client, settings, job, key=idempotency)
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
-        polling = Polling(timeout=poll_timeout, interval=poll_interval)
-        raise typer.Exit(finish(client, created, follow=wanted, polling=polling, format=fmt))
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval)
+        raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))

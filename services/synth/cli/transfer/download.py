@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 
+from synth.api.schemas import ModelFile
 from synth.cli.api.client import Client, backoff
-from synth.cli.api.objects import ModelFile
 from synth.cli.errors import CliError, Unreachable
 from synth.cli.tui import output
 
@@ -18,7 +18,7 @@ _TRIES = 4
 
 
 def download_model(client: Client, model: str, target: Path) -> list[Path]:
-    """Put a model's files into a directory; what is there already and right is kept. Returns every file."""
+    """Download a model's files into a directory; a file with the right digest is kept. Returns every path."""
     files = client.model_files(model)
     if not files:
         raise CliError(f"{model} has no files to download")
@@ -65,7 +65,7 @@ def _is_there(path: Path, file: ModelFile) -> bool:
 
 
 def _inside(target: Path, name: str) -> Path:
-    """A name from the wire may not lead out of the directory."""
+    """The path of a file below the directory. Raises `CliError` for a name that leads out of it."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise CliError(f"the backend names a file {name!r}, which is no name inside a directory")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from synth.api.schemas import File
 from synth.cli.api.client import Client
-from synth.cli.api.objects import File
 from synth.cli.errors import TimedOut, UsageProblem
 from synth.cli.tui import output
 from synth.errors import Problem
@@ -32,7 +32,7 @@ def upload_ready(client: Client, path: Path, *, timeout: float = READY_TIMEOUT_S
 
 
 def wait_ready(client: Client, file: File, *, timeout: float) -> File:
-    """Until the file is ready or failed. Raises `TimedOut`."""
+    """Wait until the file is ready or failed. Raises `TimedOut`."""
     deadline, delay = time.monotonic() + timeout, 0.05
     while file.status == "processing":
         if time.monotonic() + delay > deadline:
@@ -54,7 +54,7 @@ def check_readable(path: Path) -> None:
 
 
 def line_problems(file: File, name: str) -> list[Problem]:
-    """What is wrong with a file, line by line, and how many lines there are beyond those."""
+    """The problems of a file by line, and how many more lines have some."""
     problems = [
         Problem(what=f"{p.path}: {p.reason}" if p.path not in ("", "$") else p.reason, where=f"{name}:{p.line}")
         for p in file.problems

@@ -31,8 +31,8 @@ class Setting:
     why: str
 
 
-class Checked(msgspec.Struct, kw_only=True):
-    """What `config check` says of one file. kind: None where that cannot be told; summary: "" with problems."""
+class CheckReport(msgspec.Struct, kw_only=True):
+    """The outcome of `config check` for one file. kind: None where it is unknown; summary: "" with problems."""
 
     file: str
     kind: str | None = None
@@ -75,8 +75,8 @@ def _fields(values: dict[str, Any], prefix: str, origins: dict[str, str]) -> Ite
             yield from _fields(cast(dict[str, Any], value), f"{field}.", origins)
 
 
-def shown(value: Any) -> str:
-    """A value in as few words as it takes: long lists and sets of seeds by their ends."""
+def format_value(value: Any) -> str:
+    """A value as short text; long lists and sets of seeds by their first and last item."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -120,7 +120,7 @@ class SettingsTable:
         grid.add_column("FROM", no_wrap=True, overflow="ellipsis")
         for setting in self._settings:
             asked = setting.origin not in ("default", "registry")
-            value = Text(shown(setting.value))
+            value = Text(format_value(setting.value))
             if setting.why:
                 value.append(" *", style="yellow")
             grid.add_row(

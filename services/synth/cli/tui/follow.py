@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.api.objects import Job
-from synth.cli.api.stream import POLL_S, Follower
+from synth.cli.api.stream import POLL_S, EventFollower
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format
@@ -18,7 +18,7 @@ from synth.jobs.lifecycle import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Polling:
+class FollowOptions:
     """How a job is followed. timeout: seconds, then `TimedOut`; None for no end.
 
     interval: seconds between looks where events cannot be streamed.
@@ -27,10 +27,10 @@ class Polling:
     timeout: float | None = None
     interval: float = POLL_S
 
-    def follower(self, client: Client, job_id: str, *, after: int = 0) -> Follower:
-        """Begin to follow; the time runs from here on."""
+    def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
+        """Start to follow a job; the timeout runs from here on."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        return Follower(client, job_id, after=after, deadline=deadline, interval=self.interval)
+        return EventFollower(client, job_id, after=after, deadline=deadline, interval=self.interval)
 
 
 def follow_job(
@@ -38,15 +38,15 @@ def follow_job(
     job_id: str,
     *,
     format: Format,
-    polling: Polling,
+    options: FollowOptions,
     after: int = 0,
-    tell: Callable[[str], None] = output.print_line,
+    emit: Callable[[str], None] = output.print_line,
 ) -> ExitCode:
     """Show a job until it ends; returns its outcome. Ctrl-C detaches: the job goes on.
 
-    after: the sequence of the last event already seen. tell: prints a line of what happens, off a terminal.
+    after: the sequence of the last event already seen. emit: prints a line of what happens, off a terminal.
     """
-    follower = polling.follower(client, job_id, after=after)
+    follower = options.follower(client, job_id, after=after)
     progress = Progress(job_id)
     try:
         if format is Format.JSON:
@@ -54,19 +54,19 @@ def follow_job(
                 progress.apply(event)
                 output.print_json_line(event)
         elif output.is_terminal():
-            _draw(follower, progress)
+            _follow_live(follower, progress)
         else:
-            _tell_lines(follower, progress, tell)
+            _follow_lines(follower, progress, emit)
     except KeyboardInterrupt:
         _detached(job_id, progress.state)
         return ExitCode.INTERRUPTED
     return _outcome(client, progress, format)
 
 
-def wait_for(client: Client, job_id: str, *, polling: Polling) -> tuple[Job, ExitCode]:
+def wait_for_job(client: Client, job_id: str, *, options: FollowOptions) -> tuple[JobWithConfig, ExitCode]:
     """Wait for a job without showing it; the job as it ended, and its outcome. Ctrl-C detaches."""
     try:
-        for _ in polling.follower(client, job_id).events():
+        for _ in options.follower(client, job_id).events():
             pass
     except KeyboardInterrupt:
         job = client.job(job_id)
@@ -76,7 +76,7 @@ def wait_for(client: Client, job_id: str, *, polling: Polling) -> tuple[Job, Exi
     return job, exit_code(job.state)
 
 
-def _draw(follower: Follower, progress: Progress) -> None:
+def _follow_live(follower: EventFollower, progress: Progress) -> None:
     from rich.live import Live
 
     from synth.cli.tui.view import JobView
@@ -88,8 +88,8 @@ def _draw(follower: Follower, progress: Progress) -> None:
         live.refresh()
 
 
-def _tell_lines(follower: Follower, progress: Progress, tell: Callable[[str], None]) -> None:
-    """A line an event; one that says the same as the last is counted instead."""
+def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[str], None]) -> None:
+    """Print a line for each event; repeats of the last line are counted instead."""
     last, repeats = "", 0
     for event in follower.events():
         progress.apply(event)
@@ -99,20 +99,20 @@ def _tell_lines(follower: Follower, progress: Progress, tell: Callable[[str], No
             repeats += 1
             continue
         if repeats:
-            tell(f"          … {repeats} times more")
-        tell(f"{event.time.astimezone():%H:%M:%S}  {line}")
+            emit(f"          … {repeats} times more")
+        emit(f"{event.time.astimezone():%H:%M:%S}  {line}")
         last, repeats = line, 0
 
 
 def _outcome(client: Client, progress: Progress, format: Format) -> ExitCode:
     job = client.job(progress.job_id)
     if format is Format.TABLE:
-        tell_outcome(job)
+        show_outcome(job)
     return exit_code(job.state)
 
 
-def tell_outcome(job: Job) -> None:
-    """Why a job ended as it did, and what can be done with it, on stderr."""
+def show_outcome(job: Job) -> None:
+    """Print to stderr why a job ended as it did, and what can be done with it."""
     if job.state == "succeeded":
         if job.model:
             output.hint(f"talk to it: synthctl chat {job.model}")

@@ -1,4 +1,4 @@
-"""How the command line speaks: data on stdout (tables for people, JSON for programs), messages on stderr."""
+"""Output of the command line: data on stdout (tables for people, JSON for programs), messages on stderr."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ def is_terminal() -> bool:
 
 
 def message(text: str) -> None:
-    """Something that the user should read, and that is not data."""
+    """Print a message to stderr."""
     err().print(text, markup=False, soft_wrap=not err().is_terminal)
 
 
 def hint(text: str) -> None:
-    """What could be done next."""
+    """Print a dim message: what could be done next."""
     err().print(text, style="dim", markup=False, soft_wrap=not err().is_terminal)
 
 
 def warn(text: str) -> None:
-    """Something that may not be what the user meant."""
+    """Print a warning to stderr."""
     from rich.text import Text
 
     err().print(Text("warning: ", style="yellow").append(text, style="default"), soft_wrap=not err().is_terminal)
@@ -98,7 +98,7 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
-    """Each problem in its parts: where and what, what was expected, what to do."""
+    """Print each problem in its parts: where and what, what was expected, what to do."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -117,30 +117,32 @@ def show_problems(problems: Sequence[Problem], *, label: str = "error") -> None:
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout, indented."""
-    sys.stdout.write(json.dumps(msgspec.to_builtins(data), indent=2, ensure_ascii=False) + "\n")
+    """Print one JSON document on stdout, indented."""
+    from synth.cli.tui.json_fields import to_json_data
+
+    sys.stdout.write(json.dumps(to_json_data(data), indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def print_json_line(data: Any) -> None:
-    """One JSON document on one line of stdout, flushed: a reader of the pipe sees it now."""
+    """Print one JSON document as one line of stdout, flushed so that a reader of the pipe sees it now."""
     sys.stdout.buffer.write(msgspec.json.encode(data) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def print_line(text: str) -> None:
-    """One line of data on stdout, as it is."""
+    """Print one line of data on stdout, unchanged."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def print_sentence(text: str) -> None:
-    """One line of data on stdout, on a terminal wrapped between words."""
+    """Print one line of data on stdout, wrapped between words on a terminal."""
     out().print(text, markup=False, soft_wrap=not is_terminal())
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> None:
-    """Rows under headings; off a terminal, values separated by tabs and never cut.
+    """Print rows under headings; off a terminal, values separated by tabs and never cut.
 
     shrink: the column that gives way where the terminal is too narrow, and goes where it is far too narrow.
     """
@@ -152,7 +154,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> RenderableType:
-    """The same as something to show."""
+    """Rows under headings as a renderable of rich; `shrink` as in `print_table`."""
     from rich.table import Table
     from rich.text import Text
 
@@ -173,7 +175,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str 
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """The fields of one object, a line each."""
+    """Print the fields of one object, a line each."""
     if not is_terminal():
         for label, text in pairs:
             print_line(f"{label}\t{text}")
@@ -195,7 +197,7 @@ def style_of(word: str) -> str:
 
 
 def sparkline(values: Sequence[float], *, width: int = 30) -> str:
-    """The course of a series, the newest at the right; a longer one is averaged into `width` columns."""
+    """Draw a series with bars, the newest at the right; a longer one is averaged into `width` columns."""
     finite = [v for v in values if v == v and abs(v) != float("inf")]
     if len(finite) > width:
         cuts = [round(i * len(finite) / width) for i in range(width + 1)]

@@ -1,13 +1,13 @@
-"""What a watcher knows of a job: a fold over its events, without any drawing."""
+"""The progress of a job: a fold over its events, without any drawing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from synth.cli.api.objects import JobEvent
+from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
 from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
@@ -28,7 +28,7 @@ Batch = tuple[str, int]
 
 
 @dataclass
-class Course:
+class Series:
     """The last values of one metric, oldest first."""
 
     values: list[float] = field(default_factory=list[float])
@@ -40,7 +40,7 @@ class Course:
 
 @dataclass
 class Progress:
-    """A job as its events tell it. Times are unix seconds; `reached`: lifecycle fact → when.
+    """The state of a job after its events so far. Times are unix seconds; `reached`: lifecycle fact → when.
 
     steps_seen: the first and the last step that was seen, with their times.
     """
@@ -57,8 +57,8 @@ class Progress:
     steps: int = 0
     attempt: int = 0
     steps_seen: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    reward: Course = field(default_factory=Course)
-    loss: Course = field(default_factory=Course)
+    reward: Series = field(default_factory=Series)
+    loss: Series = field(default_factory=Series)
     values: dict[str, float] = field(default_factory=dict[str, float])
     evaluation: dict[str, float] = field(default_factory=dict[str, float])
     wanted: dict[Batch, int] = field(default_factory=dict[Batch, int])
@@ -83,27 +83,25 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace so far; None while there is none."""
+        """Seconds to the last step at the pace so far; None while there is no pace."""
         if len(self.steps_seen) < 2 or self.step >= self.steps:
             return None
         (first, since), (last, now) = self.steps_seen
         return (now - since) / (last - first) * (self.steps - last) if last > first else None
 
     @property
-    def began(self) -> float | None:
+    def created_at(self) -> float | None:
         return self.reached.get("job.created")
 
-    def apply(self, event: JobEvent) -> None:
-        """One more event, in order."""
+    def apply(self, event: EventView) -> None:
+        """Take in the next event."""
         self.seq = event.seq
         if event.type.startswith("job."):
             self._lifecycle(event)
         else:
-            self._measurement(event.type, event.data)
-        if event.type == "train.step":
-            self.steps_seen[1:] = [(self.step, event.time.timestamp())]
+            self._measurement(event)
 
-    def _lifecycle(self, event: JobEvent) -> None:
+    def _lifecycle(self, event: EventView) -> None:
         # A watcher may begin in the middle, so a fact is taken for what it says, not checked against the table.
         state = next((s for (_, fact), s in TRANSITIONS.items() if fact == event.type), None)
         before = self.state
@@ -111,7 +109,7 @@ class Progress:
         if state is not None and not (state is State.STARTED and before in (State.CANCELLING, State.PAUSING)):
             self.state = state
         self.reached[event.type] = event.time.timestamp()
-        data = event.data
+        data = _fields(event)
         match event.type:
             case "job.created":
                 self.name = str(data.get("config_name") or "")
@@ -141,9 +139,10 @@ class Progress:
             case _:
                 pass
 
-    def _measurement(self, type: str, data: dict[str, Any]) -> None:
-        match type:
-            case "train.step":
+    def _measurement(self, event: EventView) -> None:
+        data = _fields(event)
+        match event.type:
+            case "train.step" if data:
                 self.step, self.steps = int(data["step"]), int(data["of"])
                 self.values = _numbers(data.get("values"))
                 if "reward_mean" in self.values:
@@ -151,22 +150,23 @@ class Progress:
                 if "loss" in self.values:
                     self.loss.add(self.values["loss"])
                 self.waiting = ""
-                self._forget("train", self.step)
+                self._forget_batches("train", self.step)
+                self.steps_seen[1:] = [(self.step, event.time.timestamp())]
             case "rollout.requested":
                 self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
             case "rollout.completed":
-                self._played(data)
+                self._count_rollout(data)
             case "rollout.failed":
-                self._played(data)
+                self._count_rollout(data)
                 self.failed += 1
                 self.warning = f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
             case "rollout.blocked":
                 self.warning = f"rollouts stopped: {(data.get('problem') or {}).get('what', '')}"
             case "eval.completed":
                 self.evaluation = _numbers(data.get("values"))
-                self._forget("eval", int(data.get("iteration") or 0))
+                self._forget_batches("eval", int(data.get("iteration") or 0))
             case "train.warned":
-                self.warning = _of_the_watch(data)
+                self.warning = _warning_text(data)
             case "train.resumed":
                 self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
             case "queue.waiting":
@@ -176,7 +176,7 @@ class Progress:
             case _:
                 pass
 
-    def _played(self, data: dict[str, Any]) -> None:
+    def _count_rollout(self, data: dict[str, Any]) -> None:
         batch = self._batch_of(data)
         self.done[batch] = self.done.get(batch, 0) + 1
         if batch in self.wanted:
@@ -184,10 +184,10 @@ class Progress:
             self.wanted[batch] = max(self.wanted[batch], int(data.get("index") or 0) + 1)
 
     def _batch_of(self, data: dict[str, Any]) -> Batch:
-        """An evaluation job is one batch, whatever its rollouts call themselves."""
+        """The batch of a rollout's event; an evaluation job is one batch."""
         return ("eval", 0) if self.kind == "eval" else (str(data.get("mode")), int(data.get("iteration") or 0))
 
-    def _forget(self, mode: str, until: int) -> None:
+    def _forget_batches(self, mode: str, until: int) -> None:
         for counts in (self.wanted, self.done):
             for batch in [b for b in counts if b[0] == mode and b[1] <= until]:
                 del counts[batch]
@@ -204,14 +204,14 @@ def exit_code(state: str | None) -> ExitCode:
             return ExitCode.JOB_FAILED
 
 
-def describe(event: JobEvent) -> str | None:
-    """An event as one plain line; None for those that only say that the job lives."""
-    data = event.data
+def describe(event: EventView) -> str | None:
+    """An event as one line of text; None for those that only show that the job is alive."""
+    data = _fields(event)
     values = _numbers(data.get("values"))
     match event.type:
         case "watch.heartbeat" | "rollout.completed" | "blob.expired":
             return None
-        case "train.step":
+        case "train.step" if data:
             shown = " ".join(f"{n}={values[n]:.4g}" for n in HEADLINES if n in values)
             return f"step {data.get('step')}/{data.get('of')} {shown}".rstrip()
         case "eval.completed":
@@ -227,7 +227,7 @@ def describe(event: JobEvent) -> str | None:
         case "job.paused":
             return f"paused after step {data.get('step')}" + (f": {data['reason']}" if data.get("reason") else "")
         case "train.warned":
-            return f"warning: {_of_the_watch(data)}"
+            return f"warning: {_warning_text(data)}"
         case "train.resumed":
             return f"resumed behind step {data.get('step')}"
         case "checkpoint.saved":
@@ -245,11 +245,16 @@ def describe(event: JobEvent) -> str | None:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
 
 
-def _of_the_watch(data: dict[str, Any]) -> str:
-    """What a `train.warned` says, with what was expected and what to do."""
+def _fields(event: EventView) -> dict[str, Any]:
+    """The event's data; empty for an event that the gateway could not parse, and passes on as text."""
+    return cast(dict[str, Any], event.data) if isinstance(event.data, dict) else {}
+
+
+def _warning_text(data: dict[str, Any]) -> str:
+    """The problem in a `train.warned`, with what was expected and what to do."""
     return msgspec.convert(data.get("problem") or {"what": ""}, Problem).text()
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    """JSON has no NaN: what was not a number comes as null."""
+    """Numbers by name; null stands for NaN, which JSON does not have."""
     return {name: float("nan") if v is None else float(v) for name, v in (values or {}).items()}

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synth.cli.tui.output import duration, number, sparkline, style_of
-from synth.cli.tui.progress import STAGES, Course, Progress
+from synth.cli.tui.progress import STAGES, Progress, Series
 from synth.jobs.lifecycle import State
 
 _LABEL = 12
@@ -31,7 +31,7 @@ _ENDINGS = {State.FAILED: "✗ failed", State.REJECTED: "✗ rejected", State.CA
 
 
 class JobView:
-    """Draws a job; asked again at every refresh."""
+    """Draws a job anew at every refresh."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -60,8 +60,8 @@ class JobView:
         right = Text(str(p.state.value if p.state else "…"), style=style_of(p.state or ""))
         if p.attempt > 1:
             right.append(f" · attempt {p.attempt}", style="yellow")
-        if p.began is not None:
-            right.append(f" · {duration(self._until() - p.began)}", style="dim")
+        if p.created_at is not None:
+            right.append(f" · {duration(self._until() - p.created_at)}", style="dim")
         grid = Table.grid(expand=False, padding=(0, 2, 0, 0))
         grid.width = width
         grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -147,9 +147,9 @@ def _bar(label: str, done: int, of: int, width: int, *, note: str = "") -> Table
     return _row(label, grid, width)
 
 
-def _spark(label: str, course: Course, width: int) -> Table:
+def _spark(label: str, series: Series, width: int) -> Table:
     room = max(8, min(50, width - _LABEL - 34))
-    values = course.values
+    values = series.values
     text = Text(sparkline(values, width=room).ljust(min(room, len(values))), style="cyan")
     text.append(f"  {number(values[-1])}", style="bold")
     if len(values) > 1:

@@ -18,29 +18,29 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """A body of msgspec structs (and plain values) as JSON."""
+    """A JSON response with msgspec structs and plain values in its body."""
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-def listing(items: list[Any], *, more: bool = False) -> Response:
-    """A list as every route gives it."""
+def list_response(items: list[Any], *, more: bool = False) -> Response:
+    """A response with a list, in the shape that all routes share."""
     return json_response({"object": "list", "data": items, "has_more": more})
 
 
-def one(kind: type, description: str = "", *, status: int = 200) -> Responses:
+def returns(kind: type, description: str = "", *, status: int = 200) -> Responses:
     """Documents a route that answers with one of `kind`."""
-    return {status: _documented(_reference(kind), description or kind.__name__)}
+    return {status: _json_content(_schema_ref(kind), description or kind.__name__)}
 
 
-def many(kind: type) -> Responses:
-    """Documents a route that answers with `listing` of `kind`."""
-    items = {"type": "array", "items": _reference(kind)}
+def returns_list(kind: type) -> Responses:
+    """Documents a route that answers with `list_response` of `kind`."""
+    items = {"type": "array", "items": _schema_ref(kind)}
     properties = {"object": {"const": "list"}, "data": items, "has_more": {"type": "boolean"}}
-    return {200: _documented({"type": "object", "properties": properties}, f"A list of {kind.__name__}")}
+    return {200: _json_content({"type": "object", "properties": properties}, f"A list of {kind.__name__}")}
 
 
-def describe(app: FastAPI) -> None:
-    """Make `/openapi.json` complete."""
+def complete_document(app: FastAPI) -> None:
+    """Add the documented msgspec types and the error response to `/openapi.json`."""
     generate = app.openapi
 
     def complete() -> dict[str, Any]:
@@ -51,7 +51,7 @@ def describe(app: FastAPI) -> None:
         document["components"]["schemas"] = dict(sorted(documented.items()))
         for path in document["paths"].values():
             for operation in path.values():
-                failure = _documented(_reference(Failure), "What is wrong, and what to do")
+                failure = _json_content(_schema_ref(Failure), "What is wrong, and what to do")
                 operation["responses"]["default"] = failure
                 operation["responses"].pop("422", None)
         return document
@@ -59,11 +59,11 @@ def describe(app: FastAPI) -> None:
     app.openapi = complete
 
 
-def _reference(kind: type) -> dict[str, Any]:
+def _schema_ref(kind: type) -> dict[str, Any]:
     known = _DOCUMENTED.setdefault(kind.__name__, kind)
     assert known is kind, f"two types are called {kind.__name__}"
     return {"$ref": _REF.format(name=kind.__name__)}
 
 
-def _documented(schema: dict[str, Any], description: str) -> dict[str, Any]:
+def _json_content(schema: dict[str, Any], description: str) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}

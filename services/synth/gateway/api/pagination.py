@@ -1,4 +1,4 @@
-"""Going on after an id in a list that is short enough to be read whole."""
+"""Pages of a list that is short enough to be read whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synth.gateway.errors import not_found
 _Item = TypeVar("_Item")
 
 
-def after_id(items: list[_Item], id: str | None, *, kind: str, id_of: Callable[[_Item], str]) -> list[_Item]:
+def items_after(items: list[_Item], id: str | None, *, kind: str, id_of: Callable[[_Item], str]) -> list[_Item]:
     """The items that follow the one of this id, all of them without one. Raises a 404 for an id that is not there.
 
     kind: what the items are, for the message.

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from synth.api.limits import MAX_EVENTS
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, Transient
+from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
-from synth.gateway.read_model.event_log import read_page
-from synth.gateway.read_model.hub import Frame, frame_of
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, read_page
+from synth.gateway.read_model.hub import Frame, to_frame
 from synth.runtime import logs
-
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
 
 log = logs.get("sse")
 
-_PAGE = 2000
-_LONGEST_SEQUENCE = 18
 _OPENING = b"retry: 1000\n\n"
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 _END = b"event: end\ndata: {}\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def cursor_of(request: Request, after: int | None) -> int | None:
-    """Where a client wants to go on: its `Last-Event-ID` before `?after=`. Raises a 400 for what is no sequence."""
+def read_cursor(request: Request, after: int | None) -> int | None:
+    """The sequence to go on after: `Last-Event-ID`, else `?after=`. Raises a 400 for what is no sequence."""
     given = request.headers.get("last-event-id")
     if given is None:
         return after
-    if not given.isdecimal() or len(given) > _LONGEST_SEQUENCE:
+    if not given.isdecimal() or len(given) > MAX_SEQUENCE_DIGITS:
         problem = Problem(
             what=f"Last-Event-ID is {given[:40]!r}",
             expected="the id of the last event that was received, a whole number",
@@ -48,52 +44,56 @@ def wants_stream(request: Request) -> bool:
     return "text/event-stream" in request.headers.get("accept", "")
 
 
-def event_stream(parts: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> StreamingResponse:
+def stream_response(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> StreamingResponse:
     """A response that streams a job's events (the organisation's without `job_id`) after a sequence.
 
     A job's stream ends with `event: end` after its terminal fact; any stream breaks off when its caller's key ends.
     """
-    frames = _stream(parts, caller, job_id=job_id, after=after)
-    return StreamingResponse(frames, media_type="text/event-stream", headers=_HEADERS)
+    return sse_response(_stream(gateway, caller, job_id=job_id, after=after))
 
 
-async def _stream(parts: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:
+def sse_response(chunks: AsyncIterator[bytes]) -> StreamingResponse:
+    """A response of server-sent events, with headers that keep proxies from buffering it."""
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _stream(gateway: Gateway, caller: ApiKey, *, job_id: str | None, after: int) -> AsyncIterator[bytes]:
     subject, cursor = f"*.*.{caller.org}.{job_id or '*'}", after
     yield _OPENING
-    with parts.hub.watch(caller.org, job_id) as watcher:
+    with gateway.hub.subscribe(caller.org, job_id) as subscriber:
 
-        def over() -> bool:
-            return watcher.closed or not parts.keys.still_opens(caller)
+        def is_over() -> bool:
+            return subscriber.closed or not gateway.keys.still_valid(caller)
 
-        while not over():
+        while not is_over():
             # Queue first, read the log second: what falls between the two is in both, and is skipped once.
-            watcher.resume()
+            subscriber.reset()
             more = True
-            while more and not over():
+            while more and not is_over():
                 try:
-                    page = await read_page(parts.bus, subject, after=cursor, limit=_PAGE)
+                    page = await read_page(gateway.bus, subject, after=cursor, limit=MAX_EVENTS)
                 except Transient as error:
                     # The client comes back with its cursor, which is the retry.
                     log.warning("stream ends, the log cannot be read", subject=subject, error=str(error))
                     return
                 more = page.more
-                cursor, chunk, ended = _joined([frame_of(event) for event in page.events], cursor, job_id)
+                cursor, chunk, ended = _join_frames([to_frame(event) for event in page.events], cursor, job_id)
                 if chunk:
                     yield chunk
                 if ended:
                     return
-            while not watcher.lagged and not over():
-                cursor, chunk, ended = _joined(watcher.take(), cursor, job_id)
+            while not subscriber.lagged and not is_over():
+                cursor, chunk, ended = _join_frames(subscriber.drain(), cursor, job_id)
                 if chunk:
                     yield chunk
                 if ended:
                     return
-                if not await watcher.wait(parts.settings.ping_s):
-                    yield _PING
+                if not await subscriber.wait(gateway.settings.ping_s):
+                    yield PING
 
 
-def _joined(frames: list[Frame], cursor: int, job_id: str | None) -> tuple[int, bytes, bool]:
-    """The frames beyond the cursor as one chunk, cut after the job's terminal one; the new cursor; whether it ended."""
+def _join_frames(frames: list[Frame], cursor: int, job_id: str | None) -> tuple[int, bytes, bool]:
+    """Join the frames after the cursor, up to the job's terminal one: the new cursor, the chunk, whether it ended."""
     chunk: list[bytes] = []
     for frame in frames:
         if frame.seq > cursor:

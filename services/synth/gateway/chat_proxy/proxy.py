@@ -17,17 +17,17 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from synth.bus.kv.replicas import Replica, ReplicaTable
-from synth.gateway.chat_proxy.affinity import in_order, session_of
+from synth.gateway.chat_proxy.affinity import rank_replicas, session_key
 from synth.gateway.errors import ApiError, unavailable
 from synth.keys import Cid, InvalidKey, internal_token, read_cid
 from synth.runtime import logs
 
 log = logs.get("inference proxy")
 
-_PASSED_ON = ("content-type", "accept", "traceparent")
-_PASSED_BACK = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "x-should-retry")
+_REQUEST_HEADERS = ("content-type", "accept", "traceparent")
+_RESPONSE_HEADERS = ("content-type", "retry-after", "cache-control", "x-accel-buffering", "x-should-retry")
 # One httpx client with 32 requests in flight costs four times the CPU of one with 8.
-_PER_CLIENT = 8
+_REQUESTS_PER_CLIENT = 8
 
 
 @dataclass
@@ -36,8 +36,8 @@ class _Client:
     in_flight: int = 0
 
 
-class _Unanswered(Exception):
-    """A replica is gone, or has no room: another one may answer. sent: it had the call before it went."""
+class _NoAnswer(Exception):
+    """A replica is gone, or has no room: another one may answer. gone: not merely busy; sent: it had the call."""
 
     def __init__(self, reason: str, *, gone: bool, sent: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class _Unanswered(Exception):
 
 
 class InferenceProxy:
-    """Forwards to replicas."""
+    """Forwards chat completions to inference replicas."""
 
     def __init__(self, replicas: ReplicaTable, *, cluster_secret: str, timeout_s: float) -> None:
         self._replicas = replicas
@@ -62,16 +62,16 @@ class InferenceProxy:
             await client.http.aclose()
 
     async def forward(self, request: Request, body: bytes, *, org: str, model: str) -> Response:
-        """Answer with what the conversation's replica for this model says. Raises a 503 when there is none."""
+        """Forward a chat to the conversation's replica for this model. Raises a 503 when no replica answers."""
         headers = {"authorization": self._bearer, "x-synth-org": org}
-        session = org.encode() + b"\0" + session_of(request.headers, body)
-        candidates = in_order(self._replicas.alive(), model=model, session=session, load=self._load)
+        session = org.encode() + b"\0" + session_key(request.headers, body)
+        candidates = rank_replicas(self._replicas.alive(), model=model, session=session, load=self._load)
         sent = 0
         for nth, replica in enumerate(candidates, start=1):
             try:
                 last = nth == len(candidates)
-                return await self._send(request, replica, body, headers, query="", passes_over=not last)
-            except _Unanswered as error:
+                return await self._send(request, replica, body, headers, query="", retry_when_busy=not last)
+            except _NoAnswer as error:
                 log.warning("replica passed over", replica=replica.id, reason=str(error))
                 if error.gone and len(candidates) > 1:
                     self._replicas.forget(replica)
@@ -88,7 +88,7 @@ class InferenceProxy:
         # What it announced is up to three seconds old; other gateways' calls are in that alone.
         return max(replica.running + replica.waiting, self._in_flight[replica.id])
 
-    def mints(self, text: str) -> bool:
+    def is_rollout_credential(self, text: str) -> bool:
         """Whether this is a rollout credential of this cluster, expired or not."""
         try:
             read_cid(text.split("/", 1)[0], self._secret, now=0)
@@ -108,8 +108,8 @@ class InferenceProxy:
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
         try:
-            return await self._send(request, replica, body, {}, query=f"?cid={text}", passes_over=False)
-        except _Unanswered as error:
+            return await self._send(request, replica, body, {}, query=f"?cid={text}", retry_when_busy=False)
+        except _NoAnswer as error:
             how = "broke off the call" if error.sent else "cannot be reached"
             raise unavailable(f"the replica {replica.id!r} that records this rollout {how} ({error})") from error
 
@@ -121,11 +121,11 @@ class InferenceProxy:
         headers: dict[str, str],
         *,
         query: str,
-        passes_over: bool,
+        retry_when_busy: bool,
     ) -> Response:
-        """A replica's answer. passes_over: one that has no room (503) is no answer. Raises `_Unanswered`."""
+        """Forward to one replica. Raises `_NoAnswer` when it does not answer; with retry_when_busy, for a 503 too."""
         client = self._client()
-        passed = {name: value for name in _PASSED_ON if (value := request.headers.get(name))}
+        passed = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         outgoing = client.http.build_request(
             "POST", f"{replica.url}/v1/chat/completions{query}", content=body, headers=passed | headers
         )
@@ -137,51 +137,51 @@ class InferenceProxy:
         client.in_flight += 1
         self._in_flight[replica.id] += 1
         sending = asyncio.create_task(client.http.send(outgoing, stream=True))
-        leaving = asyncio.create_task(_hung_up(request))
+        leaving = asyncio.create_task(_wait_for_disconnect(request))
         answering = False
         try:
             await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
                 return Response(status_code=499)
             upstream = sending.result()
-            if passes_over and upstream.status_code == 503:
+            if retry_when_busy and upstream.status_code == 503:
                 await upstream.aclose()
-                raise _Unanswered("it has no room", gone=False)
+                raise _NoAnswer("it has no room", gone=False)
             answering = True
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise _Unanswered(repr(error), gone=True) from error
+            raise _NoAnswer(repr(error), gone=True) from error
         except httpx.TimeoutException as error:
             message = f"the replica {replica.id!r} did not answer in time"
             raise ApiError(504, message, type="timeout") from error
         except httpx.HTTPError as error:
-            raise _Unanswered(repr(error), gone=True, sent=True) from error
+            raise _NoAnswer(repr(error), gone=True, sent=True) from error
         finally:
             leaving.cancel()
             if not answering:
                 sending.cancel()
                 done()
-        kept = {name: value for name in _PASSED_BACK if (value := upstream.headers.get(name))}
-        return _Relay(upstream, headers=kept, done=done)
+        kept = {name: value for name in _RESPONSE_HEADERS if (value := upstream.headers.get(name))}
+        return _RelayedResponse(upstream, headers=kept, done=done)
 
     def _client(self) -> _Client:
-        free = next((c for c in self._clients if c.in_flight < _PER_CLIENT), None)
+        free = next((c for c in self._clients if c.in_flight < _REQUESTS_PER_CLIENT), None)
         if free is None:
             free = _Client(httpx.AsyncClient(timeout=self._timeout, trust_env=False))
             self._clients.append(free)
         return free
 
 
-async def _hung_up(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Return when the client is gone; its body has been read already."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 
 
-class _Relay(StreamingResponse):
-    """An answer on its way back. done: called when it has ended, however, and even if it never began."""
+class _RelayedResponse(StreamingResponse):
+    """Streams a replica's answer to the client. done: called once it has ended, also when it never began."""
 
     def __init__(self, upstream: httpx.Response, *, headers: dict[str, str], done: Callable[[], None]) -> None:
-        super().__init__(_relayed(upstream), upstream.status_code, headers=headers)
+        super().__init__(_relay_chunks(upstream), upstream.status_code, headers=headers)
         self._upstream = upstream
         self._done = done
 
@@ -193,7 +193,7 @@ class _Relay(StreamingResponse):
             await self._upstream.aclose()
 
 
-async def _relayed(upstream: httpx.Response) -> AsyncIterator[bytes]:
+async def _relay_chunks(upstream: httpx.Response) -> AsyncIterator[bytes]:
     try:
         async for chunk in upstream.aiter_raw():
             yield chunk

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.events import JobCancelRequested, JobPauseRequested, JobResumed, JobWithdrawn
 from synth.events.catalogue import Event
+from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import TERMINAL, State
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 _OWNED = (State.STARTED, State.PAUSING)
 
 
-async def cancel_job(parts: Gateway, caller: ApiKey, id: str) -> JobRow:
+async def cancel_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
     """Withdraw a job that nobody owns, or ask its owner to stop. Repeating it changes nothing; an end is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
@@ -30,45 +27,47 @@ async def cancel_job(parts: Gateway, caller: ApiKey, id: str) -> JobRow:
         return kind(requested_by=caller.key_id)
 
     done = TERMINAL - {State.CANCELLED}
-    return await _steer(
-        parts, caller, id, decide, refused=lambda state: state in done, wanted="a job that has not ended"
+    return await _append_decision(
+        gateway, caller, id, decide, is_refused=lambda state: state in done, expected="a job that has not ended"
     )
 
 
-async def pause_job(parts: Gateway, caller: ApiKey, id: str) -> JobRow:
+async def pause_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
     """Ask the owner of a started job to let go of it. Repeating it changes nothing; any other state is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
         return JobPauseRequested(requested_by=caller.key_id) if history.state is State.STARTED else None
 
     fine = (State.STARTED, State.PAUSING, State.PAUSED)
-    return await _steer(parts, caller, id, decide, refused=lambda state: state not in fine, wanted="a job that runs")
+    return await _append_decision(
+        gateway, caller, id, decide, is_refused=lambda state: state not in fine, expected="a job that runs"
+    )
 
 
-async def resume_job(parts: Gateway, caller: ApiKey, id: str) -> JobRow:
+async def resume_job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
     """Make a paused job's tasks due again. Of a job that already goes on it changes nothing; else it is a 409."""
 
     def decide(history: JobHistory) -> Event | None:
         return JobResumed(requested_by=caller.key_id) if history.state is State.PAUSED else None
 
-    def refused(state: State | None) -> bool:
+    def is_refused(state: State | None) -> bool:
         return state not in (State.PAUSED, State.VERIFIED, State.STARTED)
 
-    return await _steer(parts, caller, id, decide, refused=refused, wanted="a paused job")
+    return await _append_decision(gateway, caller, id, decide, is_refused=is_refused, expected="a paused job")
 
 
-async def _steer(
-    parts: Gateway,
+async def _append_decision(
+    gateway: Gateway,
     caller: ApiKey,
     id: str,
     decide: Callable[[JobHistory], Event | None],
     *,
-    refused: Callable[[State | None], bool],
-    wanted: str,
+    is_refused: Callable[[State | None], bool],
+    expected: str,
 ) -> JobRow:
-    await parts.job(caller.org, id)
-    history, seq = await append_decided(parts.bus, caller.org, id, decide)
-    if seq is None and refused(history.state):
-        problem = Problem(what=f"the job is {history.state}", expected=wanted, where=id)
+    await gateway.job(caller.org, id)
+    history, seq = await append_decided(gateway.bus, caller.org, id, decide)
+    if seq is None and is_refused(history.state):
+        problem = Problem(what=f"the job is {history.state}", expected=expected, where=id)
         raise ApiError(409, problem.text(), problems=[problem])
-    return await parts.job_at(caller.org, id, seq or history.last_seq)
+    return await gateway.job_at(caller.org, id, seq or history.last_seq)

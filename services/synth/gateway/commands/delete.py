@@ -6,30 +6,24 @@ the deletion is still to be verified, and none was verified with the blob. A job
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from synth.blobs import BlobStore
 from synth.bus.kv.secrets import ApiKey
 from synth.events import FileDeleted
+from synth.gateway.deps import Gateway
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash
 from synth.gateway.read_model.store import ReadModel
 from synth.jobs.lifecycle import State
 from synth.runtime import logs
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 log = logs.get("deleting")
 
-_PROJECTED_WITHIN_S = 10.0
 
-
-async def delete_file(parts: Gateway, caller: ApiKey, id: str) -> FileRow:
+async def delete_file(gateway: Gateway, caller: ApiKey, id: str) -> FileRow:
     """Delete a file of the caller's organisation; returns what it was. Raises a 404."""
-    row = await parts.file(caller.org, id)
+    row = await gateway.file(caller.org, id)
     event = FileDeleted(requested_by=caller.key_id, uploaded_seq=row.created_seq)
-    seq = await parts.publisher.once(event, org=caller.org, key=id, id=str(row.created_seq))
-    await parts.hub.reached(seq, timeout=_PROJECTED_WITHIN_S)
+    seq = await gateway.publisher.once(event, org=caller.org, key=id, id=str(row.created_seq))
+    await gateway.hub.wait_until_applied(seq)
     return row
 
 
@@ -40,13 +34,13 @@ async def empty_trash(model: ReadModel, blobs: BlobStore) -> None:
         return
     live = model.live_jobs()
     for item in trash:
-        if not any(_needs(row, item) for row in live):
+        if not any(_is_needed(row, item) for row in live):
             await blobs.delete(item.uris)
-            model.emptied(item)
+            model.delete_trash(item)
             log.info("blobs of a deleted file removed", org=item.org, blobs=len(item.uris))
 
 
-def _needs(row: JobRow, item: Trash) -> bool:
+def _is_needed(row: JobRow, item: Trash) -> bool:
     if row.org != item.org or row.created_seq > item.deleted_seq:
         return False
-    return row.job.state in (State.CREATED, State.VALIDATED) or not set(item.uris).isdisjoint(row.data)
+    return row.job.state in (State.CREATED, State.VALIDATED) or not set(item.uris).isdisjoint(row.data_uris)

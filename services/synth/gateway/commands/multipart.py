@@ -25,7 +25,7 @@ _DEFAULT_NAME = "file.jsonl"
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedForm:
     """A file that has arrived whole. name is metadata, never a path; fields: the form's others, `purpose` included."""
 
     path: Path
@@ -36,13 +36,13 @@ class Received:
     fields: dict[str, str]
 
 
-def bad_upload(what: str, *, status: int = 400, fix: str = "") -> ApiError:
-    """An upload that cannot be taken."""
+def upload_error(what: str, *, status: int = 400, fix: str = "") -> ApiError:
+    """The error for an upload that cannot be taken."""
     problem = Problem(what=what, expected="multipart/form-data with the fields `purpose` and `file`", fix=fix)
     return ApiError(status, problem.text(), type="invalid_request", problems=[problem])
 
 
-async def receive(chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int) -> Received:
+async def receive_form(chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int) -> ReceivedForm:
     """Write the body's `file` into `folder`; the caller moves it on or removes it.
 
     limit: bytes of the whole body. Raises a 400 for a body that is not such a form, a 413 for one that is too large.
@@ -50,17 +50,17 @@ async def receive(chunks: AsyncIterator[bytes], content_type: str, folder: Path,
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
-        raise bad_upload(f"the body is {content_type[:80]!r}")
+        raise upload_error(f"the body is {content_type[:80]!r}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"upload-{uuid.uuid4().hex}"
     try:
         with path.open("wb") as out:
             form = _Form(boundary, out)
-            await _feed(form, chunks, limit=limit)
+            await _feed_form(form, chunks, limit=limit)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return Received(
+    return ReceivedForm(
         path=path,
         name=form.filename or _DEFAULT_NAME,
         purpose=form.fields.get("purpose", "fine-tune") or "fine-tune",
@@ -70,25 +70,27 @@ async def receive(chunks: AsyncIterator[bytes], content_type: str, folder: Path,
     )
 
 
-async def _feed(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -> None:
+async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -> None:
     total, pending = 0, bytearray()
     async for chunk in chunks:
         total += len(chunk)
         if total > limit:
-            raise bad_upload(f"the file is larger than {limit:,} bytes", status=413, fix="split it into several files")
+            raise upload_error(
+                f"the file is larger than {limit:,} bytes", status=413, fix="split it into several files"
+            )
         pending += chunk
         if len(pending) >= _SLICE:
             await asyncio.to_thread(form.feed, bytes(pending))
             pending.clear()
     await asyncio.to_thread(form.feed, bytes(pending))
     if not form.complete:
-        raise bad_upload("the body ends before its last boundary", fix="send the file again")
+        raise upload_error("the body ends before its last boundary", fix="send the file again")
     if form.filename is None:
-        raise bad_upload("the form has no `file`")
+        raise upload_error("the form has no `file`")
 
 
 class _Form:
-    """The form as it is parsed: the file's bytes go to `out`, the small fields are kept."""
+    """Parses a form: the file's bytes are written to `out`, the small fields are kept in memory."""
 
     def __init__(self, boundary: bytes, out: BinaryIO) -> None:
         self.fields: dict[str, str] = {}
@@ -118,7 +120,7 @@ class _Form:
         try:
             self._parser.write(data)
         except MultipartParseError as error:
-            raise bad_upload(f"the body is not a form ({error})") from error
+            raise upload_error(f"the body is not a form ({error})") from error
 
     def _part_begin(self) -> None:
         self._name, self._in_file, self._value = None, False, b""
@@ -139,7 +141,7 @@ class _Form:
         self._in_file = self._name == "file"
         if self._in_file:
             if self.filename is not None:
-                raise bad_upload("the form has more than one `file`", fix="upload them one by one")
+                raise upload_error("the form has more than one `file`", fix="upload them one by one")
             self.filename = options.get(b"filename", b"").decode(errors="replace")[:255] or _DEFAULT_NAME
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
@@ -149,7 +151,7 @@ class _Form:
             self._out.write(piece)
             self.size += len(piece)
         elif len(self._value) + len(piece) > _FIELD_LIMIT:
-            raise bad_upload(f"the field {self._name!r} is longer than {_FIELD_LIMIT} bytes")
+            raise upload_error(f"the field {self._name!r} is longer than {_FIELD_LIMIT} bytes")
         else:
             self._value += piece
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from synth.errors import Conflict, Problem
 from synth.events import JobCreated
+from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
-from synth.gateway.read_model.event_log import last_of
+from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import JobRow
 from synth.ids import OrgId, job_id_for, new_job_id
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 #: An event may be 1 MiB, headers included; what is made of the configuration is longer than it.
-_MOST_BYTES = 512 << 10
+_MAX_BYTES = 512 << 10
 
 
 async def submit_job(
-    parts: Gateway, org: OrgId, created: JobCreated, *, route: str, key: str | None
+    gateway: Gateway, org: OrgId, created: JobCreated, *, route: str, key: str | None
 ) -> tuple[JobRow, bool]:
     """Append `job.created`; returns the job, and whether it is new.
 
@@ -34,39 +31,39 @@ async def submit_job(
     _check_size(created)
     created = msgspec.structs.replace(created, body_sha256=digest)
     id = job_id_for(org, route, key) if key else new_job_id()
-    known = parts.model.texts(id)
+    known = gateway.model.texts(id)
     if known is not None:
-        return await _repeated(parts, org, id, known.body_sha256 == digest)
+        return await _existing_job(gateway, org, id, known.body_sha256 == digest)
     try:
         # The id is this request's own, so that its retries are known as ours and another request's are not.
-        seq = await parts.publisher.lifecycle(created, org=org, key=id, id=uuid.uuid4().hex, after=0)
+        seq = await gateway.publisher.lifecycle(created, org=org, key=id, id=uuid.uuid4().hex, after=0)
     except Conflict:
-        earlier = await last_of(parts.bus, JobCreated, org, id)
+        earlier = await read_last(gateway.bus, JobCreated, org, id)
         if earlier is None or not isinstance(earlier.event, JobCreated):
             raise
-        await parts.hub.reached(earlier.seq, timeout=10)
-        return await _repeated(parts, org, id, earlier.event.body_sha256 == digest)
-    return await parts.job_at(org, id, seq), True
+        await gateway.hub.wait_until_applied(earlier.seq)
+        return await _existing_job(gateway, org, id, earlier.event.body_sha256 == digest)
+    return await gateway.job_at(org, id, seq), True
 
 
 def _digest(created: JobCreated) -> str:
-    """Tells one submission from another under the same idempotency key, whoever's key of the organisation sends it."""
-    said = msgspec.structs.replace(created, body_sha256="", created_by="")
-    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+    """A digest of the submission, the same whichever key of the organisation sends it."""
+    submission = msgspec.structs.replace(created, body_sha256="", created_by="")
+    return hashlib.sha256(msgspec.json.encode(submission, order="sorted")).hexdigest()
 
 
 def _check_size(created: JobCreated) -> None:
     size = len(msgspec.json.encode(created))
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         problem = Problem(
             what=f"the job's configuration and metadata are {size} bytes",
-            expected=f"at most {_MOST_BYTES}",
+            expected=f"at most {_MAX_BYTES}",
             fix="put data into files",
         )
         raise ApiError(413, problem.text(), type="invalid_request", problems=[problem])
 
 
-async def _repeated(parts: Gateway, org: str, id: str, same: bool) -> tuple[JobRow, bool]:
+async def _existing_job(gateway: Gateway, org: str, id: str, same: bool) -> tuple[JobRow, bool]:
     if not same:
         problem = Problem(
             what="this Idempotency-Key was used for another submission",
@@ -75,4 +72,4 @@ async def _repeated(parts: Gateway, org: str, id: str, same: bool) -> tuple[JobR
             where="header Idempotency-Key",
         )
         raise ApiError(422, problem.text(), type="idempotency", problems=[problem])
-    return await parts.job(org, id), False
+    return await gateway.job(org, id), False

@@ -1,11 +1,11 @@
-"""The largest body that a route may have which reads it whole, before anything reads it."""
+"""Limits the size of the bodies that routes read whole."""
 
 from __future__ import annotations
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from synth.gateway.errors import ApiError, answer
+from synth.gateway.errors import ApiError, error_response
 
 #: Routes that read their bodies piece by piece, and have limits of their own.
 _STREAMED = ("/files", "/chat/completions")
@@ -27,7 +27,7 @@ class BodyLimit:
             return
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         if declared.isdigit() and int(declared) > self._limit:
-            await answer(ApiError(413, self._message, type="invalid_request"))(scope, receive, send)
+            await error_response(ApiError(413, self._message, type="invalid_request"))(scope, receive, send)
             return
         passed = 0
 

@@ -1,4 +1,4 @@
-"""What an event says to a person: one sentence with its figures; and the facts in it, for a program."""
+"""The message of each event, one sentence with its figures, and its data for programs."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _HEADLINES = (
 )
 
 
-def headlines(values: dict[str, float]) -> str:
+def format_headlines(values: dict[str, float]) -> str:
     """The figures that matter most, in one line."""
     return ", ".join(f"{word} {values[name]:.4g}" for name, word in _HEADLINES if name in values)
 
 
-def facts(*names: str) -> Callable[[Any], Data]:
-    """These fields of an event, or all of them."""
+def pick_fields(*names: str) -> Callable[[Any], Data]:
+    """A function that returns these fields of an event, all of them without a name."""
 
     def data(event: Any) -> Data:
         all_of_them = cast(Data, msgspec.to_builtins(event))
@@ -75,19 +75,19 @@ def problem_data(e: JobRejected | JobRefused | JobFailed | RolloutBlocked | Poli
     }
 
 
-def created(e: JobCreated) -> str:
+def job_created(e: JobCreated) -> str:
     return f"job created from {e.config_name}" + (f" for {e.model}" if e.model else "")
 
 
-def validated_data(e: JobValidated) -> Data:
+def job_validated_data(e: JobValidated) -> Data:
     return {"model": e.job.get("model"), "kind": e.job.get("kind"), "warnings": e.warnings}
 
 
-def validated(e: JobValidated) -> str:
+def job_validated(e: JobValidated) -> str:
     return " | ".join(["the configuration is right", *e.warnings])
 
 
-def verified(e: JobVerified) -> str:
+def job_verified(e: JobVerified) -> str:
     parts = [f"model {e.source.id}"]
     if e.source.stand_in:
         parts.append(f"STAND-IN: the weights are those of {e.source.stand_in}, not of {e.source.id}")
@@ -96,88 +96,88 @@ def verified(e: JobVerified) -> str:
     return "checked and queued: " + ", ".join(parts)
 
 
-def verified_data(e: JobVerified) -> Data:
+def job_verified_data(e: JobVerified) -> Data:
     return {"model": e.source.id, "stand_in": e.source.stand_in, "task_url": e.task_url, "task_name": e.task_name}
 
 
-def rejected(e: JobRejected | JobRefused) -> str:
+def job_rejected(e: JobRejected | JobRefused) -> str:
     return "the job cannot run: " + "; ".join(p.text() for p in e.problems[:5])
 
 
-def started(e: JobStarted) -> str:
+def job_started(e: JobStarted) -> str:
     return "training started" if e.attempt == 1 else f"attempt {e.attempt} goes on with the job"
 
 
 def evaluation_started(e: JobStarted) -> str:
-    return "evaluation started" if e.attempt == 1 else started(e)
+    return "evaluation started" if e.attempt == 1 else job_started(e)
 
 
-def succeeded(e: JobSucceeded) -> str:
-    figures = headlines(e.values)
+def job_succeeded(e: JobSucceeded) -> str:
+    figures = format_headlines(e.values)
     result = f"{e.model} is ready" if e.model else "done"
     steps = f" after {e.steps} steps" if e.steps else ""
     return f"{result}{steps}" + (f": {figures}" if figures else "")
 
 
-def succeeded_data(e: JobSucceeded) -> Data:
+def job_succeeded_data(e: JobSucceeded) -> Data:
     return {"fine_tuned_model": e.model, "steps": e.steps, "values": e.values}
 
 
-def step(e: TrainStep) -> str:
+def train_step(e: TrainStep) -> str:
     if e.values.get("skipped"):
-        return f"step {e.step} of {e.of} skipped, nothing to learn from: {headlines(e.values)}"
-    return f"step {e.step} of {e.of}: {headlines(e.values)}"
+        return f"step {e.step} of {e.of} skipped, nothing to learn from: {format_headlines(e.values)}"
+    return f"step {e.step} of {e.of}: {format_headlines(e.values)}"
 
 
-def warned(e: TrainWarned) -> str:
+def train_warned(e: TrainWarned) -> str:
     return e.problem.text()
 
 
-def warned_data(e: TrainWarned) -> Data:
-    return facts("step", "rule", "value", "threshold", "over", "action")(e) | {"detail": e.problem.text()}
+def train_warned_data(e: TrainWarned) -> Data:
+    return pick_fields("step", "rule", "value", "threshold", "over", "action")(e) | {"detail": e.problem.text()}
 
 
-def resumed(e: TrainResumed) -> str:
+def train_resumed(e: TrainResumed) -> str:
     loss = "" if e.loss_then is None or e.loss_now is None else f": loss {e.loss_then:.6g} then, {e.loss_now:.6g} now"
     return f"attempt {e.attempt} resumes after step {e.step}{loss}"
 
 
-def evaluated(e: EvalCompleted) -> str:
-    return f"{e.model} over {e.instances} instances: {headlines(e.values)}"
+def eval_completed(e: EvalCompleted) -> str:
+    return f"{e.model} over {e.instances} instances: {format_headlines(e.values)}"
 
 
-def batched(e: RolloutBatched) -> str:
+def rollout_batched(e: RolloutBatched) -> str:
     return (
         f"iteration {e.iteration} is collected: {e.sequences} sequences, "
         f"{e.groups_kept} groups kept, {e.groups_dropped} dropped"
     )
 
 
-def waits(e: QueueWaiting) -> str:
+def queue_waiting(e: QueueWaiting) -> str:
     return f"waits for {e.need} in pool {e.pool}, number {e.position} in the queue, for {e.seconds:.0f} s"
 
 
-def failed(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
+def problem_text(e: JobFailed | RolloutBlocked | PolicyRefused) -> str:
     return e.problem.text()
 
 
-def paused(e: JobPaused) -> str:
+def job_paused(e: JobPaused) -> str:
     return f"paused after step {e.step}" + (f": {e.reason}" if e.reason else "")
 
 
-def stopped(e: JobCancelled) -> str:
+def job_cancelled(e: JobCancelled) -> str:
     return f"cancelled after step {e.step}"
 
 
-def evaluating(e: RolloutRequested) -> str:
+def eval_requested(e: RolloutRequested) -> str:
     return f"evaluation over {len(e.seeds)} seeds"
 
 
-def evaluating_data(e: RolloutRequested) -> Data:
+def eval_requested_data(e: RolloutRequested) -> Data:
     return {"instances": len(e.seeds), "version": e.pinned_version}
 
 
-def dropped(e: RolloutFailed) -> str:
+def rollout_failed(e: RolloutFailed) -> str:
     return f"rollout {e.rollout_id} is dropped after {e.tries} tries: {e.problem.text()}"
 
 
@@ -189,11 +189,11 @@ def policy_loaded(e: PolicyLoaded) -> str:
     return f"policy version {e.version} is served, after {e.seconds:.2g} s"
 
 
-def checkpoint(e: CheckpointSaved) -> str:
+def checkpoint_saved(e: CheckpointSaved) -> str:
     return f"checkpoint of step {e.step}, {e.size} bytes"
 
 
-def handed_back(e: TrainHandedBack) -> str:
+def train_handed_back(e: TrainHandedBack) -> str:
     return f"attempt {e.attempt} hands the job back: {e.reason}"
 
 
@@ -201,7 +201,7 @@ def model_published(e: ModelPublished) -> str:
     return f"{e.model.id} can be used"
 
 
-def model_data(e: ModelPublished) -> Data:
+def model_published_data(e: ModelPublished) -> Data:
     return {"model": e.model.id, "kind": e.kind, "step": e.step}
 
 

@@ -3,7 +3,7 @@
 Rules of the Synth API's clients that the table keeps. A job has exactly one terminal event, `workflow.*` for SFT and
 `rl.job.*` for the rest; no other event bears a name that a client takes for an end; a cancelled job ends by its status
 alone. A printer of RL events drops each that holds one of two words anywhere, so these are broken up. An event that
-is not shown does not count as a sign of life (`projection.JobRow.heard`).
+is not shown does not count as a sign of life (`projection.JobRow.last_shown_at`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STATUS: dict[State, Status] = {
 }
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class DescribedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event in the Synth API's words. message: a sentence with its figures. data: its facts, without references."""
 
     type: str
@@ -55,98 +55,120 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Row:
-    """How one type of event is said. sft, rl: its name for a job of that kind. when: which of them are shown."""
+class EventDescription:
+    """How one type of event is described. sft, rl: its name for a job of that kind. shown_if: which are shown."""
 
     sft: str
     rl: str
-    say: Callable[[Any], str] | str
+    message: Callable[[Any], str] | str
     data: Callable[[Any], messages.Data]
     level: Level = "info"
-    when: Callable[[Any], bool] = lambda _: True
+    shown_if: Callable[[Any], bool] = lambda _: True
 
 
-_FACTS = messages.facts()
-_WRONG = messages.problem_data
+_FACTS = messages.pick_fields()
+_PROBLEM = messages.problem_data
 
 #: Every event of a job; None is one that is not shown.
-EVENTS: dict[str, Row | None] = {
-    "job.created": Row(
+EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
+    "job.created": EventDescription(
         "sft.created",
         "rl.job.created",
-        messages.created,
-        messages.facts("kind", "model", "training_file", "task_url"),
+        messages.job_created,
+        messages.pick_fields("kind", "model", "training_file", "task_url"),
     ),
-    "job.validated": Row("sft.config.prepared", "rl.job.validated", messages.validated, messages.validated_data),
-    "job.rejected": Row("workflow.failed", "rl.job.failed", messages.rejected, _WRONG, "error"),
-    "job.verified": Row("sft.job.verified", "rl.job.verified", messages.verified, messages.verified_data),
-    "job.refused": Row("workflow.failed", "rl.job.failed", messages.rejected, _WRONG, "error"),
-    "job.started": Row("sft.training.started", "rl.train.started", messages.started, messages.facts("attempt")),
-    "job.cancel_requested": Row("sft.cancel_requested", "rl.cancel_requested", "asked to stop", _FACTS),
-    "job.pause_requested": Row("sft.pause_requested", "rl.pause_requested", "asked to pause", _FACTS),
-    "job.paused": Row("sft.paused", "rl.paused", messages.paused, _FACTS),
-    "job.resumed": Row("sft.resumed", "rl.resumed", "resumed, and queued again", _FACTS),
-    "job.withdrawn": Row("sft.withdrawn", "rl.withdrawn", "cancelled while nobody ran it", _FACTS),
-    "job.cancelled": Row("sft.stopped", "rl.stopped", messages.stopped, _FACTS),
-    "job.succeeded": Row("workflow.completed", "rl.job.completed", messages.succeeded, messages.succeeded_data),
-    "job.failed": Row("workflow.failed", "rl.job.failed", messages.failed, _WRONG, "error"),
-    "rollout.requested": Row(
+    "job.validated": EventDescription(
+        "sft.config.prepared", "rl.job.validated", messages.job_validated, messages.job_validated_data
+    ),
+    "job.rejected": EventDescription("workflow.failed", "rl.job.failed", messages.job_rejected, _PROBLEM, "error"),
+    "job.verified": EventDescription(
+        "sft.job.verified", "rl.job.verified", messages.job_verified, messages.job_verified_data
+    ),
+    "job.refused": EventDescription("workflow.failed", "rl.job.failed", messages.job_rejected, _PROBLEM, "error"),
+    "job.started": EventDescription(
+        "sft.training.started", "rl.train.started", messages.job_started, messages.pick_fields("attempt")
+    ),
+    "job.cancel_requested": EventDescription("sft.cancel_requested", "rl.cancel_requested", "asked to stop", _FACTS),
+    "job.pause_requested": EventDescription("sft.pause_requested", "rl.pause_requested", "asked to pause", _FACTS),
+    "job.paused": EventDescription("sft.paused", "rl.paused", messages.job_paused, _FACTS),
+    "job.resumed": EventDescription("sft.resumed", "rl.resumed", "resumed, and queued again", _FACTS),
+    "job.withdrawn": EventDescription("sft.withdrawn", "rl.withdrawn", "cancelled while nobody ran it", _FACTS),
+    "job.cancelled": EventDescription("sft.stopped", "rl.stopped", messages.job_cancelled, _FACTS),
+    "job.succeeded": EventDescription(
+        "workflow.completed", "rl.job.completed", messages.job_succeeded, messages.job_succeeded_data
+    ),
+    "job.failed": EventDescription("workflow.failed", "rl.job.failed", messages.problem_text, _PROBLEM, "error"),
+    "rollout.requested": EventDescription(
         "sft.eval.started",
         "rl.eval.started",
-        messages.evaluating,
-        messages.evaluating_data,
-        when=lambda e: e.mode == "eval",
+        messages.eval_requested,
+        messages.eval_requested_data,
+        shown_if=lambda e: e.mode == "eval",
     ),
     "rollout.completed": None,
-    "rollout.failed": Row(
+    "rollout.failed": EventDescription(
         "sft.rollout.dropped",
         "rl.rollout.dropped",
-        messages.dropped,
-        messages.facts("rollout_id", "iteration", "mode", "seed", "tries"),
+        messages.rollout_failed,
+        messages.pick_fields("rollout_id", "iteration", "mode", "seed", "tries"),
         "warning",
     ),
-    "rollout.batch": Row(
+    "rollout.batch": EventDescription(
         "sft.rollout.batch",
         "rl.rollout.batch",
-        messages.batched,
-        messages.facts("iteration", "sequences", "groups_kept", "groups_dropped", "values"),
+        messages.rollout_batched,
+        messages.pick_fields("iteration", "sequences", "groups_kept", "groups_dropped", "values"),
     ),
-    "rollout.blocked": Row("sft.rollout.blocked", "rl.rollout.blocked", messages.failed, _WRONG, "error"),
-    "eval.completed": Row(
+    "rollout.blocked": EventDescription(
+        "sft.rollout.blocked", "rl.rollout.blocked", messages.problem_text, _PROBLEM, "error"
+    ),
+    "eval.completed": EventDescription(
         "sft.eval.summary",
         "rl.eval.summary",
-        messages.evaluated,
-        messages.facts("model", "instances", "values", "step"),
+        messages.eval_completed,
+        messages.pick_fields("model", "instances", "values", "step"),
     ),
-    "policy.published": Row(
+    "policy.published": EventDescription(
         "sft.policy.published",
         "rl.policy.published",
         messages.policy_published,
-        messages.facts("version", "attempt", "kind"),
+        messages.pick_fields("version", "attempt", "kind"),
     ),
-    "policy.loaded": Row("sft.policy.loaded", "rl.policy.loaded", messages.policy_loaded, _FACTS),
-    "policy.refused": Row("sft.policy.refused", "rl.policy.refused", messages.failed, _WRONG, "error"),
-    "checkpoint.saved": Row(
+    "policy.loaded": EventDescription("sft.policy.loaded", "rl.policy.loaded", messages.policy_loaded, _FACTS),
+    "policy.refused": EventDescription(
+        "sft.policy.refused", "rl.policy.refused", messages.problem_text, _PROBLEM, "error"
+    ),
+    "checkpoint.saved": EventDescription(
         "sft.checkpoint.saved",
         "rl.checkpoint.saved",
-        messages.checkpoint,
-        messages.facts("step", "version", "size"),
+        messages.checkpoint_saved,
+        messages.pick_fields("step", "version", "size"),
     ),
-    "train.step": Row("sft.progress", "rl.train.step", messages.step, _FACTS),
-    "train.warned": Row("sft.training.warned", "rl.train.warned", messages.warned, messages.warned_data, "warning"),
-    "train.resumed": Row("sft.training.resumed", "rl.train.resumed", messages.resumed, _FACTS, "warning"),
-    "train.handed_back": Row(
-        "sft.training.handed_back", "rl.train.handed_back", messages.handed_back, _FACTS, "warning"
+    "train.step": EventDescription("sft.progress", "rl.train.step", messages.train_step, _FACTS),
+    "train.warned": EventDescription(
+        "sft.training.warned", "rl.train.warned", messages.train_warned, messages.train_warned_data, "warning"
     ),
-    "model.published": Row("sft.model.published", "rl.model.published", messages.model_published, messages.model_data),
-    "watch.heartbeat": Row("sft.worker.alive", "rl.heartbeat", messages.heartbeat, _FACTS),
-    "queue.waiting": Row("sft.queue.waiting", "rl.queue.waiting", messages.waits, _FACTS, "warning"),
+    "train.resumed": EventDescription(
+        "sft.training.resumed", "rl.train.resumed", messages.train_resumed, _FACTS, "warning"
+    ),
+    "train.handed_back": EventDescription(
+        "sft.training.handed_back", "rl.train.handed_back", messages.train_handed_back, _FACTS, "warning"
+    ),
+    "model.published": EventDescription(
+        "sft.model.published", "rl.model.published", messages.model_published, messages.model_published_data
+    ),
+    "watch.heartbeat": EventDescription("sft.worker.alive", "rl.heartbeat", messages.heartbeat, _FACTS),
+    "queue.waiting": EventDescription(
+        "sft.queue.waiting", "rl.queue.waiting", messages.queue_waiting, _FACTS, "warning"
+    ),
     "blob.expired": None,
 }
 
 #: What a job that only evaluates says in another way.
-_EVALUATION: dict[str, Row] = {
-    "job.started": Row("sft.eval.started", "rl.eval.started", messages.evaluation_started, messages.facts("attempt")),
+_OF_EVALUATIONS: dict[str, EventDescription] = {
+    "job.started": EventDescription(
+        "sft.eval.started", "rl.eval.started", messages.evaluation_started, messages.pick_fields("attempt")
+    ),
 }
 
 #: Our figures that a client is told of unasked; the others it must name.
@@ -173,31 +195,39 @@ _METRICS = {
     "seconds_train": "perf.train_s",
 }
 _OURS = {theirs: ours for ours, theirs in _METRICS.items()}
-_UNSPEAKABLE = re.compile("(?<=mod)(?=al)|(?<=hatc)(?=het)", re.IGNORECASE)
+_BROKEN_UP = re.compile("(?<=mod)(?=al)|(?<=hatc)(?=het)", re.IGNORECASE)
 
 
-def said(recorded: Recorded, kind: str | None) -> Said | None:
+def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | None:
     """An event in the words of a job of this kind ("sft", "eval", or any other); None for one that is not shown."""
-    row = _EVALUATION.get(recorded.type) if kind == "eval" else None
-    row = row or EVENTS.get(recorded.type)
-    if row is None or not shown(recorded):
+    description = _OF_EVALUATIONS.get(recorded.type) if kind == "eval" else None
+    description = description or EVENT_DESCRIPTIONS.get(recorded.type)
+    if description is None or not is_shown(recorded):
         return None
     event: Any = recorded.event
     message, data = recorded.type, messages.Data()
     if not isinstance(event, Unknown):  # a newer version's: that it happened still counts
-        message, data = row.say if isinstance(row.say, str) else row.say(event), row.data(event)
+        message, data = (
+            description.message if isinstance(description.message, str) else description.message(event),
+            description.data(event),
+        )
     if kind == "sft":
         validated = isinstance(event, TrainStep) and "validation_loss" in event.values
-        return Said(
-            type="sft.validation.summary" if validated else row.sft, level=row.level, message=message, data=data
+        return DescribedEvent(
+            type="sft.validation.summary" if validated else description.sft,
+            level=description.level,
+            message=message,
+            data=data,
         )
-    return Said(type=row.rl, level=row.level, message=_speakable(message), data=_speakable(data))
+    return DescribedEvent(
+        type=description.rl, level=description.level, message=_break_up_words(message), data=_break_up_words(data)
+    )
 
 
-def shown(recorded: Recorded) -> bool:
-    """Whether an event is shown at all: to a client that sees no other, it is the sign that a job lives."""
-    row = EVENTS.get(recorded.type)
-    return row is not None and (isinstance(recorded.event, Unknown) or row.when(recorded.event))
+def is_shown(recorded: Recorded) -> bool:
+    """Whether an event is shown at all; to a client, only shown events are a sign that the job lives."""
+    description = EVENT_DESCRIPTIONS.get(recorded.type)
+    return description is not None and (isinstance(recorded.event, Unknown) or description.shown_if(recorded.event))
 
 
 def metric_name(ours: str) -> str:
@@ -206,16 +236,16 @@ def metric_name(ours: str) -> str:
 
 
 def our_metric(theirs: str) -> str:
-    """The reverse: our name of the figure that a client asks for."""
+    """Our name of a figure that a client asks for by the Synth API's name."""
     return _OURS.get(theirs) or theirs.removeprefix("train.")
 
 
-def _speakable(value: Any) -> Any:
-    """The same with an invisible break inside the words that make a line vanish."""
+def _break_up_words(value: Any) -> Any:
+    """The same value with an invisible break inside the words that make the client drop a line."""
     if isinstance(value, str):
-        return _UNSPEAKABLE.sub("\u200b", value)
+        return _BROKEN_UP.sub("\u200b", value)
     if isinstance(value, dict):
-        return {_speakable(k): _speakable(v) for k, v in cast(dict[Any, Any], value).items()}
+        return {_break_up_words(k): _break_up_words(v) for k, v in cast(dict[Any, Any], value).items()}
     if isinstance(value, list):
-        return [_speakable(v) for v in cast(list[Any], value)]
+        return [_break_up_words(v) for v in cast(list[Any], value)]
     return value

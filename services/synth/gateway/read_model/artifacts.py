@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import msgspec
 
+from synth.api.schemas import Checkpoint, Model, Point
 from synth.bus.recorded import Recorded
 from synth.events import BlobRef, CheckpointSaved, EvalCompleted, ModelPublished, ModelRef, TrainStep
 from synth.models import parse_finetuned
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the API shows it. kind: full, lora or base; base: what it goes back to, null for a base.
-
-    stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
-    """
-
-    id: str
-    object: str = "model"
-    kind: str
-    base: str | None = None
-    stand_in: str | None = None
-    job_id: str | None = None
-    step: int | None = None
-    created_at: datetime | None = None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,21 +19,6 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     created_seq: int
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
-
-    values: every metric of its step.
-    """
-
-    model: str
-    object: str = "checkpoint"
-    job_id: str
-    step: int
-    bytes: int
-    created_at: datetime
-    values: dict[str, float] = {}
-
-
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, the model that it is, and the manifest of its files."""
 
@@ -60,23 +28,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     org: str
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of one metric."""
-
-    name: str
-    step: int
-    value: float
-    time: datetime
-
-
-class Points(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics, ascending by step. more: whether later steps were left out."""
-
-    points: list[Point]
-    more: bool
-
-
-def model_of(recorded: Recorded) -> ModelRow | None:
+def project_model(recorded: Recorded) -> ModelRow | None:
     """The model that an event publishes, if it does."""
     event = recorded.event
     if not isinstance(event, ModelPublished):
@@ -85,7 +37,7 @@ def model_of(recorded: Recorded) -> ModelRow | None:
     return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
 
 
-def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
+def project_checkpoint(recorded: Recorded) -> CheckpointRow | None:
     """The checkpoint that an event announces, if it does; its values are those of its step."""
     event = recorded.event
     if not isinstance(event, CheckpointSaved):
@@ -101,7 +53,7 @@ def checkpoint_of(recorded: Recorded) -> CheckpointRow | None:
     return CheckpointRow(checkpoint=checkpoint, model=model, tree=event.tree, org=recorded.org)
 
 
-def points_of(recorded: Recorded) -> list[Point]:
+def project_points(recorded: Recorded) -> list[Point]:
     """The metrics that an event measures. Steps count from 1; an evaluation job's only evaluation is step 1."""
     event = recorded.event
     if isinstance(event, TrainStep):

@@ -8,53 +8,35 @@ import asyncio
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from synth.api.schemas import EventView
 from synth.bus.connection import Connection
 from synth.bus.recorded import Recorded, Unknown, from_parts
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
 from synth.events.catalogue import Event, subject_of
 
+#: Digits of the longest sequence that a client may name: each number of so many fits into 64 bits.
+MAX_SEQUENCE_DIGITS = 18
 _TIMEOUT_S = 5.0
 #: No log is so long; the server takes 64 bits.
-_NO_SEQUENCE = 1 << 63
-
-
-class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event as the API shows it, in a page and on a stream. job_id, or file_id for `file.*`."""
-
-    seq: int
-    type: str
-    time: datetime
-    job_id: str | None = None
-    file_id: str | None = None
-    data: Any = None
-
-
-class EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Events as the API pages them. last_seq: the cursor to go on from; more: whether that is worth it now."""
-
-    events: list[EventView]
-    last_seq: int
-    more: bool
+_SEQUENCE_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True)
 class Page:
-    """Some events in order, and whether the log holds more of them."""
+    """Events in order, and whether the log holds more of them."""
 
     events: list[Recorded]
     more: bool
 
 
-def view_of(recorded: Recorded) -> EventView:
-    """What the API shows of an event; one that this version cannot read is shown as it was written."""
+def to_view(recorded: Recorded) -> EventView:
+    """An event as the API shows it; one that this version cannot read is shown as it was written."""
     event: object = recorded.event
     data = event.body if isinstance(event, Unknown) else event
     is_file = recorded.type.startswith("file.")
@@ -69,16 +51,16 @@ def view_of(recorded: Recorded) -> EventView:
 
 
 async def read_page(bus: Connection, subject: str, *, after: int, limit: int, since: datetime | None = None) -> Page:
-    """Up to `limit` events on `subject` after a sequence, or from a moment on.
+    """Read up to `limit` events on `subject` after a sequence, or from a time on.
 
     Raises `Transient` when the bus does not answer.
     """
     found: list[Recorded] = []
-    if after >= _NO_SEQUENCE:
+    if after >= _SEQUENCE_LIMIT:
         return Page(found, more=False)
     ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
-    async def arrived(msg: Msg) -> None:
+    async def on_message(msg: Msg) -> None:
         headers = msg.headers or {}
         if "Nats-Sequence" in headers:
             time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
@@ -90,7 +72,7 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
 
     try:
         inbox = bus.nc.new_inbox()
-        subscription = await bus.nc.subscribe(inbox, cb=arrived)
+        subscription = await bus.nc.subscribe(inbox, cb=on_message)
         try:
             start = {"seq": after + 1} if since is None else {"start_time": since.astimezone(UTC).isoformat()}
             request = {**start, "next_by_subj": subject, "batch": limit}
@@ -107,8 +89,8 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
     return Page(found, more=int(end.get("Nats-Num-Pending", 0)) > 0)
 
 
-async def last_of(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
-    """The last event of this kind of one job or file, from the stream's leader."""
+async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
+    """Read the last event of this kind of one job or file, from the stream's leader."""
     subject = subject_of(kind, org, key)
     try:
         found = await bus.js.get_last_msg(EVENTS, subject)

@@ -1,4 +1,4 @@
-"""What a list of jobs is asked for, as a condition that SQLite keeps."""
+"""The filter of a list of jobs, as a condition of SQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
-    """Jobs of which all of this holds; None and nothing are no condition.
+    """A job passes when all conditions hold; None and empty values are no condition.
 
     metadata: pairs that the job's must have. names: files and models, each of which the job names, or made.
     """
@@ -22,8 +22,8 @@ class JobFilter:
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     names: Collection[str] = ()
 
-    def condition(self) -> tuple[str, list[Any]]:
-        """SQL over the columns of the read model's `jobs`, and its values."""
+    def sql_condition(self) -> tuple[str, list[Any]]:
+        """The condition as SQL over the columns of the read model's `jobs`, and its parameters."""
         parts, values = ["TRUE"], list[Any]()
         for column, wanted in (("state", self.states), ("kind", self.kinds)):
             if wanted is not None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import File, Job
 from synth.bus.recorded import Recorded
-from synth.errors import Problem
 from synth.events import (
     BlobRef,
     EvalCompleted,
@@ -30,7 +30,6 @@ from synth.events import (
     JobSucceeded,
     JobValidated,
     JobVerified,
-    LineProblem,
     ModelPublished,
     PolicyLoaded,
     QueueWaiting,
@@ -39,98 +38,25 @@ from synth.events import (
     TrainStep,
     TrainWarned,
 )
-from synth.gateway.presentation.vocabulary import shown
+from synth.gateway.presentation.vocabulary import is_shown
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
 
-class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rollouts of a job are done, and how many are not part of their group: failed for good, or cut off."""
-
-    completed: int = 0
-    failed: int = 0
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the API shows it.
-
-    kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
-    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
-    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
-    what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
-    last_seq: the last event of the job.
-    """
-
-    id: str
-    object: str = "job"
-    kind: str | None = None
-    state: State
-    name: str
-    source_model: str | None = None
-    training_file: str | None = None
-    validation_file: str | None = None
-    model: str | None = None
-    step: int = 0
-    steps: int | None = None
-    trained_tokens: int = 0
-    attempt: int = 0
-    created_at: datetime
-    updated_at: datetime
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
-    code: str | None = None
-    problems: list[Problem] = []
-    warnings: list[str] = []
-    warned: dict[str, TrainWarned] = {}
-    waiting: QueueWaiting | None = None
-    values: dict[str, float] = {}
-    rollouts: Rollouts = Rollouts()
-    eval: dict[str, float] | None = None
-    tags: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
-    stand_in: str | None = None
-    last_seq: int
-
-
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and what only the gateway needs: since: its last lifecycle fact; heard: its last event that is shown.
+    """A job, and what only the gateway needs to know of it.
 
-    data: the blobs of files that it was verified with.
+    state_since: the time of its last lifecycle fact. last_shown_at: the time of its last event that is shown.
+    data_uris: the blobs of the files that it was verified with.
     """
 
     job: Job
     org: str
     created_seq: int
-    since: datetime
-    heard: datetime
+    state_since: datetime
+    last_shown_at: datetime
     ended_seq: int | None = None
     policy_loaded: bool = False
-    data: list[str] = []
-
-
-class File(msgspec.Struct, frozen=True, kw_only=True):
-    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
-
-    characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
-    characters. images: that its rows show; images_trimmed: that were left out, beyond the limit a message.
-    """
-
-    id: str
-    object: str = "file"
-    filename: str
-    purpose: str
-    bytes: int
-    sha256: str
-    status: str = "processing"
-    rows: int | None = None
-    messages: int | None = None
-    characters: int | None = None
-    tokens: int | None = None
-    lengths: list[int] = []
-    images: int | None = None
-    images_trimmed: int | None = None
-    bad_lines: int = 0
-    problems: list[LineProblem] = []
-    created_at: datetime
+    data_uris: list[str] = []
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,51 +70,43 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uris(self) -> list[str]:
-        """The blobs that are this file's alone."""
+        """The blobs that belong to this file alone."""
         return [self.blob.uri, *([self.rewritten.uri] if self.rewritten else [])]
 
 
 class Trash(msgspec.Struct, frozen=True, kw_only=True):
-    """Blobs of something that was deleted, to be removed once no job that was verified before needs them."""
+    """The blobs of a deleted file, to be removed once no job that was verified before its deletion needs them."""
 
     uris: list[str]
     org: str
     deleted_seq: int
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deletion answers. object: what was deleted."""
-
-    id: str
-    object: str
-    deleted: bool = True
-
-
 def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     """The job after one more of its events; None for an event of a job that was never created."""
     event, time = recorded.event, recorded.time
     if isinstance(event, JobCreated):
-        return row or _created(event, recorded)
+        return row or _create_row(event, recorded)
     if row is None:
         return None
-    if shown(recorded):
-        row = msgspec.structs.replace(row, heard=time)
+    if is_shown(recorded):
+        row = msgspec.structs.replace(row, last_shown_at=time)
     if isinstance(event, Heartbeat):
-        return _with(row, recorded)
+        return _replace(row, recorded)
     if isinstance(event, QueueWaiting):
-        return _with(row, recorded, waiting=event)
+        return _replace(row, recorded, waiting=event)
     if recorded.type.startswith("job."):
         row = _transition(row, recorded)
-    row = _with(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
+    row = _replace(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
     if isinstance(event, JobVerified):
-        data = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
-        row = msgspec.structs.replace(row, data=data)
+        uris = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
+        row = msgspec.structs.replace(row, data_uris=uris)
     if isinstance(event, PolicyLoaded | JobPaused):
         row = msgspec.structs.replace(row, policy_loaded=isinstance(event, PolicyLoaded))
     return row
 
 
-_FOUND = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
+_COUNTS = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
 
 
 def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
@@ -208,7 +126,7 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
         return None
     if isinstance(event, FileReady):
         row = msgspec.structs.replace(row, rewritten=event.rewritten)
-        found = {name: getattr(event, name) for name in _FOUND}
+        found = {name: getattr(event, name) for name in _COUNTS}
         return msgspec.structs.replace(row, file=msgspec.structs.replace(row.file, status="ready", **found))
     if isinstance(event, FileRejected):
         changes = {"bad_lines": event.bad_lines, "problems": event.problems}
@@ -216,7 +134,7 @@ def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:
     return row
 
 
-def _created(event: JobCreated, recorded: Recorded) -> JobRow:
+def _create_row(event: JobCreated, recorded: Recorded) -> JobRow:
     job = Job(
         id=recorded.key,
         state=State.CREATED,
@@ -231,10 +149,10 @@ def _created(event: JobCreated, recorded: Recorded) -> JobRow:
         last_seq=recorded.seq,
     )
     time = recorded.time
-    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, since=time, heard=time)
+    return JobRow(job=job, org=recorded.org, created_seq=recorded.seq, state_since=time, last_shown_at=time)
 
 
-def _with(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
+def _replace(row: JobRow, recorded: Recorded, **changes: Any) -> JobRow:
     return msgspec.structs.replace(row, job=msgspec.structs.replace(row.job, last_seq=recorded.seq, **changes))
 
 
@@ -243,7 +161,7 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
     if state is None:
         return row
     job = msgspec.structs.replace(row.job, state=state)
-    row = msgspec.structs.replace(row, job=job, since=recorded.time)
+    row = msgspec.structs.replace(row, job=job, state_since=recorded.time)
     if state not in TERMINAL:
         return row
     ended = msgspec.structs.replace(job, ended_at=recorded.time)
@@ -251,7 +169,7 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
 
 
 def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
-    """What an event says of the job, beside its state."""
+    """The fields of the job that an event changes, except its state."""
     match recorded.event:
         case JobValidated() as e:
             source = e.job.get("model", job.source_model)

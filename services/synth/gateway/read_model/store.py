@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
-from synth.gateway.read_model import metrics
-from synth.gateway.read_model.artifacts import Checkpoint, CheckpointRow, ModelRow, Point, checkpoint_of, model_of
+from synth.gateway.read_model import job_metrics
+from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
 from synth.jobs.lifecycle import TERMINAL
@@ -28,7 +29,7 @@ from synth.runtime import logs
 
 log = logs.get("read model")
 
-_VERSION = 9
+_VERSION = 10
 _SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -52,7 +53,7 @@ CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
-{metrics.SCHEMA}
+{job_metrics.SCHEMA}
 """
 _TABLES = ("cursor", "jobs", "texts", "files", "uses", "trash", "models", "metrics", "checkpoints")
 _Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
@@ -67,7 +68,7 @@ class JobTexts(NamedTuple):
 
 
 class _Batch:
-    """Rows that a batch of events touches, held until all of it is applied."""
+    """The rows that a batch of events changes, held until the whole batch is applied."""
 
     def __init__(self, model: ReadModel) -> None:
         self._model = model
@@ -94,17 +95,20 @@ class ReadModel:
         try:
             self._db = _connect(path)
         except sqlite3.DatabaseError as error:
-            self._db = _replaced(path, error)
+            self._db = _replace_damaged(path, error)
         self.applied = 0
         """The sequence up to which the log is in the model."""
 
     def prepare(self, *, stream: str, last_seq: int) -> None:
-        """Take up the file for this log. stream: what tells one log from another; last_seq: its end now."""
+        """Go on with the file when it is of this log, else empty it.
+
+        stream: what tells one log from another; last_seq: the log's last sequence now.
+        """
         try:
             known = self._known()
         except sqlite3.DatabaseError as error:
             self._db.close()
-            self._db, known = _replaced(self._path, error), None
+            self._db, known = _replace_damaged(self._path, error), None
         if known is not None and known[1] == stream and known[0] <= last_seq:
             self.applied = known[0]
             return
@@ -119,7 +123,7 @@ class ReadModel:
         self.applied = 0
 
     def close(self) -> None:
-        """Leave the file."""
+        """Close the file."""
         self._db.close()
 
     def apply(self, events: Iterable[Recorded]) -> None:
@@ -144,7 +148,7 @@ class ReadModel:
         self.applied = reached
 
     def find(self, table: str, kind: type[_Row], id: str) -> _Row | None:
-        """The row of this id, whoever's it is."""
+        """The row of this id, of any organisation."""
         found = self._db.execute(f"SELECT row FROM {table} WHERE id = ?", (id,)).fetchone()
         return msgspec.json.decode(found[0], type=kind) if found else None
 
@@ -162,7 +166,7 @@ class ReadModel:
 
     def jobs(self, org: str, *, limit: int, wanted: JobFilter, before: int | None = None) -> list[JobRow]:
         """Jobs of this organisation, newest first. before: only those created before this sequence."""
-        condition, values = wanted.condition()
+        condition, values = wanted.sql_condition()
         return self._page("jobs", JobRow, f"org = ? AND {condition}", [org, *values], limit=limit, before=before)
 
     def live_jobs(self) -> list[JobRow]:
@@ -189,12 +193,12 @@ class ReadModel:
         return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
 
     def trash(self) -> list[Trash]:
-        """What was deleted and may still lie in the blob store, as far as this process knows."""
+        """The deleted files whose blobs may still be in the blob store, as far as this process knows."""
         found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
         return [msgspec.json.decode(row, type=Trash) for (row,) in found]
 
-    def emptied(self, trash: Trash) -> None:
-        """Its blobs are gone."""
+    def delete_trash(self, trash: Trash) -> None:
+        """Forget a deleted file whose blobs are removed."""
         self._db.execute("DELETE FROM trash WHERE deleted = ?", (trash.deleted_seq,))
 
     def model(self, org: str, id: str) -> ModelRow | None:
@@ -232,8 +236,8 @@ class ReadModel:
         return checkpoint if checkpoint and checkpoint.org == org else None
 
     def points(self, job_id: str, *, after_step: int, name: str | None, steps: int) -> tuple[list[Point], bool]:
-        """`metrics.measured`: a job's metrics by the step that they were measured at."""
-        return metrics.measured(self._db, job_id, after_step=after_step, name=name, steps=steps)
+        """`job_metrics.measured_points`: a job's metrics by the step that they were measured at."""
+        return job_metrics.measured_points(self._db, job_id, after_step=after_step, name=name, steps=steps)
 
     def published_points(
         self,
@@ -244,9 +248,9 @@ class ReadModel:
         steps: int,
         since: datetime | None = None,
         until: datetime | None = None,
-    ) -> list[metrics.PublishedPoint]:
-        """`metrics.published`: the same by the step that they became known at."""
-        return metrics.published(
+    ) -> list[job_metrics.PublishedPoint]:
+        """`job_metrics.published_points`: the same by the step that they became known at."""
+        return job_metrics.published_points(
             self._db, job_id, after_step=after_step, name=name, steps=steps, since=since, until=until
         )
 
@@ -281,7 +285,7 @@ class ReadModel:
             before = batch.file(event.key)
             batch.files[event.key] = after = apply_to_file(before, event)
             if before is not None and after is None:
-                self._discard(before.uris, event)
+                self._add_trash(before.uris, event)
             return
         batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
         if row is None:
@@ -297,11 +301,11 @@ class ReadModel:
         elif isinstance(fact, JobValidated):
             validated = msgspec.json.encode({"job": fact.job, "origins": fact.origins})
             self._db.execute("UPDATE texts SET validated = ? WHERE id = ?", (validated, event.key))
-        if model := model_of(event):
+        if model := project_model(event):
             id = model.model.id
             values = (id, model.org, model.created_seq, model.model.base, id.split(":")[0], msgspec.json.encode(model))
             self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?)", values)
-        if checkpoint := checkpoint_of(event):
+        if checkpoint := project_checkpoint(event):
             known = checkpoint.checkpoint
             values = (event.key, known.step, known.model, checkpoint.tree.uri, msgspec.json.encode(checkpoint))
             self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", values)
@@ -309,9 +313,9 @@ class ReadModel:
         if isinstance(fact, BlobExpired):
             gone = [(event.key, uri) for uri in fact.uris]
             self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)
-        metrics.record(self._db, event, ended=row.ended_seq is not None)
+        job_metrics.record_event(self._db, event, ended=row.ended_seq is not None)
 
-    def _discard(self, uris: list[str], deleted: Recorded) -> None:
+    def _add_trash(self, uris: list[str], deleted: Recorded) -> None:
         trash = Trash(uris=uris, org=deleted.org, deleted_seq=deleted.seq)
         self._db.execute("INSERT OR REPLACE INTO trash VALUES (?, ?)", (deleted.seq, msgspec.json.encode(trash)))
 
@@ -319,9 +323,9 @@ class ReadModel:
         for id, job in batch.jobs.items():
             if job is not None:
                 live = job.job.state not in TERMINAL
-                said, created_at = job.job, job.job.created_at.timestamp()
+                view, created_at = job.job, job.job.created_at.timestamp()
                 row = msgspec.json.encode(job)
-                values = (id, job.org, job.created_seq, said.state, said.kind, live, created_at, row)
+                values = (id, job.org, job.created_seq, view.state, view.kind, live, created_at, row)
                 self._db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
         for id, file in batch.files.items():
             if file is None:
@@ -339,7 +343,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _replaced(path: Path, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+def _replace_damaged(path: Path, error: sqlite3.DatabaseError) -> sqlite3.Connection:
     """A new file in place of a damaged one; raises `error` again when it is of another kind (locked, no space)."""
     if isinstance(error, sqlite3.OperationalError):
         raise error

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 
+from synth.access import Organisation, Scope
 from synth.bus.connection import Connection
 from synth.bus.replay import replay_messages
 from synth.bus.server.topology import SECRETS
@@ -32,28 +32,6 @@ _TRIES = 10
 _BUCKET_S = 10.0
 
 _T = TypeVar("_T")
-
-
-class Scope(StrEnum):
-    """What a key may do."""
-
-    READ = "read"
-    WRITE = "write"
-    INFERENCE = "inference"
-    KEYS = "keys"
-    OPERATOR = "operator"
-
-
-#: What the first key of an organisation may do: everything in it, nothing beside it.
-OF_AN_ORGANISATION = (Scope.READ, Scope.WRITE, Scope.INFERENCE, Scope.KEYS)
-
-
-class Organisation(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. id: the token in its subjects; name: a label for people."""
-
-    id: OrgId
-    name: str
-    created_at: datetime
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):

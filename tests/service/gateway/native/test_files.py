@@ -13,7 +13,7 @@ import pytest
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import FileReady, FileRejected, FileUploaded, LineProblem
-from synth.gateway.commands.multipart import receive
+from synth.gateway.commands.multipart import receive_form
 from synth.gateway.errors import ApiError
 
 
@@ -119,7 +119,7 @@ async def test_a_body_cut_anywhere_arrives_whole(tmp_path: Path):
             yield body[at : at + size]
             at += size
 
-    received = await receive(pieces(), "multipart/form-data; boundary=b", tmp_path, limit=1 << 30)
+    received = await receive_form(pieces(), "multipart/form-data; boundary=b", tmp_path, limit=1 << 30)
     assert received.path.read_bytes() == content
     assert (received.sha256, received.size) == (hashlib.sha256(content).hexdigest(), len(content))
     assert (received.name, received.purpose) == ("x", "eval")
@@ -132,5 +132,5 @@ async def test_nothing_is_left_of_an_upload_that_is_too_large(tmp_path: Path):
             yield b"x" * 65536
 
     with pytest.raises(ApiError, match="larger than"):
-        await receive(endless(), "multipart/form-data; boundary=b", tmp_path, limit=5 << 20)
+        await receive_form(endless(), "multipart/form-data; boundary=b", tmp_path, limit=5 << 20)
     assert list(tmp_path.iterdir()) == []

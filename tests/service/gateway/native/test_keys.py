@@ -12,7 +12,7 @@ from fastapi.routing import iter_route_contexts
 
 from synth.bus.replay import replay_messages
 from synth.gateway.app import describe_api
-from synth.gateway.auth import scopes_of
+from synth.gateway.auth import required_scopes
 from synth.keys import mistyped, new_api_key
 
 OPEN_TO_THE_WORLD = {
@@ -55,7 +55,7 @@ async def test_every_route_needs_a_key_with_some_scope(start_gateway, client_of)
                 reply = await narrow.request(method, path)
                 assert reply.status_code == 403, (method, path, reply.text)
                 if method != "HEAD":
-                    assert f"lacks the scope {', '.join(scopes_of(method, path))}" in reply.json()["detail"]
+                    assert f"lacks the scope {', '.join(required_scopes(method, path))}" in reply.json()["detail"]
         for method, path in (("GET", "/api/%6Aobs"), ("POST", "/api/%66iles")):
             assert (await narrow.request(method, path)).status_code in (403, 404), path
     assert asked > 30

@@ -106,12 +106,12 @@ async def test_a_watcher_cut_off_twenty_times_sees_each_event_once_in_order(user
 
 async def test_many_watchers_see_the_same(user, bus_as):
     id = (await user.submit())["id"]
-    watchers = [asyncio.create_task(read_events(user, f"/api/jobs/{id}/events")) for _ in range(50)]
+    subscribers = [asyncio.create_task(read_events(user, f"/api/jobs/{id}/events")) for _ in range(50)]
     trainer, fence = await job_histories.begin(bus_as, user.org, id)
     for k in range(1, 31):
         await job_histories.step(trainer, fence, k, of=30)
     await job_histories.succeed(trainer, fence, steps=30)
-    first, *others = await asyncio.gather(*watchers)
+    first, *others = await asyncio.gather(*subscribers)
     assert len(first) == 35
     assert all(other == first for other in others)
 
@@ -191,7 +191,7 @@ async def test_open_streams_do_not_hold_up_the_end(start_gateway, client_of, pat
             async for _ in stream.aiter_lines():
                 opened.set()
 
-    watchers = [asyncio.create_task(watch()) for _ in range(20)]
+    subscribers = [asyncio.create_task(watch()) for _ in range(20)]
     await asyncio.wait_for(opened.wait(), 10)
     await asyncio.wait_for(running.stop(), 5)
-    await asyncio.wait(watchers, timeout=5)
+    await asyncio.wait(subscribers, timeout=5)

@@ -16,7 +16,7 @@ from synth.models import Registry
 from synth.validator.validate import validate
 from tests.service.gateway import job_histories
 from tests.service.gateway.conftest import Client
-from tests.service.gateway.waiting import seen
+from tests.service.gateway.wait import wait_until_shown
 
 MODEL = "Qwen/Qwen3-0.6B"
 APP = {"type": "task_app", "url": "http://127.0.0.1:8001", "env_name": "math", "policy_config": {"max_tokens": 12}}
@@ -78,8 +78,8 @@ class Sdk:
     async def shown(self, job: str) -> Any:
         """The job, once the gateway shows all that is in its log."""
         history = await read_job(await self.bus_as("gateway"), self.user.org, job)
-        await self.seen(history.last_seq)
+        await self.wait_until_shown(history.last_seq)
         return await self.jobs.retrieve(job)
 
-    async def seen(self, seq: int) -> None:
-        await seen(self.user, seq)
+    async def wait_until_shown(self, seq: int) -> None:
+        await wait_until_shown(self.user, seq)

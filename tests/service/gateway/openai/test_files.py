@@ -14,7 +14,7 @@ from synth.events import FileReady, FileRejected, LineProblem, ModelPublished, M
 from tests.service.gateway import job_histories
 from tests.service.gateway.conftest import Client
 from tests.service.gateway.openai.sdk_jobs import sdk_of
-from tests.service.gateway.waiting import seen
+from tests.service.gateway.wait import wait_until_shown
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def test_a_file_is_uploaded_checked_read_and_deleted(client: openai.AsyncO
     assert (file.expires_at, file.status_details) == (None, None)
     publisher = Publisher(await bus_as("files"))
     ready = FileReady(rows=9, messages=0, characters=0)
-    await seen(user, await publisher.once(ready, org=user.org, key=file.id, id="1"))
+    await wait_until_shown(user, await publisher.once(ready, org=user.org, key=file.id, id="1"))
     assert (await client.files.wait_for_processing(file.id)).status == "processed"
     assert (await client.files.content(file.id)).content == body
     deleted = await client.files.delete(file.id)
@@ -49,7 +49,7 @@ async def test_a_file_with_wrong_lines_says_which(client: openai.AsyncOpenAI, us
     problem = LineProblem(line=3, path="$.messages", reason="not a list")
     publisher = Publisher(await bus_as("files"))
     wrong = FileRejected(bad_lines=2, problems=[problem])
-    await seen(user, await publisher.once(wrong, org=user.org, key=file.id, id="1"))
+    await wait_until_shown(user, await publisher.once(wrong, org=user.org, key=file.id, id="1"))
     shown = await client.files.retrieve(file.id)
     assert (shown.status, shown.status_details) == ("error", "2 bad lines: line 3 $.messages: not a list")
 
@@ -81,7 +81,7 @@ async def test_models_are_listed_and_found_by_ids_with_slashes_and_colons(
     trainer, fence = await job_histories.begin(bus_as, user.org, job)
     id = f"rl:Qwen/Qwen3-0.6B:{job}"
     published = ModelPublished(model=ModelRef(id=id), kind="full", step=2)
-    await seen(user, await Publisher(trainer).fenced(published, fence=fence, id="m"))
+    await wait_until_shown(user, await Publisher(trainer).fenced(published, fence=fence, id="m"))
     assert id in [model.id async for model in client.models.list()]
     model = await client.models.retrieve(id)
     assert (model.id, model.object, model.owned_by) == (id, "model", user.org)

@@ -171,7 +171,7 @@ async def test_a_job_is_paused_resumed_and_cancelled(sdk: Sdk):
     assert (await sdk.jobs.pause(id)).status == "running"
     await job_histories.append_as_owner(trainer, fence, lambda _: JobPaused(step=1))
     client = sdk_of(sdk.user, strict=False)
-    await sdk.seen((await read_job(trainer, sdk.user.org, id)).last_seq)
+    await sdk.wait_until_shown((await read_job(trainer, sdk.user.org, id)).last_seq)
     assert (await client.fine_tuning.jobs.retrieve(id)).status == "paused"
     assert (await sdk.jobs.resume(id)).status == "queued"
     cancelled = await sdk.jobs.cancel(id)
@@ -186,7 +186,7 @@ async def test_events_are_paged_newest_first_without_gap_or_repeat(
 ):
     monkeypatch.setattr(events_of_openai, "_FIRST_WINDOW", window)
     monkeypatch.setattr(events_of_openai, "_LARGEST_WINDOW", window)
-    monkeypatch.setattr(events_of_openai, "_A_READ", read)
+    monkeypatch.setattr(events_of_openai, "_PAGE", read)
     id = (await sdk.supervised(suffix="sums")).id
     trainer, fence = await sdk.started(id)
     watch = Publisher(await sdk.bus_as("gateway"))
@@ -194,7 +194,7 @@ async def test_events_are_paged_newest_first_without_gap_or_repeat(
     for k in range(1, 31):
         await watch.once(Heartbeat(state="started"), org=sdk.user.org, key=id, id=f"hb{k}")
         last = await job_histories.step(trainer, fence, k, of=30, loss=1.0 / k, lr=1e-5)
-    await sdk.seen(last)
+    await sdk.wait_until_shown(last)
     events = [event async for event in sdk.jobs.list_events(id, limit=7)]
     messages = [event.message for event in events]
     assert [m.split(":")[0] for m in messages[:30]] == [f"step {k} of 30" for k in range(30, 0, -1)]
@@ -219,7 +219,7 @@ async def test_checkpoints_are_those_that_are_still_there(sdk: Sdk):
         await publisher.fenced(saved, fence=fence, id=f"c{k}")
         await job_histories.step(trainer, fence, k, loss=1.0 / k, validation_loss=2.0 / k)
     last = await publisher.fenced(BlobExpired(uris=[trees[1].uri]), fence=fence, id="x")
-    await sdk.seen(last)
+    await sdk.wait_until_shown(last)
     found = [checkpoint async for checkpoint in sdk.jobs.checkpoints.list(id, limit=1)]
     assert [c.step_number for c in found] == [3, 2]
     assert found[1].fine_tuned_model_checkpoint == f"fft:{MODEL}:{id}:step_2"

@@ -122,7 +122,7 @@ async def test_a_file_with_wrong_lines_is_refused_with_them(sdk: Sdk):
     problem = LineProblem(line=3, path="$.messages", reason="not a list")
     publisher = Publisher(await sdk.bus_as("files"))
     seq = await publisher.once(FileRejected(bad_lines=9, problems=[problem]), org=sdk.user.org, key=file, id="1")
-    await sdk.seen(seq)
+    await sdk.wait_until_shown(seq)
     with pytest.raises(openai.BadRequestError, match=r"9 bad lines: line 3 \$\.messages: not a list") as refused:
         await sdk.jobs.create(model=MODEL, training_file=file)
     assert (refused.value.param, refused.value.code) == ("training_file", "invalid_file")

@@ -16,7 +16,7 @@ from synth.bus.publish import Publisher
 from synth.bus.rpc import serve_asks
 from synth.events import ModelPublished, ModelRef
 from tests.service.gateway import job_histories
-from tests.service.gateway.waiting import seen
+from tests.service.gateway.wait import wait_until_shown
 from tests.service.process import running as running_service
 from tests.service.verifier.task_apps import opened_by, scripted
 
@@ -158,7 +158,7 @@ async def test_fine_tuned_models_are_listed_for_every_client(user, bus_as):
         made[prefix] = f"{prefix}:Qwen/Qwen3-0.6B:{job}"
         ref = ModelRef(id=made[prefix], base=ModelRef(id="Qwen/Qwen3-0.6B"))
         await Publisher(trainer).fenced(ModelPublished(model=ref, kind="full", step=1), fence=fence, id="m")
-        await seen(user, await job_histories.succeed(trainer, fence, steps=1) or 0)
+        await wait_until_shown(user, await job_histories.succeed(trainer, fence, steps=1) or 0)
     for prefix in ("/api", "/api/v1", "/api/api"):
         listed = (await user.http.get(f"{prefix}/learning/models")).json()
         assert [m["id"] for m in listed["data"]] == [made["rl"], made["fft"]]

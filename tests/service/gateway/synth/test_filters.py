@@ -13,7 +13,7 @@ from synth.events import BlobRef, CheckpointSaved, JobCreated, JobPaused, ModelP
 from synth.ids import new_job_id
 from tests.service.gateway import job_histories
 from tests.service.gateway.synth.test_jobs import RL, SFT, create, get
-from tests.service.gateway.waiting import seen
+from tests.service.gateway.wait import wait_until_shown
 
 
 async def twice_started(user, bus_as) -> str:
@@ -28,7 +28,7 @@ async def twice_started(user, bus_as) -> str:
     _, again = await start_attempt(trainer, user.org, id, worker="w", term=1)
     assert again is not None
     await job_histories.step(trainer, again, 3)
-    await seen(user, await job_histories.succeed(trainer, again, steps=3) or 0)
+    await wait_until_shown(user, await job_histories.succeed(trainer, again, steps=3) or 0)
     return id
 
 
@@ -87,7 +87,7 @@ async def test_jobs_are_found_by_a_model_or_a_file_however_many_came_since(user,
             gateway.lifecycle(other, org=user.org, key=new_job_id(), id=uuid.uuid4().hex, after=0) for _ in range(100)
         ]
         last = max(await asyncio.gather(*new))
-    await seen(user, last)
+    await wait_until_shown(user, last)
 
     async def ids(**params: object) -> list[str]:
         return [job["id"] for job in (await get(user, "/api/learning/jobs", **params))["jobs"]]
@@ -108,7 +108,7 @@ async def test_checkpoints_go_on_after_one_that_is_there(user, bus_as):
         tree = BlobRef(uri=f"blob://{k}", size=1, sha256="0")
         ref = ModelRef(id=f"rl:tiny:{id}:step_{k}", tree=tree)
         saved = CheckpointSaved(step=k, version=k, attempt=1, tree=tree, size=1, model=ref)
-        await seen(user, await Publisher(trainer).fenced(saved, fence=fence, id=str(k)))
+        await wait_until_shown(user, await Publisher(trainer).fenced(saved, fence=fence, id=str(k)))
     for path in (f"/api/rl/jobs/{id}/checkpoints", f"/v1/fine_tuning/jobs/{id}/checkpoints"):
         first = await get(user, path, limit=1)
         rest = await get(user, path, after=first["data"][0]["id"])
@@ -127,7 +127,7 @@ async def test_every_listing_names_the_base_and_the_stand_in_of_what_a_job_made(
     refs = [ModelRef(id=name, tree=tree, stand_in="tiny") for name in (made, saved)]
     await Publisher(trainer).fenced(ModelPublished(model=refs[0], kind="full", step=5), fence=fence, id="m")
     checkpoint = CheckpointSaved(step=5, version=5, attempt=1, tree=tree, size=1, model=refs[1])
-    await seen(user, await Publisher(trainer).fenced(checkpoint, fence=fence, id="c"))
+    await wait_until_shown(user, await Publisher(trainer).fenced(checkpoint, fence=fence, id="c"))
     for name in (made, saved):
         theirs = await get(user, f"/api/v1/learning/models/{name}")
         assert (theirs["id"], theirs["base_model"], theirs["stand_in"]) == (name, "Qwen/Qwen3-0.6B", "tiny")
@@ -148,7 +148,7 @@ async def test_models_go_on_after_one_and_end(user, bus_as):
     names = [f"{prefix}:tiny:{id}" for prefix in ("rl", "peft", "fft")]
     for name in names:
         published = ModelPublished(model=ModelRef(id=name), kind="full", step=5)
-        await seen(user, await Publisher(trainer).fenced(published, fence=fence, id=name))
+        await wait_until_shown(user, await Publisher(trainer).fenced(published, fence=fence, id=name))
     for path in ("/api/models", "/api/learning/models"):
         found, after, more = [], {}, True
         while more:

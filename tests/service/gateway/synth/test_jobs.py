@@ -13,7 +13,7 @@ from synth.bus.publish import Publisher
 from synth.errors import Problem
 from synth.events import EvalCompleted, FileRejected, JobCancelled, JobRejected, LineProblem, TrainStep
 from tests.service.gateway import job_histories
-from tests.service.gateway.waiting import seen
+from tests.service.gateway.wait import wait_until_shown
 
 RL = {
     "job_type": "rl",
@@ -99,7 +99,9 @@ async def test_a_body_that_is_no_job_is_a_400_with_a_detail(user):
 async def test_a_job_on_a_file_that_failed_is_refused_with_its_lines(user, bus_as):
     file = (await user.http.post("/api/files", files={"file": ("a.jsonl", b"{}")})).json()
     rejected = FileRejected(bad_lines=1, problems=[LineProblem(line=1, path="$", reason="there are no messages")])
-    await seen(user, await Publisher(await bus_as("files")).once(rejected, org=user.org, key=file["id"], id="r"))
+    await wait_until_shown(
+        user, await Publisher(await bus_as("files")).once(rejected, org=user.org, key=file["id"], id="r")
+    )
     reply = await user.http.post("/api/learning/jobs", json=SFT | {"training_file_id": file["id"]})
     assert reply.status_code == 400
     assert "a.jsonl:1 $: there are no messages" in reply.json()["detail"]
@@ -111,7 +113,7 @@ async def test_events_are_the_same_under_every_alias_and_go_on_after_a_sequence(
     for index in range(20):
         await job_histories.rollout(bus_as, user.org, id, index)
     seq = await job_histories.step(trainer, fence, 1, loss=0.5, reward_mean=0.25)
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     pages = [await get(user, f"{alias}/jobs/{id}/events", since_seq=0, limit=200) for alias in ALIASES]
     assert all(page == pages[0] for page in pages)
     assert list(pages[0]) == ["events"]
@@ -149,7 +151,7 @@ async def test_a_finished_job_shows_its_end_before_its_last_event(user, bus_as):
     await job_histories.step(trainer, fence, 1)
     seq = await job_histories.succeed(trainer, fence, steps=1)
     assert seq
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     events = (await get(user, f"/api/learning/jobs/{id}/events"))["events"]
     job = await get(user, f"/api/learning/jobs/{id}")
     assert job["status"] == "succeeded"
@@ -208,21 +210,21 @@ async def test_a_poller_misses_no_point_whenever_an_evaluation_ends(user, bus_as
     async def poll() -> None:
         taken.extend(await follow_metrics(user, id, cursor, after=after))
 
-    await seen(user, await job_histories.step(trainer, fence, 1, loss=1.0))
+    await wait_until_shown(user, await job_histories.step(trainer, fence, 1, loss=1.0))
     await poll()
-    await seen(user, await job_histories.step(trainer, fence, 2, loss=1.0))
+    await wait_until_shown(user, await job_histories.step(trainer, fence, 2, loss=1.0))
     await poll()
     # Of versions 1 and 2, when step 2 is out already; that of version 2 first.
     await evaluated(bus_as, user.org, id, step=2, reward_mean=0.2)
     await evaluated(bus_as, user.org, id, step=1, reward_mean=0.1)
     await poll()
     for k in (3, 4):
-        await seen(user, await job_histories.step(trainer, fence, k, loss=1.0))
+        await wait_until_shown(user, await job_histories.step(trainer, fence, k, loss=1.0))
         await poll()
     await evaluated(bus_as, user.org, id, step=4, reward_mean=0.4)
     seq = await job_histories.succeed(trainer, fence, steps=4)
     assert seq
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     await poll()
     assert taken == [
         *(("train.loss", 1), ("train.loss", 2)),
@@ -248,7 +250,7 @@ async def test_steps_that_a_later_attempt_repeats_publish_nothing_in_the_past(us
     await evaluated(bus_as, user.org, id, step=1, reward_mean=0.5)
     again = TrainStep(step=2, of=100, attempt=1, values={"loss": 2.0})
     await Publisher(trainer).fenced(again, fence=fence, id="2 again")
-    await seen(user, await job_histories.step(trainer, fence, 4, loss=1.0))
+    await wait_until_shown(user, await job_histories.step(trainer, fence, 4, loss=1.0))
     points = (await get(user, f"/api/rl/jobs/{id}/metrics"))["points"]
     assert [(p["name"], p["step"], p["value"]) for p in points] == [
         ("train.loss", 1, 1.0),
@@ -265,7 +267,7 @@ async def test_metrics_are_the_latest_ones_or_those_after_a_step(user, bus_as):
     seq = 0
     for k in range(1, 6):
         seq = await job_histories.step(trainer, fence, k, loss=1 / k, sequences=8.0)
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     path = f"/api/rl/jobs/{id}/metrics"
 
     async def steps(**params: object) -> list[tuple[str, int]]:
@@ -280,13 +282,13 @@ async def test_metrics_are_the_latest_ones_or_those_after_a_step(user, bus_as):
 async def test_a_timeline_ends_with_a_status_word_and_has_none_before(user, bus_as):
     id = (await create(user))["id"]
     trainer, fence = await job_histories.begin(bus_as, user.org, id)
-    await seen(user, fence.seq)
+    await wait_until_shown(user, fence.seq)
     path = f"/api/learning/jobs/{id}/timeline"
     phases = [e["phase"] for e in (await get(user, path))["events"]]
     assert phases == ["created", "validated", "ready", "training"]
     seq = await job_histories.succeed(trainer, fence, steps=1)
     assert seq
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     assert [e["phase"] for e in (await get(user, path))["events"]] == [*phases, "succeeded"]
     assert [e["phase"] for e in (await get(user, path, limit=1))["events"]] == ["succeeded"]
     [run] = (await get(user, f"/api/jobs/{id}/runs"))["runs"]
@@ -303,7 +305,7 @@ async def test_a_cancelled_job_has_the_status_and_no_terminal_event(user, bus_as
     assert reply.json()["message"]
     _, seq = await append_as_owner(trainer, fence, lambda _: JobCancelled(step=0))
     assert seq
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     job = await get(user, f"/api/learning/jobs/{id}")
     assert job["status"] == "cancelled"
     assert job["updated_at"] > before["updated_at"]
@@ -324,7 +326,7 @@ async def test_a_rejected_job_has_failed_and_says_why(user, bus_as):
     rejected = JobRejected(problems=[Problem(what="bad", where="here")])
     _, seq = await append_decided(await bus_as("validator"), user.org, id, lambda _: rejected)
     assert seq
-    await seen(user, seq)
+    await wait_until_shown(user, seq)
     job = await get(user, f"/api/rl/jobs/{id}")
     assert (job["status"], job["error"]) == ("failed", "here: bad")
     last = (await get(user, f"/api/rl/jobs/{id}/events"))["events"][-1]

@@ -6,12 +6,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_ENVIRONMENT_KEY_BYTES
+from synth.api.schemas import Account
 from synth.errors import Problem
-from synth.gateway.api.environment_key import LONGEST, usable_key
-from synth.gateway.api.key_views import Account
-from synth.gateway.api.openapi import json_response, listing, one
-from synth.gateway.auth import Caller
-from synth.gateway.deps import Parts
+from synth.gateway.api.openapi import json_response, list_response, returns
+from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.environment_keys import store_environment_key
+from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 
 router = APIRouter(tags=["account"])
@@ -22,13 +23,13 @@ class EnvironmentKeyBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    key: str = Field(max_length=LONGEST)
+    key: str = Field(max_length=MAX_ENVIRONMENT_KEY_BYTES)
 
 
-@router.get("/me", summary="Who you are", responses=one(Account))
-async def me(caller: Caller, parts: Parts) -> Response:
+@router.get("/me", summary="Who you are", responses=returns(Account))
+async def me(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Your organisation, and the key that you use: its id and name, and what it may do."""
-    organisation = await parts.secrets.organisation(caller.org)
+    organisation = await gateway.secrets.organisation(caller.org)
     return json_response(
         Account(
             org=caller.org,
@@ -41,23 +42,23 @@ async def me(caller: Caller, parts: Parts) -> Response:
 
 
 @router.post("/environment-keys", status_code=201, summary="Keep a key of your task app")
-async def add_environment_key(body: EnvironmentKeyBody, caller: Caller, parts: Parts) -> Response:
+async def add_environment_key(body: EnvironmentKeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Stored sealed; only its id is ever shown again. Jobs try each key on their task app."""
-    id = await parts.secrets.add_environment_key(caller.org, usable_key(body.key))
+    id = await store_environment_key(gateway, caller.org, body.key)
     return json_response({"id": id}, 201)
 
 
 @router.get("/environment-keys", summary="The ids of your task-app keys")
-async def environment_keys(caller: Caller, parts: Parts) -> Response:
+async def environment_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Ids only."""
-    keys = await parts.secrets.environment_keys(caller.org)
-    return listing([{"id": key.id} for key in keys])
+    keys = await gateway.secrets.environment_keys(caller.org)
+    return list_response([{"id": key.id} for key in keys])
 
 
 @router.delete("/environment-keys/{key_id}", summary="Forget a key of your task app")
-async def remove_environment_key(key_id: str, caller: Caller, parts: Parts) -> Response:
+async def remove_environment_key(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Jobs that start after this do not try it."""
-    if not await parts.secrets.remove_environment_key(caller.org, key_id):
+    if not await gateway.secrets.remove_environment_key(caller.org, key_id):
         problem = Problem(
             what=f"there is no environment key {key_id[:120]!r}", fix="`GET /api/environment-keys` has yours"
         )
@@ -66,15 +67,15 @@ async def remove_environment_key(key_id: str, caller: Caller, parts: Parts) -> R
 
 
 @router.post("/v1/sdk-logs", include_in_schema=False)
-async def take_client_logs(caller: Caller) -> Response:
+async def take_client_logs(caller: CurrentKey) -> Response:
     """What a client tells of itself is not kept: nothing here is made of it."""
     return json_response({"accepted": 0})
 
 
 @router.get("/health", summary="Whether the gateway is well (no key needed)")
-async def health(parts: Parts) -> Response:
+async def health(gateway: GatewayDep) -> Response:
     """`ills` names every part that is not."""
-    ills = parts.service.health()
+    ills = gateway.service.health()
     response = json_response({"status": "ill" if ills else "ok", "ills": ills}, 503 if ills else 200)
     if ills:
         response.headers["Retry-After"] = "2"

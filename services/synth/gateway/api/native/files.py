@@ -10,15 +10,16 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from synth.api.schemas import Deleted, File, Job
 from synth.blobs import BlobStore
 from synth.events import BlobRef
-from synth.gateway.api.openapi import json_response, listing, many, one
-from synth.gateway.auth import Caller
+from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.api.parameters import PageLimit
+from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.delete import delete_file
-from synth.gateway.commands.upload import take_file
-from synth.gateway.deps import Parts
+from synth.gateway.commands.upload import upload_file
+from synth.gateway.deps import GatewayDep
 from synth.gateway.read_model.filters import JobFilter
-from synth.gateway.read_model.projection import Deleted, File, Job
 
 router = APIRouter(tags=["files"])
 
@@ -36,7 +37,6 @@ _FORM = {
 }
 
 
-_Limit = Annotated[int, Query(ge=1, le=200)]
 _After = Annotated[str | None, Query(description="Go on after this id")]
 
 
@@ -44,59 +44,59 @@ _After = Annotated[str | None, Query(description="Go on after this id")]
     "/files",
     status_code=201,
     summary="Upload a file",
-    responses=one(File, status=201) | one(File, "These bytes are here already"),
+    responses=returns(File, status=201) | returns(File, "These bytes are here already"),
     openapi_extra={"requestBody": _FORM},
 )
 @router.post("/learning/files", include_in_schema=False)
-async def upload(request: Request, caller: Caller, parts: Parts) -> Response:
+async def upload(request: Request, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Upload a file (multipart `purpose` and `file`). The same bytes again are the same file (200)."""
-    row, new = await take_file(request, parts, caller.org)
+    row, new = await upload_file(request, gateway, caller.org)
     return json_response(row.file, 201 if new else 200)
 
 
-@router.get("/files", summary="List files, newest first", responses=many(File))
+@router.get("/files", summary="List files, newest first", responses=returns_list(File))
 async def list_files(
-    caller: Caller, parts: Parts, purpose: str | None = None, limit: _Limit = 20, after: _After = None
+    caller: CurrentKey, gateway: GatewayDep, purpose: str | None = None, limit: PageLimit = 20, after: _After = None
 ) -> Response:
     """Your organisation's files."""
-    before = (await parts.file(caller.org, after)).created_seq if after else None
-    rows = parts.model.files(caller.org, limit=limit + 1, purpose=purpose, before=before)
-    return listing([row.file for row in rows[:limit]], more=len(rows) > limit)
+    before = (await gateway.file(caller.org, after)).created_seq if after else None
+    rows = gateway.model.files(caller.org, limit=limit + 1, purpose=purpose, before=before)
+    return list_response([row.file for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/files/{file_id}", summary="One file", responses=one(File))
-async def get_file(file_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/files/{file_id}", summary="One file", responses=returns(File))
+async def get_file(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its status (`processing`, `ready`, `failed`), its counts, and the first lines that are wrong."""
-    return json_response((await parts.file(caller.org, file_id)).file)
+    return json_response((await gateway.file(caller.org, file_id)).file)
 
 
-@router.delete("/files/{file_id}", summary="Delete a file", responses=one(Deleted))
-async def delete(file_id: str, caller: Caller, parts: Parts) -> Response:
+@router.delete("/files/{file_id}", summary="Delete a file", responses=returns(Deleted))
+async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Gone at once; its bytes, when the jobs that were verified with it have ended. A job that names it is refused."""
-    await delete_file(parts, caller, file_id)
+    await delete_file(gateway, caller, file_id)
     return json_response(Deleted(id=file_id, object="file"))
 
 
-@router.get("/files/{file_id}/jobs", summary="The jobs that name a file, newest first", responses=many(Job))
+@router.get("/files/{file_id}/jobs", summary="The jobs that name a file, newest first", responses=returns_list(Job))
 async def jobs_of_file(
-    file_id: str, caller: Caller, parts: Parts, limit: _Limit = 20, after: _After = None
+    file_id: str, caller: CurrentKey, gateway: GatewayDep, limit: PageLimit = 20, after: _After = None
 ) -> Response:
     """Jobs that train or validate on it."""
-    await parts.file(caller.org, file_id)
-    before = (await parts.job(caller.org, after)).created_seq if after else None
-    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[file_id]), before=before)
-    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+    await gateway.file(caller.org, file_id)
+    before = (await gateway.job(caller.org, after)).created_seq if after else None
+    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[file_id]), before=before)
+    return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")
-async def content(file_id: str, caller: Caller, parts: Parts) -> Response:
+async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The bytes as they were uploaded."""
-    row = await parts.file(caller.org, file_id)
-    return await download(parts.blobs, row.blob, row.file.filename)
+    row = await gateway.file(caller.org, file_id)
+    return await blob_response(gateway.blobs, row.blob, row.file.filename)
 
 
-async def download(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
-    """A blob as a response. Raises `BlobMissing` before the first byte is sent."""
+async def blob_response(blobs: BlobStore, ref: BlobRef, name: str) -> Response:
+    """A response that streams a blob. Raises `BlobMissing` before the first byte is sent."""
     pieces = blobs.stream(ref)
     first = await anext(pieces, b"")
 

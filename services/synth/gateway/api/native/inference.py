@@ -8,15 +8,15 @@ from starlette.responses import Response
 
 from synth.errors import Problem
 from synth.gateway.auth import authenticate_chat
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.models import parse_finetuned
 
 router = APIRouter(tags=["inference"])
 
-_ALSO_AT = ("/chat/completions", *(f"{p}/v1/chat/completions" for p in ("/api", "/api/inference", "/api/api")))
+_OTHER_PATHS = ("/chat/completions", *(f"{p}/v1/chat/completions" for p in ("/api", "/api/inference", "/api/api")))
 # What else clients call the credential; apps mean things of their own by these names, too.
-_ALIASES = ("trace", "trace_correlation_id")
+_CID_ALIASES = ("trace", "trace_correlation_id")
 _CHAT_REQUEST = {
     "required": True,
     "content": {
@@ -37,47 +37,50 @@ _CHAT_REQUEST = {
 }
 
 
-class _Named(msgspec.Struct):
+class _ModelField(msgspec.Struct):
     model: str
 
 
 @router.post("/v1/chat/completions", summary="Chat with a model (OpenAI)", openapi_extra={"requestBody": _CHAT_REQUEST})
-async def chat_completions(request: Request, parts: Parts) -> Response:
+async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     """Routed by the body's `model` to a replica that serves it. A rollout's `?cid=` is a credential of its own.
 
     Without a bearer, `X-API-Key` with an environment key of your organisation opens it.
     """
-    cid = _credential(request, parts)
+    cid = _cid_of(request, gateway)
     if cid is not None:
-        return await parts.proxy.forward_rollout(request, await _body(request, parts), cid=cid)
+        return await gateway.proxy.forward_rollout(request, await _read_body(request, gateway), cid=cid)
     org = await authenticate_chat(request)
-    body = await _body(request, parts)
+    body = await _read_body(request, gateway)
     try:
-        model = msgspec.json.decode(body, type=_Named).model
+        model = msgspec.json.decode(body, type=_ModelField).model
     except msgspec.DecodeError as error:
         problem = Problem(what=f"the body names no model: {error}", expected='JSON with "model"', where="body")
         raise ApiError(400, problem.text(), problems=[problem]) from error
     made = parse_finetuned(model)
     # A replica also knows the policies of running jobs, by job id.
     job_id = made.job_id if made else model if model.startswith("job_") else None
-    if job_id is not None and parts.model.job(org, job_id) is None:
+    if job_id is not None and gateway.model.job(org, job_id) is None:
         raise not_found("model", model)
-    return await parts.proxy.forward(request, body, org=org, model=model)
+    return await gateway.proxy.forward(request, body, org=org, model=model)
 
 
-for _path in _ALSO_AT:
+for _path in _OTHER_PATHS:
     router.add_api_route(_path, chat_completions, methods=["POST"], include_in_schema=False)
 
 
-def _credential(request: Request, parts: Gateway) -> str | None:
+def _cid_of(request: Request, gateway: Gateway) -> str | None:
     given = request.query_params
     if "cid" in given:
         return given["cid"]
-    return next((given[name] for name in _ALIASES if name in given and parts.proxy.mints(given[name])), None)
+    return next(
+        (given[name] for name in _CID_ALIASES if name in given and gateway.proxy.is_rollout_credential(given[name])),
+        None,
+    )
 
 
-async def _body(request: Request, parts: Gateway) -> bytes:
-    limit, body = parts.settings.max_request_bytes, bytearray()
+async def _read_body(request: Request, gateway: Gateway) -> bytes:
+    limit, body = gateway.settings.max_request_bytes, bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:

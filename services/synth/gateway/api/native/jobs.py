@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
+from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
+from synth.api.schemas import Checkpoint, Job, JobWithConfig, Points
 from synth.events import JobCreated
-from synth.gateway.api.openapi import json_response, listing, many, one
-from synth.gateway.auth import Caller
+from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.api.parameters import IdempotencyKey, PageLimit
+from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
-from synth.gateway.deps import Gateway, Parts
-from synth.gateway.read_model.artifacts import Checkpoint, Points
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.read_model.filters import JobFilter
-from synth.gateway.read_model.projection import Job, JobRow
+from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import State
 
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
-_MOST_CONFIG_BYTES = 256 << 10
 
 
 class Submission(BaseModel):
@@ -33,10 +34,10 @@ class Submission(BaseModel):
 
     config: str = Field(description="The TOML, as it stands in the file: 256 KiB at most")
     config_name: str = Field(default="job.toml", max_length=255, description="The file's name, for messages")
-    model: str | None = Field(default=None, max_length=512)
+    model: str | None = Field(default=None, max_length=MAX_MODEL_ID)
     training_file: str | None = Field(default=None, max_length=128, description="Id of an uploaded file")
     validation_file: str | None = Field(default=None, max_length=128)
-    task_url: str | None = Field(default=None, max_length=2048)
+    task_url: str | None = Field(default=None, max_length=MAX_URL)
     examples: int | None = Field(default=None, ge=1, description="Only the first rows of the training file")
     seed: int | None = None
     allow_experimental: bool = Field(default=False, description="Take a model that is marked experimental")
@@ -46,90 +47,97 @@ class Submission(BaseModel):
     def _small_enough(cls, config: str) -> str:
         # As JSON, because that is how it travels: a control character is six bytes there.
         size = len(msgspec.json.encode(config))
-        if size > _MOST_CONFIG_BYTES:
-            raise ValueError(f"{size} bytes; a job file may have {_MOST_CONFIG_BYTES}: put data into files")
+        if size > MAX_CONFIG_BYTES:
+            raise ValueError(f"{size} bytes; a job file may have {MAX_CONFIG_BYTES}: put data into files")
         return config
 
 
-@router.post("", status_code=201, summary="Submit a job", responses=one(Job, status=201) | one(Job, "The same job"))
+@router.post(
+    "", status_code=201, summary="Submit a job", responses=returns(Job, status=201) | returns(Job, "The same job")
+)
 async def submit(
     submission: Submission,
-    caller: Caller,
-    parts: Parts,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
     created = JobCreated(**submission.model_dump(), body_sha256="", created_by=caller.key_id)
-    row, new = await submit_job(parts, caller.org, created, route=_ROUTE, key=idempotency_key)
-    return _shown(parts, row, 201 if new else 200)
+    row, new = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
+    return _job_response(gateway, row, 201 if new else 200)
 
 
-@router.get("", summary="List jobs, newest first", responses=many(Job))
+@router.get("", summary="List jobs, newest first", responses=returns_list(Job))
 async def list_jobs(
-    caller: Caller,
-    parts: Parts,
+    caller: CurrentKey,
+    gateway: GatewayDep,
     state: State | None = None,
     kind: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job id")] = None,
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
-    before = (await parts.job(caller.org, after)).created_seq if after else None
+    before = (await gateway.job(caller.org, after)).created_seq if after else None
     wanted = JobFilter(states=[state] if state else None, kinds=[kind] if kind else None)
-    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
-    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/{job_id}", summary="One job, with its configuration", responses=one(Job))
-async def get_job(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/{job_id}", summary="One job, with its configuration", responses=returns(Job))
+async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
-    return _shown(parts, await parts.job(caller.org, job_id))
+    return _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
-@router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=one(Job, status=202))
-async def cancel(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=returns(Job, status=202))
+async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Withdraw a job that nobody owns yet, or ask its owner to stop. Repeating it changes nothing."""
-    return _shown(parts, await cancel_job(parts, caller, job_id), 202)
+    return _job_response(gateway, await cancel_job(gateway, caller, job_id), 202)
 
 
-@router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=one(Job, status=202))
-async def pause(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=returns(Job, status=202))
+async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its owner lets go of it, and its workers are free for others. Repeating it changes nothing."""
-    return _shown(parts, await pause_job(parts, caller, job_id), 202)
+    return _job_response(gateway, await pause_job(gateway, caller, job_id), 202)
 
 
-@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused job", responses=one(Job, status=202))
-async def resume(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused job", responses=returns(Job, status=202))
+async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """It goes on from its last checkpoint. Repeating it changes nothing."""
-    return _shown(parts, await resume_job(parts, caller, job_id), 202)
+    return _job_response(gateway, await resume_job(gateway, caller, job_id), 202)
 
 
-@router.get("/{job_id}/checkpoints", summary="A job's checkpoints, newest first", responses=many(Checkpoint))
-async def checkpoints(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/{job_id}/checkpoints", summary="A job's checkpoints, newest first", responses=returns_list(Checkpoint))
+async def checkpoints(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Those that are still there. Each serves, is evaluated and is trained from under its `model`."""
-    await parts.job(caller.org, job_id)
-    return listing(parts.model.checkpoints(job_id))
+    await gateway.job(caller.org, job_id)
+    return list_response(gateway.model.checkpoints(job_id))
 
 
-@router.get("/{job_id}/metrics", summary="A job's metrics by step", responses=one(Points))
+@router.get("/{job_id}/metrics", summary="A job's metrics by step", responses=returns(Points))
 async def metrics(
     job_id: str,
-    caller: Caller,
-    parts: Parts,
+    caller: CurrentKey,
+    gateway: GatewayDep,
     after_step: Annotated[int, Query(ge=-1, le=1 << 53)] = -1,
     name: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Steps, each with all its values")] = 2000,
+    limit: Annotated[int, Query(ge=1, le=MAX_STEPS, description="Steps, each with all its values")] = 2000,
 ) -> Response:
     """Every value of `train.step`, and of evaluations as `eval.…`."""
-    await parts.job(caller.org, job_id)
-    points, more = parts.model.points(job_id, after_step=after_step, name=name, steps=limit)
+    await gateway.job(caller.org, job_id)
+    points, more = gateway.model.points(job_id, after_step=after_step, name=name, steps=limit)
     return json_response(Points(points=points, more=more))
 
 
-def _shown(parts: Gateway, row: JobRow, status: int = 200) -> Response:
-    texts = parts.model.texts(row.job.id)
-    shown: dict[str, Any] = msgspec.structs.asdict(row.job)
-    if texts is not None:
-        validated = texts.validated or {}
-        shown |= {"config": texts.config, "resolved": validated.get("job"), "origins": validated.get("origins")}
-    return json_response(shown, status)
+def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
+    texts = gateway.model.texts(row.job.id)
+    if texts is None:
+        return json_response(row.job, status)
+    validated = texts.validated or {}
+    answer = JobWithConfig(
+        **msgspec.structs.asdict(row.job),
+        config=texts.config,
+        resolved=validated.get("job"),
+        origins=validated.get("origins"),
+    )
+    return json_response(answer, status)

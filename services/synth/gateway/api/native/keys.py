@@ -10,12 +10,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from synth.bus.kv.secrets import OF_AN_ORGANISATION, ApiKey, Organisation, Scope
+from synth.access import ORGANISATION_SCOPES, Organisation, Scope
+from synth.api.schemas import Key, MadeKey, MadeOrganisation
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
-from synth.gateway.api.key_views import Key, MadeKey, MadeOrganisation, shown, shown_once
-from synth.gateway.api.openapi import json_response, listing, many, one
-from synth.gateway.auth import Caller, need_scope
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.auth import CurrentKey, require_scope
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.ids import OrgId
 from synth.keys import key_hash
@@ -24,10 +25,10 @@ from synth.runtime import logs
 router = APIRouter(prefix="/api", tags=["keys"])
 log = logs.get("keys")
 
-_LONGEST_S = 10 * 365 * 86_400
-_LONGEST_GRACE_S = 30 * 86_400
+_MAX_LIFETIME_S = 10 * 365 * 86_400
+_MAX_GRACE_S = 30 * 86_400
 #: A scope as JSON has it: a word.
-_Word = Annotated[Scope, Field(strict=False)]
+_ScopeName = Annotated[Scope, Field(strict=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -37,8 +38,8 @@ class KeyBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: _Name = "key"
-    scopes: list[_Word] = Field(default=[Scope.READ, Scope.WRITE, Scope.INFERENCE], min_length=1, max_length=10)
-    expires_in_s: int | None = Field(default=None, ge=1, le=_LONGEST_S, description="Seconds; without it, never")
+    scopes: list[_ScopeName] = Field(default=[Scope.READ, Scope.WRITE, Scope.INFERENCE], min_length=1, max_length=10)
+    expires_in_s: int | None = Field(default=None, ge=1, le=_MAX_LIFETIME_S, description="Seconds; without it, never")
 
 
 class RotationBody(BaseModel):
@@ -46,7 +47,7 @@ class RotationBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    grace_s: int = Field(default=0, ge=0, le=_LONGEST_GRACE_S, description="For how long the old one still opens")
+    grace_s: int = Field(default=0, ge=0, le=_MAX_GRACE_S, description="For how long the old one still opens")
 
 
 class OrganisationBody(BaseModel):
@@ -57,56 +58,58 @@ class OrganisationBody(BaseModel):
     name: _Name
 
 
-@router.get("/keys", summary="Your organisation's API keys, oldest first", responses=many(Key))
-async def list_keys(caller: Caller, parts: Parts) -> Response:
+@router.get("/keys", summary="Your organisation's API keys, oldest first", responses=returns_list(Key))
+async def list_keys(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Those that have ended too."""
-    return listing([shown(key) for key in await parts.secrets.api_keys(caller.org)])
+    return list_response([_key_view(key) for key in await gateway.secrets.api_keys(caller.org)])
 
 
-@router.post("/keys", status_code=201, summary="Make an API key", responses=one(MadeKey, status=201))
-async def add_key(body: KeyBody, caller: Caller, parts: Parts) -> Response:
+@router.post("/keys", status_code=201, summary="Make an API key", responses=returns(MadeKey, status=201))
+async def add_key(body: KeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The answer is the one place that shows `key`."""
-    return json_response(await _made(parts, caller, caller.org, body), 201)
+    return json_response(await _create_key(gateway, caller, caller.org, body), 201)
 
 
-@router.post("/keys/{key_id}/rotate", status_code=201, summary="Replace a key", responses=one(MadeKey, status=201))
-async def rotate_key(key_id: str, caller: Caller, parts: Parts, body: RotationBody | None = None) -> Response:
+@router.post("/keys/{key_id}/rotate", status_code=201, summary="Replace a key", responses=returns(MadeKey, status=201))
+async def rotate_key(
+    key_id: str, caller: CurrentKey, gateway: GatewayDep, body: RotationBody | None = None
+) -> Response:
     """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all."""
-    old = await _key(parts, caller, key_id)
+    old = await _find_key(gateway, caller, key_id)
     if not old.opens:
         problem = Problem(what=f"the key {key_id} has ended", expected="a live key", fix="make a new one")
         raise ApiError(409, problem.text(), problems=[problem])
-    key, record = await parts.secrets.add_api_key(
+    key, record = await gateway.secrets.add_api_key(
         caller.org, name=old.name, scopes=old.scopes, by=caller.key_id, expires_at=old.expires_at
     )
-    parts.keys.keep(key_hash(key), record)
-    await _revoke(parts, caller, old, after=timedelta(seconds=body.grace_s if body else 0))
+    gateway.keys.remember(key_hash(key), record)
+    await _revoke(gateway, caller, old, after=timedelta(seconds=body.grace_s if body else 0))
     log.info("key rotated", org=caller.org, key=old.key_id, new=record.key_id, by=caller.key_id)
-    return json_response(shown_once(record, key), 201)
+    return json_response(_made_key_view(record, key), 201)
 
 
-@router.delete("/keys/{key_id}", summary="Revoke a key", responses=one(Key))
-async def revoke_key(key_id: str, caller: Caller, parts: Parts) -> Response:
+@router.delete("/keys/{key_id}", summary="Revoke a key", responses=returns(Key))
+async def revoke_key(key_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """At once, on every gateway. Repeating it changes nothing."""
-    record = await _revoke(parts, caller, await _key(parts, caller, key_id))
+    record = await _revoke(gateway, caller, await _find_key(gateway, caller, key_id))
     log.info("key revoked", org=caller.org, key=key_id, by=caller.key_id)
-    return json_response(shown(record))
+    return json_response(_key_view(record))
 
 
-@router.get("/organisations", summary="The cluster's organisations, oldest first", responses=many(Organisation))
-async def list_organisations(caller: Caller, parts: Parts) -> Response:
+@router.get("/organisations", summary="The cluster's organisations, oldest first", responses=returns_list(Organisation))
+async def list_organisations(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Needs the scope `operator`, as every route below this path does."""
-    return listing(await parts.secrets.organisations())
+    return list_response(await gateway.secrets.organisations())
 
 
 @router.post(
-    "/organisations", status_code=201, summary="Make an organisation", responses=one(MadeOrganisation, status=201)
+    "/organisations", status_code=201, summary="Make an organisation", responses=returns(MadeOrganisation, status=201)
 )
-async def add_organisation(body: OrganisationBody, caller: Caller, parts: Parts) -> Response:
+async def add_organisation(body: OrganisationBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """With a first key, which is shown here alone and may do everything in it."""
-    made = await parts.secrets.add_organisation(body.name)
+    made = await gateway.secrets.add_organisation(body.name)
     log.info("organisation made", org=made.id, by=caller.key_id)
-    first = await _made(parts, caller, made.id, KeyBody(name="first", scopes=list(OF_AN_ORGANISATION)))
+    first = await _create_key(gateway, caller, made.id, KeyBody(name="first", scopes=list(ORGANISATION_SCOPES)))
     return json_response(MadeOrganisation(**msgspec.structs.asdict(made), first_key=first), 201)
 
 
@@ -114,37 +117,58 @@ async def add_organisation(body: OrganisationBody, caller: Caller, parts: Parts)
     "/organisations/{org_id}/keys",
     status_code=201,
     summary="Make a key of any organisation",
-    responses=one(MadeKey, status=201),
+    responses=returns(MadeKey, status=201),
 )
-async def add_key_of(org_id: str, body: KeyBody, caller: Caller, parts: Parts) -> Response:
+async def add_key_of(org_id: str, body: KeyBody, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """For one that has lost its own."""
-    found = next((o for o in await parts.secrets.organisations() if o.id == org_id), None)
+    found = next((o for o in await gateway.secrets.organisations() if o.id == org_id), None)
     if found is None:
         raise not_found("org", org_id)
-    return json_response(await _made(parts, caller, found.id, body), 201)
+    return json_response(await _create_key(gateway, caller, found.id, body), 201)
 
 
-async def _made(parts: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
-    need_scope(caller, *body.scopes)
+def _key_view(record: ApiKey) -> Key:
+    """A key as everybody in the organisation may see it."""
+    return Key(
+        id=record.key_id,
+        name=record.name,
+        state="revoked" if record.revoked_at else "expired" if record.expired else "live",
+        scopes=record.scopes,
+        created_at=record.created_at,
+        created_by=record.created_by,
+        expires_at=record.expires_at,
+        revoked_at=record.revoked_at,
+    )
+
+
+def _made_key_view(record: ApiKey, key: str) -> MadeKey:
+    """A new key as its maker sees it, once."""
+    return MadeKey(**msgspec.structs.asdict(_key_view(record)), key=key)
+
+
+async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
+    require_scope(caller, *body.scopes)
     ends = datetime.now(UTC) + timedelta(seconds=body.expires_in_s) if body.expires_in_s else None
     scopes = tuple(scope for scope in Scope if scope in body.scopes)
-    key, record = await parts.secrets.add_api_key(org, name=body.name, scopes=scopes, by=caller.key_id, expires_at=ends)
-    parts.keys.keep(key_hash(key), record)
+    key, record = await gateway.secrets.add_api_key(
+        org, name=body.name, scopes=scopes, by=caller.key_id, expires_at=ends
+    )
+    gateway.keys.remember(key_hash(key), record)
     log.info("key made", org=org, key=record.key_id, scopes=",".join(scopes), by=caller.key_id)
-    return shown_once(record, key)
+    return _made_key_view(record, key)
 
 
-async def _key(parts: Gateway, caller: ApiKey, id: str) -> ApiKey:
-    """A key that the caller may change: one of its organisation that can do no more than its own."""
-    found = next((key for key in await parts.secrets.api_keys(caller.org) if key.key_id == id), None)
+async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:
+    """A key that the caller may change: of its organisation, and with no scope that the caller's key lacks."""
+    found = next((key for key in await gateway.secrets.api_keys(caller.org) if key.key_id == id), None)
     if found is None:
         raise not_found("key", id)
-    need_scope(caller, *found.scopes)
+    require_scope(caller, *found.scopes)
     return found
 
 
-async def _revoke(parts: Gateway, caller: ApiKey, key: ApiKey, *, after: timedelta = timedelta()) -> ApiKey:
-    record = await parts.secrets.revoke_api_key(caller.org, key.key_id, after=after)
+async def _revoke(gateway: Gateway, caller: ApiKey, key: ApiKey, *, after: timedelta = timedelta()) -> ApiKey:
+    record = await gateway.secrets.revoke_api_key(caller.org, key.key_id, after=after)
     assert record is not None
-    parts.keys.changed(record)
+    gateway.keys.update(record)
     return record

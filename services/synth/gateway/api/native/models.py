@@ -8,90 +8,90 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from synth.api.limits import MAX_MODELS
+from synth.api.schemas import Job, Model, ModelFile
 from synth.errors import Problem
 from synth.events import RESUME_FOLDER, BlobRef
-from synth.gateway.api.native.files import download
-from synth.gateway.api.openapi import json_response, listing, many, one
-from synth.gateway.auth import Caller
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.api.native.files import blob_response
+from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
+from synth.gateway.api.parameters import PageLimit
+from synth.gateway.auth import CurrentKey
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
-from synth.gateway.read_model.artifacts import Model
 from synth.gateway.read_model.filters import JobFilter
-from synth.gateway.read_model.projection import Job
 from synth.models import FineTunedId, ModelSpec, parse_finetuned
 
 router = APIRouter(tags=["models"])
 
-#: As many models as one page has at most.
-MOST = 1000
-
 ModelId = Annotated[str, Query(alias="model", description="A model's id")]
 
 
-@router.get("/models", summary="Models: yours, newest first, then the bases", responses=many(Model))
+@router.get("/models", summary="Models: yours, newest first, then the bases", responses=returns_list(Model))
 async def list_models(
-    caller: Caller,
-    parts: Parts,
+    caller: CurrentKey,
+    gateway: GatewayDep,
     base_model: Annotated[str | None, Query(description="Only those made from this base")] = None,
-    limit: Annotated[int, Query(ge=1, le=MOST)] = MOST,
+    limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
     after: Annotated[str | None, Query(description="Go on after this model's id")] = None,
 ) -> Response:
     """The models that your jobs made, and the base models that are on the cluster."""
-    bases = base_models(parts) if base_model is None else []
+    bases = list_base_models(gateway) if base_model is None else []
     ids = [base.id for base in bases]
     if after in ids:
         models, more = bases[ids.index(after) + 1 :], False
     else:
-        models, more = made_models(parts, caller.org, limit=limit, after=after, base=base_model)
+        models, more = list_made_models(gateway, caller.org, limit=limit, after=after, base=base_model)
         models += [] if more else bases
-    return listing(models[:limit], more=more or len(models) > limit)
+    return list_response(models[:limit], more=more or len(models) > limit)
 
 
-@router.get("/models/{model_id:path}/jobs", summary="The jobs that made or use a model", responses=many(Job))
+@router.get("/models/{model_id:path}/jobs", summary="The jobs that made or use a model", responses=returns_list(Job))
 async def jobs_of_model(
     model_id: str,
-    caller: Caller,
-    parts: Parts,
-    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job's id")] = None,
 ) -> Response:
     """The job that made it, and those that train or evaluate it, newest first."""
-    model = model_named(parts, caller.org, model_id)
-    before = (await parts.job(caller.org, after)).created_seq if after else None
-    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[model.id]), before=before)
-    return listing([row.job for row in rows[:limit]], more=len(rows) > limit)
+    model = find_model(gateway, caller.org, model_id)
+    before = (await gateway.job(caller.org, after)).created_seq if after else None
+    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[model.id]), before=before)
+    return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/models/{model_id:path}", summary="One model", responses=one(Model))
-async def get_model(model_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/models/{model_id:path}", summary="One model", responses=returns(Model))
+async def get_model(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """One model, or a checkpoint; its id may hold slashes and colons."""
-    return json_response(model_named(parts, caller.org, model_id))
+    return json_response(find_model(gateway, caller.org, model_id))
 
 
 @router.delete("/models/{model_id:path}", summary="Delete a model")
-async def delete(model_id: str, caller: Caller, parts: Parts) -> Response:
+async def delete(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Refused: other models may stand on this one, and its job is replayed from what it is made of."""
-    raise kept(model_named(parts, caller.org, model_id))
+    raise deletion_refused(find_model(gateway, caller.org, model_id))
 
 
 @router.get("/model-files", summary="The files of a model that a job made")
-async def model_files(model: ModelId, caller: Caller, parts: Parts) -> Response:
+async def model_files(model: ModelId, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Name, size and sha256 of each."""
-    files = await _files(parts, caller.org, model)
-    return listing([{"name": name, "size": ref.size, "sha256": ref.sha256} for name, ref in sorted(files.items())])
+    files = await _files(gateway, caller.org, model)
+    return list_response(
+        [ModelFile(name=name, size=ref.size, sha256=ref.sha256) for name, ref in sorted(files.items())]
+    )
 
 
 @router.get("/model-files/content", summary="One file of a model that a job made")
-async def model_file(model: ModelId, name: str, caller: Caller, parts: Parts) -> Response:
+async def model_file(model: ModelId, name: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its bytes."""
-    ref = (await _files(parts, caller.org, model)).get(name)
+    ref = (await _files(gateway, caller.org, model)).get(name)
     if ref is None:
         raise not_found("model", f"{model} has no file {name}")
-    return await download(parts.blobs, ref, name)
+    return await blob_response(gateway.blobs, ref, name)
 
 
-def made_models(
-    parts: Gateway,
+def list_made_models(
+    gateway: Gateway,
     org: str,
     *,
     limit: int,
@@ -103,32 +103,32 @@ def made_models(
 
     after: only those that are older than this one. Raises a 404.
     """
-    last = parts.model.model(org, after) if after else None
+    last = gateway.model.model(org, after) if after else None
     if after and last is None:
         raise not_found("model", after)
     before = last.created_seq if last else None
-    rows = parts.model.models(org, limit=limit + 1, before=before, base=base, prefix=prefix)
+    rows = gateway.model.models(org, limit=limit + 1, before=before, base=base, prefix=prefix)
     return [row.model for row in rows[:limit]], len(rows) > limit
 
 
-def base_models(parts: Gateway) -> list[Model]:
+def list_base_models(gateway: Gateway) -> list[Model]:
     """The base models that are on the cluster."""
-    return [_base(spec) for spec in parts.registry.runnable()]
+    return [_base_model(spec) for spec in gateway.registry.runnable()]
 
 
-def model_named(parts: Gateway, org: str, id: str) -> Model:
+def find_model(gateway: Gateway, org: str, id: str) -> Model:
     """The model, checkpoint or base of this id; `ft:` stands for any way of making it. Raises a 404."""
     named = parse_finetuned(id)
     if named is None:
-        spec = next((spec for spec in parts.registry.runnable() if spec.id.lower() == id.lower()), None)
+        spec = next((spec for spec in gateway.registry.runnable() if spec.id.lower() == id.lower()), None)
         if spec is None:
             raise not_found("model", id)
-        return _base(spec)
+        return _base_model(spec)
     for spelled in _spellings(named):
-        row = parts.model.model(org, spelled)
+        row = gateway.model.model(org, spelled)
         if row is not None:
             return row.model
-        checkpoint = parts.model.checkpoint(org, spelled)
+        checkpoint = gateway.model.checkpoint(org, spelled)
         if checkpoint is not None:
             return checkpoint.model
     raise not_found("model", id)
@@ -140,8 +140,8 @@ def _spellings(named: FineTunedId) -> list[str]:
     return [str(replace(named, prefix=prefix)) for prefix in ("fft", "peft", "qft", "rl")]
 
 
-def kept(model: Model) -> ApiError:
-    """Why a model is not deleted."""
+def deletion_refused(model: Model) -> ApiError:
+    """The error for a request to delete a model: a 409 that says why it is kept."""
     problem = Problem(
         what=f"{model.id!r} cannot be deleted: models are kept as long as the jobs that made them",
         fix="leave it; a model that nobody uses is not held in memory",
@@ -150,13 +150,13 @@ def kept(model: Model) -> ApiError:
     return ApiError(409, problem.text(), param="model", code="model_kept", problems=[problem])
 
 
-def _base(spec: ModelSpec) -> Model:
+def _base_model(spec: ModelSpec) -> Model:
     return Model(id=spec.id, kind="base", stand_in=spec.stand_in)
 
 
-async def _files(parts: Gateway, org: str, id: str) -> dict[str, BlobRef]:
-    row = parts.model.model(org, id) or parts.model.checkpoint(org, id)
+async def _files(gateway: Gateway, org: str, id: str) -> dict[str, BlobRef]:
+    row = gateway.model.model(org, id) or gateway.model.checkpoint(org, id)
     if row is None or row.tree is None:
         raise not_found("model", id)
-    files = (await parts.blobs.manifest(row.tree)).files
+    files = (await gateway.blobs.manifest(row.tree)).files
     return {name: ref for name, ref in files.items() if not name.startswith(f"{RESUME_FOLDER}/")}

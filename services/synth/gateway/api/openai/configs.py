@@ -52,15 +52,15 @@ _PLACES = {
 }
 
 
-class Submission(NamedTuple):
+class TranslatedJob(NamedTuple):
     """A job in our schema, and its kind."""
 
     kind: Kind
     config: dict[str, Any]
 
 
-def submission_of(request: FineTuningRequest) -> Submission:
-    """The job that a request asks for. Raises UserError, whose places are fields of the request."""
+def translate_request(request: FineTuningRequest) -> TranslatedJob:
+    """Translate a request into a job of our schema. Raises UserError, whose places are fields of the request."""
     if request.integrations:
         raise UserError(
             Problem(
@@ -80,17 +80,17 @@ def submission_of(request: FineTuningRequest) -> Submission:
             Problem(what=f"settings of another method than {kind!r}", fix="remove them", where=f"method.{unwanted[0]}")
         )
     if kind == "supervised":
-        return Submission("sft", _sft(request))
+        return TranslatedJob("sft", _sft(request))
     reinforcement = method.reinforcement if method else None
     if reinforcement is None:
         raise UserError(
             Problem(what="the method's settings are missing", expected=_GRADER, where="method.reinforcement")
         )
-    return Submission("rl", _rl(request, reinforcement))
+    return TranslatedJob("rl", _rl(request, reinforcement))
 
 
-def in_words_of_the_request(problem: Problem) -> Problem:
-    """A problem with the configuration, at the place of the request that it comes from."""
+def place_in_request(problem: Problem) -> Problem:
+    """Move a problem with the configuration to the field of the request that it comes from."""
     for ours, theirs in _PLACES.items():
         _, found, rest = problem.where.partition(ours)
         if found:
@@ -129,13 +129,13 @@ def _sft(request: FineTuningRequest) -> dict[str, Any]:
         **({"data": {"validation_path": request.validation_file}} if request.validation_file else {}),
         "training": {"mode": "lora" if hyper.lora_rank else "full_finetune"},
         **_lora(hyper),
-        "hyperparameters": _given(
+        "hyperparameters": _without_none(
             n_epochs=hyper.n_epochs,
             global_batch=hyper.batch_size,
             learning_rate=_rate(SFT_RATE, hyper),
             seed=request.seed,
         ),
-        "tags": _given(suffix=request.suffix),
+        "tags": _without_none(suffix=request.suffix),
     }
 
 
@@ -167,20 +167,20 @@ def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
     return {
         "algorithm": {"type": "online", "method": "policy_gradient", "variety": "gspo"},
         "services": {"task_url": grader.url},
-        "model": _given(
+        "model": _without_none(
             **{source: request.model},
             trainer_mode="lora" if hyper.lora_rank else "full",
             label=request.suffix,
         ),
         **_lora(hyper),
-        "rollout": _given(
+        "rollout": _without_none(
             env_name=grader.env_name,
             policy_name=grader.policy_name,
             max_turns=grader.max_turns,
             env_config=grader.env_config,
             policy_config=grader.policy_config,
         ),
-        "training": _given(
+        "training": _without_none(
             num_epochs=hyper.n_epochs or 1,
             iterations_per_epoch=a_pass,
             batch_size=batch,
@@ -191,12 +191,12 @@ def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
         ),
         "data": {"seeds": _as_data(seeds)},
         **_evaluation(request, hyper, iterations),
-        "tags": _given(suffix=request.suffix),
+        "tags": _without_none(suffix=request.suffix),
     }
 
 
 def _evaluation(request: FineTuningRequest, hyper: ReinforcementHyperparameters, iterations: int) -> dict[str, Any]:
-    """On the seeds of validation_file, else on eval_samples of the platform's held-out ones; none for neither."""
+    """The [evaluation] table: the seeds of validation_file, else eval_samples held-out ones; {} for neither."""
     if request.validation_file is None and hyper.eval_samples is None:
         if hyper.eval_interval is not None:
             raise UserError(
@@ -209,7 +209,7 @@ def _evaluation(request: FineTuningRequest, hyper: ReinforcementHyperparameters,
         return {}
     every = hyper.eval_interval or max(1, iterations // _EVALUATIONS)
     seeds = _as_data(_seeds(request.validation_file, "validation_file")) if request.validation_file else None
-    return {"evaluation": _given(every_n_iters=every, instances=hyper.eval_samples, seeds=seeds)}
+    return {"evaluation": _without_none(every_n_iters=every, instances=hyper.eval_samples, seeds=seeds)}
 
 
 def _task_app(grader: dict[str, Any]) -> TaskAppGrader:
@@ -235,7 +235,7 @@ def _task_app(grader: dict[str, Any]) -> TaskAppGrader:
 
 
 def _seeds(text: str, place: str) -> Seeds:
-    """`seeds:0-99`, or `seeds:3,14,15`."""
+    """Parse `seeds:0-99` or `seeds:3,14,15`. Raises UserError."""
     named = text.removeprefix(SEEDS)
     try:
         if named == text:
@@ -268,5 +268,5 @@ def _rate(defaults: Mapping[str, float], hyper: SupervisedHyperparameters) -> fl
     return defaults["lora" if hyper.lora_rank else "full"] * hyper.learning_rate_multiplier
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

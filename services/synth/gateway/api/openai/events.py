@@ -12,15 +12,15 @@ from synth.bus.recorded import Recorded
 from synth.errors import Transient
 from synth.events import EvalCompleted, Heartbeat, JobCreated, TrainStep
 from synth.gateway.api.openai.views import losses
-from synth.gateway.presentation.vocabulary import said, shown
-from synth.gateway.read_model.event_log import read_page
+from synth.gateway.presentation.vocabulary import describe_event, is_shown
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS, read_page
 from synth.gateway.read_model.projection import JobRow
 
 _LEVELS = {"info": "info", "warning": "warn", "error": "error"}
 _PREFIX = "ftevent_"
 _FIRST_WINDOW = 512
 _LARGEST_WINDOW = 1 << 16
-_A_READ = 1000
+_PAGE = 1000
 _DEADLINE_S = 20.0
 
 
@@ -36,14 +36,16 @@ class FineTuningEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
 
 
-def sequence_of(id: str) -> int | None:
-    """The place in the log that an event's id stands for; None for what is no such id."""
+def parse_event_id(id: str) -> int | None:
+    """Parse an event's id into its sequence; None for what is no such id."""
     number = id.removeprefix(_PREFIX)
-    return int(number) if number != id and number.isdecimal() and len(number) < 19 else None
+    return int(number) if number != id and number.isdecimal() and len(number) <= MAX_SEQUENCE_DIGITS else None
 
 
-async def newest_first(bus: Connection, row: JobRow, *, before: int | None, limit: int) -> tuple[list[Recorded], bool]:
-    """Up to `limit` events of a job below a sequence that are worth showing, and whether there are more.
+async def read_newest_first(
+    bus: Connection, row: JobRow, *, before: int | None, limit: int
+) -> tuple[list[Recorded], bool]:
+    """Read up to `limit` events of a job before a sequence, those that are listed, and whether there are more.
 
     The log is read in windows that reach back further and further, as it can only be read forwards. Raises `Transient`.
     """
@@ -55,7 +57,7 @@ async def newest_first(bus: Connection, row: JobRow, *, before: int | None, limi
             while end > row.created_seq and len(found) <= limit:
                 start = max(row.created_seq, end - width)
                 window = await _window(bus, row, start, end)
-                found += [event for event in reversed(window) if _is_shown(event)]
+                found += [event for event in reversed(window) if _is_listed(event)]
                 end, width = start, min(width * 4, _LARGEST_WINDOW)
     except TimeoutError as error:
         raise Transient(f"the events of {row.job.id} could not be read within {_DEADLINE_S:.0f} s") from error
@@ -63,8 +65,8 @@ async def newest_first(bus: Connection, row: JobRow, *, before: int | None, limi
 
 
 def event_object(recorded: Recorded, *, suffix: str | None = None) -> FineTuningEvent:
-    """An event. suffix: the label of its job."""
-    words = said(recorded, "sft")
+    """An event in OpenAI's shape. suffix: the label of its job."""
+    words = describe_event(recorded, "sft")
     assert words is not None
     event, level, message, data = recorded.event, _LEVELS[words.level], words.message, words.data
     if isinstance(event, JobCreated) and suffix:
@@ -81,8 +83,8 @@ def event_object(recorded: Recorded, *, suffix: str | None = None) -> FineTuning
     )
 
 
-def _is_shown(recorded: Recorded) -> bool:
-    return shown(recorded) and not isinstance(recorded.event, Heartbeat)
+def _is_listed(recorded: Recorded) -> bool:
+    return is_shown(recorded) and not isinstance(recorded.event, Heartbeat)
 
 
 async def _window(bus: Connection, row: JobRow, start: int, end: int) -> list[Recorded]:
@@ -90,7 +92,7 @@ async def _window(bus: Connection, row: JobRow, start: int, end: int) -> list[Re
     events: list[Recorded] = []
     after = start - 1
     while True:
-        page = await read_page(bus, f"*.*.{row.org}.{row.job.id}", after=after, limit=min(_A_READ, end - 1 - after))
+        page = await read_page(bus, f"*.*.{row.org}.{row.job.id}", after=after, limit=min(_PAGE, end - 1 - after))
         events += [event for event in page.events if event.seq < end]
         if not page.more or not page.events or page.events[-1].seq >= end - 1:
             return events

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from synth.errors import Problem
-from synth.gateway.api.native.files import download
+from synth.gateway.api.native.files import blob_response
 from synth.gateway.api.openai.views import FileObject, file_object
-from synth.gateway.api.openapi import json_response, many, one
-from synth.gateway.auth import Caller
+from synth.gateway.api.openapi import json_response, returns, returns_list
+from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.delete import delete_file
-from synth.gateway.commands.multipart import Received
-from synth.gateway.commands.upload import take_file
-from synth.gateway.deps import Parts
+from synth.gateway.commands.multipart import ReceivedForm
+from synth.gateway.commands.upload import upload_file
+from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 
 router = APIRouter(tags=["openai"])
@@ -35,64 +35,66 @@ _FORM = {
 }
 
 
-@router.post("/files", summary="Upload a file", responses=one(FileObject), openapi_extra={"requestBody": _FORM})
-async def upload(request: Request, caller: Caller, parts: Parts) -> Response:
+@router.post("/files", summary="Upload a file", responses=returns(FileObject), openapi_extra={"requestBody": _FORM})
+async def upload(request: Request, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Upload a JSONL of conversations (multipart `purpose` and `file`). The same bytes again are the same file."""
-    row, _ = await take_file(request, parts, caller.org, check=_check)
+    row, _ = await upload_file(request, gateway, caller.org, check=_check)
     return json_response(file_object(row))
 
 
-@router.get("/files", summary="List files", responses=many(FileObject))
+@router.get("/files", summary="List files", responses=returns_list(FileObject))
 async def list_files(
-    caller: Caller,
-    parts: Parts,
+    caller: CurrentKey,
+    gateway: GatewayDep,
     purpose: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     after: Annotated[str | None, Query(description="Go on after this file id")] = None,
     order: Annotated[Literal["asc", "desc"], Query(description="By time of upload")] = "desc",
 ) -> Response:
     """Your organisation's files."""
-    cursor = (await parts.file(caller.org, after)).created_seq if after else None
+    cursor = (await gateway.file(caller.org, after)).created_seq if after else None
     place = {"before": cursor} if order == "desc" else {"after": cursor or 0}
-    rows = parts.model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
-    return page([file_object(row) for row in rows[:limit]], more=len(rows) > limit)
+    rows = gateway.model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
+    return page_response([file_object(row) for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/files/{file_id}", summary="One file", responses=one(FileObject))
-async def get_file(file_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/files/{file_id}", summary="One file", responses=returns(FileObject))
+async def get_file(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """`processed` when it can be trained on, `error` when its lines are wrong: `status_details` says which."""
-    return json_response(file_object(await parts.file(caller.org, file_id)))
+    return json_response(file_object(await gateway.file(caller.org, file_id)))
 
 
 @router.get("/files/{file_id}/content", summary="A file's bytes")
-async def content(file_id: str, caller: Caller, parts: Parts) -> Response:
+async def content(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The bytes as they were uploaded."""
-    row = await parts.file(caller.org, file_id)
-    return await download(parts.blobs, row.blob, row.file.filename)
+    row = await gateway.file(caller.org, file_id)
+    return await blob_response(gateway.blobs, row.blob, row.file.filename)
 
 
 @router.delete("/files/{file_id}", summary="Delete a file")
-async def delete(file_id: str, caller: Caller, parts: Parts) -> Response:
+async def delete(file_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Gone at once; a job that names it afterwards is refused."""
-    await delete_file(parts, caller, file_id)
+    await delete_file(gateway, caller, file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def page(items: list[Any], *, more: bool) -> Response:
-    """A page as the SDK walks through them: it goes on after the last item's id."""
+def page_response(items: list[Any], *, more: bool) -> Response:
+    """One page of a list; the SDK goes on after the last item's id."""
     first, last = (items[0].id, items[-1].id) if items else (None, None)
     body = {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
     return json_response(body)
 
 
-def _check(received: Received) -> None:
-    """Files are for training here, and do not expire."""
+def _check(received: ReceivedForm) -> None:
+    """Raises a 400 for a purpose other than training, or a file that is to expire."""
     if received.purpose != _PURPOSE:
-        raise _refused("purpose", f"the purpose is {received.purpose[:40]!r}", expected=f'"{_PURPOSE}"')
+        raise _bad_request("purpose", f"the purpose is {received.purpose[:40]!r}", expected=f'"{_PURPOSE}"')
     if any(name.startswith("expires_after") for name in received.fields):
-        raise _refused("expires_after", "files do not expire here", fix="leave it out, and delete the file when done")
+        raise _bad_request(
+            "expires_after", "files do not expire here", fix="leave it out, and delete the file when done"
+        )
 
 
-def _refused(param: str, what: str, *, expected: str = "", fix: str = "") -> ApiError:
+def _bad_request(param: str, what: str, *, expected: str = "", fix: str = "") -> ApiError:
     problem = Problem(what=what, expected=expected, fix=fix, where=param)
     return ApiError(400, problem.text(), param=param, problems=[problem])

@@ -6,15 +6,15 @@ import re
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
-from synth.gateway.api.openai.configs import Submission, in_words_of_the_request, submission_of
-from synth.gateway.api.openai.events import FineTuningEvent, event_object, newest_first, sequence_of
-from synth.gateway.api.openai.files import page
+from synth.gateway.api.openai.configs import TranslatedJob, place_in_request, translate_request
+from synth.gateway.api.openai.events import FineTuningEvent, event_object, parse_event_id, read_newest_first
+from synth.gateway.api.openai.files import page_response
 from synth.gateway.api.openai.requests import FineTuningRequest
 from synth.gateway.api.openai.views import (
     FineTuningCheckpoint,
@@ -24,12 +24,13 @@ from synth.gateway.api.openai.views import (
     job_object,
     suffix_of,
 )
-from synth.gateway.api.openapi import json_response, many, one
-from synth.gateway.api.pagination import after_id
-from synth.gateway.auth import Caller
+from synth.gateway.api.openapi import json_response, returns, returns_list
+from synth.gateway.api.pagination import items_after
+from synth.gateway.api.parameters import IdempotencyKey
+from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.submit import submit_job
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
@@ -47,26 +48,26 @@ _Limit = Annotated[int, Query(ge=1, le=100)]
 _After = Annotated[str | None, Query(description="Go on after this id")]
 
 
-@router.post("/fine_tuning/jobs", summary="Create a fine-tuning job", responses=one(FineTuningJob))
+@router.post("/fine_tuning/jobs", summary="Create a fine-tuning job", responses=returns(FineTuningJob))
 async def create(
     body: FineTuningRequest,
-    caller: Caller,
-    parts: Parts,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Supervised on an uploaded file, or by reinforcement on seeds of a task app, which the method's grader names.
 
     Everything that is wrong with the request is one 400.
     """
     try:
-        submission = submission_of(body)
+        submission = translate_request(body)
     except UserError as error:
-        raise _refused(error.problems) from error
-    problems = await _files(parts, caller.org, body) if submission.kind == "sft" else []
+        raise _bad_request(error.problems) from error
+    problems = await _files(gateway, caller.org, body) if submission.kind == "sft" else []
     bad_files = {problem.where for problem in problems}
-    problems += [p for p in _configuration(parts, body, submission) if p.where not in bad_files]
+    problems += [p for p in _configuration(gateway, body, submission) if p.where not in bad_files]
     if problems:
-        raise _refused(problems)
+        raise _bad_request(problems)
     created = JobCreated(
         config=msgspec.json.encode(submission.config).decode(),
         config_name=_NAME,
@@ -80,16 +81,16 @@ async def create(
         body_sha256="",
         created_by=caller.key_id,
     )
-    row, _ = await submit_job(parts, caller.org, created, route=_ROUTE, key=idempotency_key)
-    return _shown(parts, row)
+    row, _ = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
+    return _job_response(gateway, row)
 
 
-@router.get("/fine_tuning/jobs", summary="List fine-tuning jobs, newest first", responses=many(FineTuningJob))
+@router.get("/fine_tuning/jobs", summary="List fine-tuning jobs, newest first", responses=returns_list(FineTuningJob))
 async def list_jobs(
-    request: Request, caller: Caller, parts: Parts, limit: _Limit = 20, after: _After = None
+    request: Request, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 20, after: _After = None
 ) -> Response:
     """However they were submitted. `metadata[name]=value` keeps those with this pair."""
-    before = (await _job(parts, caller, after)).created_seq if after else None
+    before = (await _job(gateway, caller, after)).created_seq if after else None
     metadata = {found[1]: value for key, value in request.query_params.items() if (found := _METADATA.fullmatch(key))}
     if "metadata" in request.query_params:
         problem = Problem(
@@ -97,79 +98,83 @@ async def list_jobs(
         )
         raise ApiError(400, problem.text(), param="metadata", problems=[problem])
     wanted = JobFilter(kinds=_KINDS, metadata=metadata)
-    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
-    return page([job_object(row, _resolved(parts, row)) for row in rows[:limit]], more=len(rows) > limit)
+    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    return page_response([job_object(row, _resolved(gateway, row)) for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/fine_tuning/jobs/{job_id}", summary="One fine-tuning job", responses=one(FineTuningJob))
-async def get_job(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/fine_tuning/jobs/{job_id}", summary="One fine-tuning job", responses=returns(FineTuningJob))
+async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with its hyperparameters as they are used."""
-    return _shown(parts, await _job(parts, caller, job_id))
+    return _job_response(gateway, await _job(gateway, caller, job_id))
 
 
-@router.post("/fine_tuning/jobs/{job_id}/cancel", summary="Cancel a job", responses=one(FineTuningJob))
-async def cancel(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.post("/fine_tuning/jobs/{job_id}/cancel", summary="Cancel a job", responses=returns(FineTuningJob))
+async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A job that has ended is a 409."""
-    await _job(parts, caller, job_id)
-    return _shown(parts, await cancel_job(parts, caller, job_id))
+    await _job(gateway, caller, job_id)
+    return _job_response(gateway, await cancel_job(gateway, caller, job_id))
 
 
-@router.post("/fine_tuning/jobs/{job_id}/pause", summary="Pause a job that runs", responses=one(FineTuningJob))
-async def pause(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.post("/fine_tuning/jobs/{job_id}/pause", summary="Pause a job that runs", responses=returns(FineTuningJob))
+async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its workers are free for others until it is resumed."""
-    await _job(parts, caller, job_id)
-    return _shown(parts, await pause_job(parts, caller, job_id))
+    await _job(gateway, caller, job_id)
+    return _job_response(gateway, await pause_job(gateway, caller, job_id))
 
 
-@router.post("/fine_tuning/jobs/{job_id}/resume", summary="Resume a paused job", responses=one(FineTuningJob))
-async def resume(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.post("/fine_tuning/jobs/{job_id}/resume", summary="Resume a paused job", responses=returns(FineTuningJob))
+async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """It goes on from its last checkpoint."""
-    await _job(parts, caller, job_id)
-    return _shown(parts, await resume_job(parts, caller, job_id))
+    await _job(gateway, caller, job_id)
+    return _job_response(gateway, await resume_job(gateway, caller, job_id))
 
 
 @router.get(
-    "/fine_tuning/jobs/{job_id}/events", summary="A job's events, newest first", responses=many(FineTuningEvent)
+    "/fine_tuning/jobs/{job_id}/events", summary="A job's events, newest first", responses=returns_list(FineTuningEvent)
 )
-async def events(job_id: str, caller: Caller, parts: Parts, limit: _Limit = 20, after: _After = None) -> Response:
+async def events(
+    job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 20, after: _After = None
+) -> Response:
     """`metrics` are those of a training step or an evaluation; `after` goes on to older ones."""
-    row = await _job(parts, caller, job_id)
-    before = sequence_of(after) if after else None
+    row = await _job(gateway, caller, job_id)
+    before = parse_event_id(after) if after else None
     if after and before is None:
         raise not_found("event", after)
-    found, more = await newest_first(parts.bus, row, before=before, limit=limit)
-    suffix = suffix_of(row.job, _resolved(parts, row))
-    return page([event_object(event, suffix=suffix) for event in found], more=more)
+    found, more = await read_newest_first(gateway.bus, row, before=before, limit=limit)
+    suffix = suffix_of(row.job, _resolved(gateway, row))
+    return page_response([event_object(event, suffix=suffix) for event in found], more=more)
 
 
 @router.get(
     "/fine_tuning/jobs/{job_id}/checkpoints",
     summary="A job's checkpoints, newest first",
-    responses=many(FineTuningCheckpoint),
+    responses=returns_list(FineTuningCheckpoint),
 )
-async def checkpoints(job_id: str, caller: Caller, parts: Parts, limit: _Limit = 10, after: _After = None) -> Response:
+async def checkpoints(
+    job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: _Limit = 10, after: _After = None
+) -> Response:
     """Those that are still there: each serves under its `fine_tuned_model_checkpoint`."""
-    await _job(parts, caller, job_id)
-    found = [checkpoint_object(checkpoint) for checkpoint in parts.model.checkpoints(job_id)]
-    found = after_id(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
-    return page(found[:limit], more=len(found) > limit)
+    await _job(gateway, caller, job_id)
+    found = [checkpoint_object(checkpoint) for checkpoint in gateway.model.checkpoints(job_id)]
+    found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
+    return page_response(found[:limit], more=len(found) > limit)
 
 
-async def _job(parts: Gateway, caller: ApiKey, id: str) -> JobRow:
+async def _job(gateway: Gateway, caller: ApiKey, id: str) -> JobRow:
     """A training job of this organisation. Raises a 404, for an evaluation too."""
-    row = await parts.job(caller.org, id)
+    row = await gateway.job(caller.org, id)
     if row.job.kind == "eval":
         raise not_found("job", id)
     return row
 
 
-def _shown(parts: Gateway, row: JobRow) -> Response:
-    return json_response(job_object(row, _resolved(parts, row)))
+def _job_response(gateway: Gateway, row: JobRow) -> Response:
+    return json_response(job_object(row, _resolved(gateway, row)))
 
 
-def _resolved(parts: Gateway, row: JobRow) -> SftJob | RlJob | None:
+def _resolved(gateway: Gateway, row: JobRow) -> SftJob | RlJob | None:
     """The job with every default applied: as it was validated, or as it will be when it came through this API."""
-    texts = parts.model.texts(row.job.id)
+    texts = gateway.model.texts(row.job.id)
     if texts is None:
         return None
     try:
@@ -177,7 +182,7 @@ def _resolved(parts: Gateway, row: JobRow) -> SftJob | RlJob | None:
             job = job_from_data(texts.validated["job"])
         elif row.job.name == _NAME:
             document = read_data(msgspec.json.decode(texts.config), name=_NAME)
-            job = check_job(document, overrides=Overrides(allow_experimental=True), registry=parts.registry).job
+            job = check_job(document, overrides=Overrides(allow_experimental=True), registry=gateway.registry).job
         else:
             return None
     except (msgspec.DecodeError, UserError):
@@ -185,25 +190,25 @@ def _resolved(parts: Gateway, row: JobRow) -> SftJob | RlJob | None:
     return None if isinstance(job, EvalJob) else job
 
 
-def _configuration(parts: Gateway, body: FineTuningRequest, submission: Submission) -> list[Problem]:
-    """All that the validator would refuse, in the words of the request."""
+def _configuration(gateway: Gateway, body: FineTuningRequest, submission: TranslatedJob) -> list[Problem]:
+    """Every problem that the validator would find, at the fields of the request."""
     overrides = Overrides(allow_experimental=body.allow_experimental)
     try:
         document = read_data(submission.config, name=_NAME)
-        check_job(document, overrides=overrides, registry=parts.registry, kind=submission.kind)
+        check_job(document, overrides=overrides, registry=gateway.registry, kind=submission.kind)
     except UserError as error:
-        return [in_words_of_the_request(problem) for problem in error.problems]
+        return [place_in_request(problem) for problem in error.problems]
     return []
 
 
-async def _files(parts: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
-    """A file that is not there, or that cannot be trained on; one that is still checked is waited for."""
+async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
+    """The problems of the request's files: missing, or not fit to train on. One that is being checked has none."""
     problems: list[Problem] = []
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
         if id is None:
             continue
         try:
-            row = await parts.file(org, id)
+            row = await gateway.file(org, id)
         except ApiError:
             what = f"there is no file {id[:120]!r}"
             problems.append(Problem(what=what, fix="upload it with client.files.create", where=param))
@@ -214,7 +219,7 @@ async def _files(parts: Gateway, org: str, body: FineTuningRequest) -> list[Prob
     return problems
 
 
-def _refused(problems: list[Problem]) -> ApiError:
+def _bad_request(problems: list[Problem]) -> ApiError:
     place = problems[0].where
     param = place if re.fullmatch(r"[\w.]+", place) else None
     code = "invalid_file" if param in ("training_file", "validation_file") else "invalid_value"

@@ -1,4 +1,4 @@
-"""Where the OpenAI API is found: `{root}/v1`, the SDK's `base_url`; elsewhere only what no other API answers there."""
+"""Mounts the OpenAI API at `{root}/v1`, the SDK's `base_url`, and below our paths where no other API answers."""
 
 from __future__ import annotations
 

@@ -6,20 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-_Text = Annotated[str, Field(min_length=1, max_length=512)]
+from synth.api.limits import MAX_MODEL_ID, MAX_URL
+
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_ID)]
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _Factor = Annotated[float, Field(gt=0, le=1_000_000)]
 # A union with "auto" in it would answer one wrong number with two errors.
-_Chosen = BeforeValidator(lambda value: None if value == "auto" else value)
+_AutoIsNone = BeforeValidator(lambda value: None if value == "auto" else value)
 
 
 def _or_auto(schema: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [schema, {"const": "auto"}, {"type": "null"}]})
 
 
-_AutoCount = Annotated[_Count | None, _Chosen, _or_auto({"type": "integer", "minimum": 1, "maximum": 1_000_000})]
+_AutoCount = Annotated[_Count | None, _AutoIsNone, _or_auto({"type": "integer", "minimum": 1, "maximum": 1_000_000})]
 _AutoFactor = Annotated[
-    _Factor | None, _Chosen, _or_auto({"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000})
+    _Factor | None, _AutoIsNone, _or_auto({"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000})
 ]
 
 
@@ -56,7 +58,7 @@ class TaskAppGrader(_Body):
     """The environment that plays and pays the rollouts: yours, behind a URL, where OpenAI has graders of its own."""
 
     type: Literal["task_app"]
-    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    url: Annotated[str, Field(min_length=1, max_length=MAX_URL)]
     env_name: _Text
     name: _Text | None = None
     policy_name: _Text | None = None
@@ -83,7 +85,7 @@ class Method(_Body):
     dpo: Any = None
 
 
-def _few(metadata: dict[str, str]) -> dict[str, str]:
+def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
     if len(metadata) > 16:
         raise ValueError(f"{len(metadata)} pairs; at most 16")
     for key, value in metadata.items():
@@ -104,6 +106,6 @@ class FineTuningRequest(_Body):
     suffix: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         default=None, description="A label: it does not become part of the model's id"
     )
-    metadata: Annotated[dict[str, str], AfterValidator(_few)] | None = None
+    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] | None = None
     integrations: list[Any] | None = None
     allow_experimental: bool = Field(default=False, description="Take a model that is marked experimental")

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import Checkpoint, File, Job, Model
 from synth.gateway.api.openai.configs import GROUP_SIZE, SEEDS
 from synth.gateway.presentation.vocabulary import STATUS
-from synth.gateway.read_model.artifacts import Checkpoint, Model
-from synth.gateway.read_model.projection import File, FileRow, Job, JobRow
+from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.jobs.lifecycle import State
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
 from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
@@ -91,7 +91,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
-    """resolved: the job with every default applied; None where its configuration is wrong."""
+    """A job. resolved: the same with every default applied; None where its configuration is wrong."""
     job = row.job
     status = STATUS[job.state].openai
     return FineTuningJob(
@@ -122,7 +122,7 @@ def suffix_of(job: Job, resolved: SftJob | RlJob | None) -> str | None:
 
 
 def checkpoint_object(checkpoint: Checkpoint) -> FineTuningCheckpoint:
-    """Its metrics are those of its step."""
+    """A checkpoint, with the metrics of its step."""
     values = checkpoint.values
     metrics = {"step": float(checkpoint.step)} | losses(values)
     if "reward_mean" in values:
@@ -246,7 +246,7 @@ def _seeds(seeds: list[int] | range) -> str:
 
 
 def _estimate(job: Job) -> int | None:
-    """As if every step to come took as long as those so far."""
+    """When the job would end if each step took as long as those so far; unix seconds."""
     if not job.started_at or not job.step or not job.steps:
         return None
     a_step = (job.updated_at - job.started_at) / job.step

@@ -11,13 +11,14 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from synth.api.limits import MAX_EVENTS, MAX_STEPS
 from synth.errors import Problem
-from synth.gateway.api.openapi import json_response, one
-from synth.gateway.api.pagination import after_id
+from synth.gateway.api.openapi import json_response, returns
+from synth.gateway.api.pagination import items_after
 from synth.gateway.api.sse import wants_stream
-from synth.gateway.api.synth.listing import moment
-from synth.gateway.api.synth.reading import Span, read_events, read_facts, stream_events
-from synth.gateway.api.synth.shapes import (
+from synth.gateway.api.synth.events import Span, read_events, read_facts, stream_events
+from synth.gateway.api.synth.listing import parse_time
+from synth.gateway.api.synth.schemas import (
     SynthCheckpoints,
     SynthEvents,
     SynthJob,
@@ -27,29 +28,28 @@ from synth.gateway.api.synth.shapes import (
     SynthTimeline,
 )
 from synth.gateway.api.synth.views import (
-    Attempt,
+    RunBounds,
     as_sent,
     checkpoint_view,
+    find_run,
     job_view,
     phase_view,
     point_view,
-    run_named,
     runs_view,
 )
-from synth.gateway.auth import Caller
+from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.gateway.presentation.vocabulary import STATUS, our_metric
+from synth.gateway.read_model.event_log import MAX_SEQUENCE_DIGITS
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.lifecycle import State
 
 router = APIRouter(tags=["synth api"])
 
 _FAMILIES = ("learning", "rl", "orchestration", "sft")
-_MOST_EVENTS = 2000
-_MOST_STEPS = 10_000
-_EVENT_ID = re.compile(r"(?:evt_)?([0-9]{1,18})")
+_EVENT_ID = re.compile(rf"(?:evt_)?([0-9]{{1,{MAX_SEQUENCE_DIGITS}}})")
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 # SQLite's integers have 64 bits.
@@ -57,18 +57,18 @@ AfterStep = Annotated[int | None, Query(ge=-(1 << 53), le=1 << 53)]
 Limit = Annotated[int, Query(ge=1, le=100_000)]
 
 
-async def _run_asked(
+async def _run_query(
     run: Annotated[str | None, Query(description="Only of this attempt: its `run_number` or `id`")] = None,
     run_id: Annotated[str | None, Query(description="The same")] = None,
 ) -> str | None:
     return run or run_id
 
 
-Run = Annotated[str | None, Depends(_run_asked)]
+Run = Annotated[str | None, Depends(_run_query)]
 
 
-def _of_a_job(method: str, path: str, summary: str, answer: type | None = None) -> Callable[[_Handler], _Handler]:
-    """Serve a route below the path of each family."""
+def _job_route(method: str, path: str, summary: str, answer: type | None = None) -> Callable[[_Handler], _Handler]:
+    """Register a route below the path of each family."""
 
     def register(handler: _Handler) -> _Handler:
         for family in _FAMILIES:
@@ -77,55 +77,57 @@ def _of_a_job(method: str, path: str, summary: str, answer: type | None = None) 
                 handler,
                 methods=[method],
                 summary=summary,
-                responses=one(answer) if answer else None,
+                responses=returns(answer) if answer else None,
             )
         return handler
 
     return register
 
 
-@_of_a_job("GET", "", "One job", SynthJob)
-async def get_job(job_id: str, caller: Caller, parts: Parts) -> Response:
+@_job_route("GET", "", "One job", SynthJob)
+async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with its configuration as it was sent."""
-    return _shown(parts, await parts.job(caller.org, job_id))
+    return _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
-@_of_a_job("POST", "/start", "Start a job", SynthJob)
-async def start_job(job_id: str, caller: Caller, parts: Parts) -> Response:
+@_job_route("POST", "/start", "Start a job", SynthJob)
+async def start_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A job starts when it is created: this changes nothing, however often it is called."""
-    return _shown(parts, await parts.job(caller.org, job_id))
+    return _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
-@_of_a_job("POST", "/cancel", "Cancel a job", SynthJob)
-async def cancel(job_id: str, caller: Caller, parts: Parts) -> Response:
+@_job_route("POST", "/cancel", "Cancel a job", SynthJob)
+async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Repeating it changes nothing; a job that has ended otherwise is a 409."""
-    row = await cancel_job(parts, caller, job_id)
+    row = await cancel_job(gateway, caller, job_id)
     ended = row.job.state is State.CANCELLED
-    return _shown(parts, row, message="the job is cancelled" if ended else "the job stops after its current step")
+    return _job_response(
+        gateway, row, message="the job is cancelled" if ended else "the job stops after its current step"
+    )
 
 
-@_of_a_job("GET", "/status", "A job's status", SynthStatus)
-async def get_status(job_id: str, caller: Caller, parts: Parts) -> Response:
+@_job_route("GET", "/status", "A job's status", SynthStatus)
+async def get_status(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The status alone."""
-    row = await parts.job(caller.org, job_id)
-    return json_response(SynthStatus(job_id=row.job.id, status=STATUS[row.job.state].synth, updated_at=row.since))
+    row = await gateway.job(caller.org, job_id)
+    return json_response(SynthStatus(job_id=row.job.id, status=STATUS[row.job.state].synth, updated_at=row.state_since))
 
 
-@_of_a_job("GET", "/config", "A job's configuration")
-async def get_config(job_id: str, caller: Caller, parts: Parts) -> Response:
+@_job_route("GET", "/config", "A job's configuration")
+async def get_config(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """As it was sent, and `resolved`: with every default applied, once it is validated."""
-    row = await parts.job(caller.org, job_id)
-    texts = parts.model.texts(row.job.id)
+    row = await gateway.job(caller.org, job_id)
+    texts = gateway.model.texts(row.job.id)
     resolved = (texts.validated or {}).get("job") if texts else None
     return json_response({"config": as_sent(texts.config if texts else None), "resolved": resolved})
 
 
-@_of_a_job("GET", "/events", "A job's events", SynthEvents)
+@_job_route("GET", "/events", "A job's events", SynthEvents)
 async def get_events(
     job_id: str,
     request: Request,
-    caller: Caller,
-    parts: Parts,
+    caller: CurrentKey,
+    gateway: GatewayDep,
     since_seq: Annotated[int, Query(description="Only events with a greater `seq`")] = 0,
     since: Annotated[str | None, Query(description="Only events after this moment (ISO 8601) or this event id")] = None,
     after: Annotated[str | None, Query(description="The same")] = None,
@@ -133,26 +135,26 @@ async def get_events(
     limit: Limit = 200,
 ) -> Response:
     """A page; with `Accept: text/event-stream` the past and then the present, one `data:` line an event."""
-    row = await parts.job(caller.org, job_id)
+    row = await gateway.job(caller.org, job_id)
     cursor, moments = max(0, since_seq), list[datetime]()
     for name, place in (("since", since), ("after", after)):
-        seq, time = _place(name, place)
+        seq, time = _parse_cursor(name, place)
         cursor = max(cursor, seq)
         moments += [time] if time else []
     span = Span(cursor, since=max(moments, default=None))
     if run is not None:
-        start, following = await _run(parts, row, run)
+        start, following = await _run(gateway, row, run)
         span = replace(span, after=max(cursor, start.seq - 1), before=following.seq if following else None)
     if wants_stream(request):
-        return stream_events(parts, caller, row, span)
-    return json_response(SynthEvents(events=await read_events(parts, row, span, limit=min(limit, _MOST_EVENTS))))
+        return stream_events(gateway, caller, row, span)
+    return json_response(SynthEvents(events=await read_events(gateway, row, span, limit=min(limit, MAX_EVENTS))))
 
 
-@_of_a_job("GET", "/metrics", "A job's metrics", SynthPoints)
+@_job_route("GET", "/metrics", "A job's metrics", SynthPoints)
 async def get_metrics(
     job_id: str,
-    caller: Caller,
-    parts: Parts,
+    caller: CurrentKey,
+    gateway: GatewayDep,
     after_step: AfterStep = None,
     name: Annotated[str | None, Query(description="One metric; without it the headline ones")] = None,
     run: Run = None,
@@ -163,47 +165,47 @@ async def get_metrics(
     What an evaluation measures is published with the step after it, so that who goes on from the last step that it
     has seen misses nothing.
     """
-    row = await parts.job(caller.org, job_id)
+    row = await gateway.job(caller.org, job_id)
     since, until = None, None
     if run is not None:
-        start, following = await _run(parts, row, run)
+        start, following = await _run(gateway, row, run)
         since, until = start.time, following.time if following else None
-    wanted, steps = our_metric(name) if name else None, min(limit, _MOST_STEPS)
-    points = parts.model.published_points(
+    wanted, steps = our_metric(name) if name else None, min(limit, MAX_STEPS)
+    points = gateway.model.published_points(
         job_id, after_step=after_step, name=wanted, steps=steps, since=since, until=until
     )
     return json_response(SynthPoints(points=[point_view(point, job_id) for point in points]))
 
 
-@_of_a_job("GET", "/timeline", "The phases of a job", SynthTimeline)
-async def get_timeline(job_id: str, caller: Caller, parts: Parts, limit: Limit = 1000) -> Response:
+@_job_route("GET", "/timeline", "The phases of a job", SynthTimeline)
+async def get_timeline(job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: Limit = 1000) -> Response:
     """From its creation to its end: the last `limit` ones."""
-    row = await parts.job(caller.org, job_id)
-    phases = [phase for fact in await read_facts(parts, row) if (phase := phase_view(fact, row.job.kind))]
+    row = await gateway.job(caller.org, job_id)
+    phases = [phase for fact in await read_facts(gateway, row) if (phase := phase_view(fact, row.job.kind))]
     return json_response(SynthTimeline(events=phases[-limit:], timeline=phases[-limit:]))
 
 
-@_of_a_job("GET", "/checkpoints", "A job's checkpoints", SynthCheckpoints)
+@_job_route("GET", "/checkpoints", "A job's checkpoints", SynthCheckpoints)
 async def get_checkpoints(
-    job_id: str, caller: Caller, parts: Parts, limit: Limit = 10, after: str | None = None
+    job_id: str, caller: CurrentKey, gateway: GatewayDep, limit: Limit = 10, after: str | None = None
 ) -> Response:
     """Those that are still there, newest first. `after`: go on after this checkpoint's id."""
-    row = await parts.job(caller.org, job_id)
-    found = [checkpoint_view(checkpoint) for checkpoint in parts.model.checkpoints(row.job.id)]
-    found = after_id(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
+    row = await gateway.job(caller.org, job_id)
+    found = [checkpoint_view(checkpoint) for checkpoint in gateway.model.checkpoints(row.job.id)]
+    found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
     return json_response(SynthCheckpoints(data=found[:limit], has_more=len(found) > limit))
 
 
-@router.get("/jobs/{job_id}/runs", summary="The attempts at a job", responses=one(SynthRuns))
-async def get_runs(job_id: str, caller: Caller, parts: Parts) -> Response:
+@router.get("/jobs/{job_id}/runs", summary="The attempts at a job", responses=returns(SynthRuns))
+async def get_runs(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """One for each time that a worker took it."""
-    row = await parts.job(caller.org, job_id)
-    return json_response(SynthRuns(runs=runs_view(await read_facts(parts, row), row.job)))
+    row = await gateway.job(caller.org, job_id)
+    return json_response(SynthRuns(runs=runs_view(await read_facts(gateway, row), row.job)))
 
 
-async def _run(parts: Gateway, row: JobRow, name: str) -> Attempt:
-    """An attempt at a job, by its number or id. Raises a 404."""
-    run = run_named(await read_facts(parts, row), row.job.id, name)
+async def _run(gateway: Gateway, row: JobRow, name: str) -> RunBounds:
+    """Find an attempt at a job by its number or id. Raises a 404."""
+    run = find_run(await read_facts(gateway, row), row.job.id, name)
     if run is None:
         problem = Problem(
             what=f"{row.job.id} has no run {name[:120]!r}", fix=f"GET /api/jobs/{row.job.id}/runs has all of them"
@@ -212,14 +214,14 @@ async def _run(parts: Gateway, row: JobRow, name: str) -> Attempt:
     return run
 
 
-def _shown(parts: Gateway, row: JobRow, *, message: str | None = None) -> Response:
-    texts = parts.model.texts(row.job.id)
+def _job_response(gateway: Gateway, row: JobRow, *, message: str | None = None) -> Response:
+    texts = gateway.model.texts(row.job.id)
     return json_response(job_view(row, texts.config if texts else None, message=message))
 
 
-def _place(name: str, text: str | None) -> tuple[int, datetime | None]:
-    """A place in a job's events: after a sequence, or from a moment on."""
+def _parse_cursor(name: str, text: str | None) -> tuple[int, datetime | None]:
+    """Parse a place in a job's events: after a sequence, or from a time on."""
     if not text:
         return 0, None
     id = _EVENT_ID.fullmatch(text)
-    return (int(id[1]), None) if id else (0, moment(name, text))
+    return (int(id[1]), None) if id else (0, parse_time(name, text))

@@ -9,20 +9,20 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_PAGE
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
-from synth.gateway.api.openapi import json_response, one
-from synth.gateway.api.synth.shapes import SynthJobs
+from synth.gateway.api.openapi import json_response, returns
+from synth.gateway.api.synth.schemas import SynthJobs
 from synth.gateway.api.synth.views import job_view
-from synth.gateway.auth import Caller
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.auth import CurrentKey
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.filters import JobFilter
 
 router = APIRouter(tags=["synth api"])
 
-_MOST = 200
 _KINDS = {"sft_offline": "sft", "sft": "sft", "rl_online": "rl", "rl": "rl", "eval": "eval"}
 # Within what 64 bits of nanoseconds hold.
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,29 +42,29 @@ class Filters(BaseModel):
     after: str | None = Field(default=None, description="Go on after this job id")
 
 
-Asked = Annotated[Filters, Query()]
+FilterQuery = Annotated[Filters, Query()]
 
 
-@router.get("/learning/jobs", summary="Jobs of every kind, newest first", responses=one(SynthJobs))
-async def jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+@router.get("/learning/jobs", summary="Jobs of every kind, newest first", responses=returns(SynthJobs))
+async def jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Jobs without their configurations."""
-    return await _listed(parts, caller, asked, None)
+    return await _list_jobs(gateway, caller, filters, None)
 
 
-@router.get("/rl/jobs", summary="RL jobs, newest first", responses=one(SynthJobs))
-async def rl_jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+@router.get("/rl/jobs", summary="RL jobs, newest first", responses=returns(SynthJobs))
+async def rl_jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Jobs without their configurations."""
-    return await _listed(parts, caller, asked, "rl")
+    return await _list_jobs(gateway, caller, filters, "rl")
 
 
-@router.get("/sft/jobs", summary="SFT jobs, newest first", responses=one(SynthJobs))
-async def sft_jobs(asked: Asked, caller: Caller, parts: Parts) -> Response:
+@router.get("/sft/jobs", summary="SFT jobs, newest first", responses=returns(SynthJobs))
+async def sft_jobs(filters: FilterQuery, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Jobs without their configurations."""
-    return await _listed(parts, caller, asked, "sft")
+    return await _list_jobs(gateway, caller, filters, "sft")
 
 
-def moment(name: str, text: str | None) -> datetime | None:
-    """A moment that a client gives, without a zone in UTC; one that no log reaches is the nearest. Raises a 400."""
+def parse_time(name: str, text: str | None) -> datetime | None:
+    """Parse a client's time, UTC without a zone, clamped to what 64-bit nanoseconds hold. Raises a 400."""
     if text is None:
         return None
     try:
@@ -84,19 +84,19 @@ def moment(name: str, text: str | None) -> datetime | None:
         raise ApiError(400, problem.text(), param=name, problems=[problem]) from error
 
 
-async def _listed(parts: Gateway, caller: ApiKey, asked: Filters, kind: str | None) -> Response:
+async def _list_jobs(gateway: Gateway, caller: ApiKey, filters: Filters, kind: str | None) -> Response:
     kinds = None if kind is None else {kind}
-    if asked.type is not None:
-        of_type = {_KINDS[asked.type]} if asked.type in _KINDS else set[str]()
+    if filters.type is not None:
+        of_type = {_KINDS[filters.type]} if filters.type in _KINDS else set[str]()
         kinds = of_type if kinds is None else of_type & kinds
     wanted = JobFilter(
-        states=None if asked.status is None else [s for s, words in STATUS.items() if words.synth == asked.status],
+        states=None if filters.status is None else [s for s, words in STATUS.items() if words.synth == filters.status],
         kinds=kinds,
-        created_after=moment("created_after", asked.created_after),
-        created_before=moment("created_before", asked.created_before),
-        names=[name for name in (asked.model, asked.file_id) if name is not None],
+        created_after=parse_time("created_after", filters.created_after),
+        created_before=parse_time("created_before", filters.created_before),
+        names=[name for name in (filters.model, filters.file_id) if name is not None],
     )
-    before = (await parts.job(caller.org, asked.after)).created_seq if asked.after else None
-    limit = min(asked.limit, _MOST)
-    rows = parts.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    before = (await gateway.job(caller.org, filters.after)).created_seq if filters.after else None
+    limit = min(filters.limit, MAX_PAGE)
+    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

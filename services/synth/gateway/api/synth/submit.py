@@ -8,59 +8,60 @@ import msgspec
 from fastapi import APIRouter, Header, Request
 from starlette.responses import Response
 
+from synth.api.limits import MAX_IDEMPOTENCY_KEY
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
-from synth.gateway.api.environment_key import usable_key
-from synth.gateway.api.openapi import Responses, json_response, one
-from synth.gateway.api.synth.payloads import Translated, read_body, rl_job, sft_job
-from synth.gateway.api.synth.shapes import SynthJob
+from synth.gateway.api.openapi import Responses, json_response, returns
+from synth.gateway.api.synth.payloads import JobRequest, parse_rl_job, parse_sft_job, read_body
+from synth.gateway.api.synth.schemas import SynthJob
 from synth.gateway.api.synth.views import job_view
-from synth.gateway.auth import Caller
+from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.commands.submit import submit_job
-from synth.gateway.deps import Gateway, Parts
+from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 
 router = APIRouter(tags=["synth api"])
 
-_ANSWERS: Responses = one(SynthJob, status=201) | one(SynthJob, "The same job")
+_ANSWERS: Responses = returns(SynthJob, status=201) | returns(SynthJob, "The same job")
 _BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
 }
 
-Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=MAX_IDEMPOTENCY_KEY)]
 
 
 @router.post("/rl/jobs", status_code=201, summary="Create an RL job", responses=_ANSWERS, openapi_extra=_BODY)
-async def create_rl_job(request: Request, caller: Caller, parts: Parts, key: Key = None) -> Response:
+async def create_rl_job(request: Request, caller: CurrentKey, gateway: GatewayDep, key: Key = None) -> Response:
     """The same `Idempotency-Key` is the same job.
 
     `data.config` is the whole TOML, `data.model` and `data.endpoint_base_url` take the place of what it says.
     """
-    job = rl_job(read_body(await request.body()))
+    job = parse_rl_job(read_body(await request.body()))
     if job.environment_key is not None:
-        await parts.secrets.add_environment_key(caller.org, usable_key(job.environment_key))
-    return await _created(parts, caller, job, route="/api/rl/jobs", key=key)
+        await store_environment_key(gateway, caller.org, job.environment_key)
+    return await _submit(gateway, caller, job, route="/api/rl/jobs", key=key)
 
 
 @router.post("/learning/jobs", status_code=201, summary="Create an SFT job", responses=_ANSWERS, openapi_extra=_BODY)
 @router.post("/sft/jobs", status_code=201, summary="Create an SFT job", responses=_ANSWERS, openapi_extra=_BODY)
-async def create_sft_job(request: Request, caller: Caller, parts: Parts, key: Key = None) -> Response:
+async def create_sft_job(request: Request, caller: CurrentKey, gateway: GatewayDep, key: Key = None) -> Response:
     """`model`, `training_file_id` (or `training_file`), `hyperparameters`, `metadata.effective_config`."""
-    job = sft_job(read_body(await request.body()))
+    job = parse_sft_job(read_body(await request.body()))
     for name, file in (("training_file", job.created.training_file), ("validation_file", job.created.validation_file)):
-        _refuse_failed(parts, caller.org, name, file)
-    return await _created(parts, caller, job, route="/api/learning/jobs", key=key)
+        _reject_failed_file(gateway, caller.org, name, file)
+    return await _submit(gateway, caller, job, route="/api/learning/jobs", key=key)
 
 
-async def _created(parts: Gateway, caller: ApiKey, job: Translated, *, route: str, key: str | None) -> Response:
+async def _submit(gateway: Gateway, caller: ApiKey, job: JobRequest, *, route: str, key: str | None) -> Response:
     created = msgspec.structs.replace(job.created, created_by=caller.key_id)
-    row, new = await submit_job(parts, caller.org, created, route=route, key=key)
+    row, new = await submit_job(gateway, caller.org, created, route=route, key=key)
     return json_response(job_view(row, created.config), 201 if new else 200)
 
 
-def _refuse_failed(parts: Gateway, org: str, name: str, id: str | None) -> None:
+def _reject_failed_file(gateway: Gateway, org: str, name: str, id: str | None) -> None:
     """Raises a 400 with the lines of a file that cannot be trained on; one that is still read is waited for."""
-    row = parts.model.file(org, id) if id else None
+    row = gateway.model.file(org, id) if id else None
     if row is None or row.file.status != "failed":
         return
     lines = [

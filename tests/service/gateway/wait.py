@@ -7,7 +7,7 @@ import asyncio
 from tests.service.gateway.conftest import Client
 
 
-async def seen(user: Client, seq: int) -> None:
+async def wait_until_shown(user: Client, seq: int) -> None:
     """Return when the user's gateway shows this event of the user's organisation."""
     async with asyncio.timeout(10), user.http.stream("GET", "/api/events", params={"after": seq - 1}) as events:
         async for line in events.aiter_lines():

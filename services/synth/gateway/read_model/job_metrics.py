@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from synth.api.schemas import Point
 from synth.bus.recorded import Recorded
 from synth.events import TrainStep
 from synth.gateway.presentation.vocabulary import HEADLINE_METRICS
-from synth.gateway.read_model.artifacts import Point, points_of
+from synth.gateway.read_model.artifacts import project_points
 
 SCHEMA = """
 CREATE TABLE metrics (
@@ -42,13 +43,13 @@ class PublishedPoint(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
 
 
-def record(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> None:
-    """Enter what an event measures, and publish what is due. ended: the job has ended with it, or before it."""
+def record_event(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> None:
+    """Record the metrics of an event, and publish what is due. ended: the job ended with this event or before."""
     job, event = recorded.key, recorded.event
     if isinstance(event, TrainStep) and event.step > _last_published(db, job):
         _release(db, job, at=event.step)
     step = event.step if isinstance(event, TrainStep) else None
-    points = [(job, p.step, p.name, p.value, p.time.isoformat(), step) for p in points_of(recorded)]
+    points = [(job, p.step, p.name, p.value, p.time.isoformat(), step) for p in project_points(recorded)]
     db.executemany(_RECORD, points)
     if ended:
         last = _last_published(db, job)
@@ -56,7 +57,7 @@ def record(db: sqlite3.Connection, recorded: Recorded, *, ended: bool) -> None:
             last += 1
 
 
-def measured(
+def measured_points(
     db: sqlite3.Connection, job: str, *, after_step: int, name: str | None, steps: int
 ) -> tuple[list[Point], bool]:
     """A job's points of the first `steps` steps after `after_step`, ascending; and whether there are more."""
@@ -76,7 +77,7 @@ def measured(
     return points, len(found) > steps
 
 
-def published(
+def published_points(
     db: sqlite3.Connection,
     job: str,
     *,

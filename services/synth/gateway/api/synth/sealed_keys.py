@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from synth.errors import Problem
-from synth.gateway.api.environment_key import usable_key
 from synth.gateway.api.openapi import json_response
-from synth.gateway.auth import Caller
-from synth.gateway.deps import Parts
+from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.environment_keys import store_environment_key
+from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 from synth.keys import InvalidKey, open_sealed, sealing_key
 
@@ -21,47 +21,48 @@ router = APIRouter(tags=["account"])
 _NAME = "ENVIRONMENT_API_KEY"
 _ALGORITHM = "libsodium.sealedbox.v1"
 # 8 KiB in a sealed box, as base64.
-_LONGEST = 12_000
+_MAX_CIPHERTEXT = 12_000
 
 
 class SealedKey(BaseModel):
     """An environment key in a sealed box."""
 
     name: str = Field(default=_NAME, max_length=100)
-    ciphertext_b64: str = Field(max_length=_LONGEST, description="Base64 of a libsodium sealed box: 8 KiB inside it")
+    ciphertext_b64: str = Field(
+        max_length=_MAX_CIPHERTEXT, description="Base64 of a libsodium sealed box: 8 KiB inside it"
+    )
 
 
 @router.get("/v1/crypto/public-key", summary="The key to seal secrets with for this cluster")
-async def public_key(caller: Caller, parts: Parts) -> Response:
+async def public_key(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A base64 X25519 key; it stays the same as long as the cluster's secret."""
-    secret = parts.settings.cluster_secret.get_secret_value()
+    secret = gateway.settings.cluster_secret.get_secret_value()
     return json_response({"public_key": sealing_key(secret), "alg": _ALGORITHM})
 
 
 @router.post("/v1/env-keys", status_code=201, summary="Keep a sealed key of your task app")
-async def add_sealed_key(body: SealedKey, caller: Caller, parts: Parts) -> Response:
+async def add_sealed_key(body: SealedKey, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The same as `POST /api/environment-keys`, for a key that was sealed with the public key."""
     if body.name != _NAME:
-        raise _wrong("name", f"the name is {body.name!r}", expected=_NAME)
+        raise _bad_field("name", f"the name is {body.name!r}", expected=_NAME)
     try:
-        opened = open_sealed(body.ciphertext_b64, parts.settings.cluster_secret.get_secret_value())
-        key = usable_key(opened.decode())
+        key = open_sealed(body.ciphertext_b64, gateway.settings.cluster_secret.get_secret_value()).decode()
     except (InvalidKey, UnicodeDecodeError) as error:
         expected = "base64 of a libsodium sealed box of UTF-8 text"
         fix = "get the public key again (GET /api/v1/crypto/public-key), seal the key with it, and send that"
         what = str(error) if isinstance(error, InvalidKey) else "what was sealed is not UTF-8"
-        raise _wrong("ciphertext_b64", what, expected=expected, fix=fix) from error
-    id = await parts.secrets.add_environment_key(caller.org, key)
+        raise _bad_field("ciphertext_b64", what, expected=expected, fix=fix) from error
+    id = await store_environment_key(gateway, caller.org, key)
     return json_response({"id": id, "name": _NAME, "updated_at": datetime.now(UTC)}, 201)
 
 
 @router.get("/v1/env-keys/verify", summary="Whether your organisation has a task-app key")
-async def verify(caller: Caller, parts: Parts) -> Response:
+async def verify(caller: CurrentKey, gateway: GatewayDep) -> Response:
     """`present`, and the public ids of all of them."""
-    keys = await parts.secrets.environment_keys(caller.org)
+    keys = await gateway.secrets.environment_keys(caller.org)
     return json_response({"present": bool(keys), "name": _NAME, "ids": [key.id for key in keys]})
 
 
-def _wrong(field: str, what: str, *, expected: str, fix: str = "") -> ApiError:
+def _bad_field(field: str, what: str, *, expected: str, fix: str = "") -> ApiError:
     problem = Problem(what=what, expected=expected, fix=fix, where=field)
     return ApiError(400, problem.text(), param=field, problems=[problem])

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.responses import StreamingResponse
@@ -16,35 +15,32 @@ from starlette.responses import StreamingResponse
 from synth.bus.kv.secrets import ApiKey
 from synth.bus.recorded import Recorded
 from synth.errors import Transient
-from synth.gateway.api.synth.shapes import SynthEvent
+from synth.gateway.api.sse import PING, sse_response
+from synth.gateway.api.synth.schemas import SynthEvent
 from synth.gateway.api.synth.views import event_view
+from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_page
 from synth.gateway.read_model.projection import JobRow
 from synth.runtime import logs
 
-if TYPE_CHECKING:
-    from synth.gateway.deps import Gateway
-
 log = logs.get("synth api")
 
 _BATCH = 500
-_PING = b": ping\n\n"
-_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a job's events: after one sequence, before another, and from a moment on."""
+    """A range of a job's events: after one sequence, before another, and from a time on."""
 
     after: int
     before: int | None = None
     since: datetime | None = None
 
 
-async def read_events(parts: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
-    """The first `limit` shown events of a part."""
+async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
+    """Read the first `limit` shown events of a range."""
     shown: list[SynthEvent] = []
-    async for event in _events(parts, row, f"*.*.{row.org}.{row.job.id}", span):
+    async for event in _events(gateway, row, f"*.*.{row.org}.{row.job.id}", span):
         view = event_view(event, row.job.kind)
         if view is not None:
             shown.append(view)
@@ -53,27 +49,26 @@ async def read_events(parts: Gateway, row: JobRow, span: Span, *, limit: int) ->
     return shown
 
 
-async def read_facts(parts: Gateway, row: JobRow) -> list[Recorded]:
-    """The facts of a job's lifecycle, in their order."""
-    return [fact async for fact in _events(parts, row, f"job.*.{row.org}.{row.job.id}", Span(0))]
+async def read_facts(gateway: Gateway, row: JobRow) -> list[Recorded]:
+    """Read the facts of a job's lifecycle, in order."""
+    return [fact async for fact in _events(gateway, row, f"job.*.{row.org}.{row.job.id}", Span(0))]
 
 
-def stream_events(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
-    """The shown events of a part, then those that come, until the part's or the job's last; one `data:` line each."""
-    chunks = _stream(parts, caller, row, span)
-    return StreamingResponse(chunks, media_type="text/event-stream", headers=_HEADERS)
+def stream_events(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> StreamingResponse:
+    """Stream the shown events of a range, past and to come, up to its end or the job's; one `data:` line each."""
+    return sse_response(_stream(gateway, caller, row, span))
 
 
-async def _stream(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
-    yield _PING
-    with parts.hub.watch(row.org, row.job.id) as watcher:
-        while not watcher.closed and parts.keys.still_opens(caller):
+async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> AsyncIterator[bytes]:
+    yield PING
+    with gateway.hub.subscribe(row.org, row.job.id) as subscriber:
+        while not subscriber.closed and gateway.keys.still_valid(caller):
             # What comes while the log is read wakes the next turn.
-            watcher.resume()
-            watcher.take()
-            row = await parts.job(row.org, row.job.id)
+            subscriber.reset()
+            subscriber.drain()
+            row = await gateway.job(row.org, row.job.id)
             try:
-                events = await read_events(parts, row, span, limit=_BATCH)
+                events = await read_events(gateway, row, span, limit=_BATCH)
             except Transient as error:
                 # The client comes back with its cursor, which is the retry.
                 log.warning("stream ends, the log cannot be read", job=row.job.id, error=str(error))
@@ -84,16 +79,16 @@ async def _stream(parts: Gateway, caller: ApiKey, row: JobRow, span: Span) -> As
             if len(events) < _BATCH:
                 if row.ended_seq is not None or span.before is not None:
                     return
-                if not await watcher.wait(parts.settings.ping_s):
-                    yield _PING
+                if not await subscriber.wait(gateway.settings.ping_s):
+                    yield PING
 
 
-async def _events(parts: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
-    end, cursor, since, more = parts.model.applied, span.after, span.since, True
+async def _events(gateway: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
+    end, cursor, since, more = gateway.model.applied, span.after, span.since, True
     if span.before is not None:
         end = min(end, span.before - 1)
     while more:
-        page = await read_page(parts.bus, subject, after=cursor, limit=_BATCH, since=since)
+        page = await read_page(gateway.bus, subject, after=cursor, limit=_BATCH, since=since)
         for event in page.events:
             if event.seq > end:
                 return

@@ -1,0 +1,42 @@
+"""What `-o json` prints of an answer of the API: programs read these fields, so that each stays, in its place."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from synth.api.schemas import Checkpoint, File, JobWithConfig, Key, MadeKey, Model
+from synth.events import LineProblem
+
+_KEY = ("id", "name", "state", "scopes", "created_at", "created_by", "expires_at", "revoked_at")
+
+#: Of the types that are not printed whole.
+_FIELDS: dict[type, tuple[str, ...]] = {
+    JobWithConfig: (
+        *("id", "state", "kind", "name", "source_model", "stand_in", "model", "step", "steps", "attempt"),
+        *("created_at", "updated_at", "started_at", "ended_at", "code", "problems", "warnings", "warned", "waiting"),
+        *("values", "rollouts", "eval", "tags", "config", "resolved", "origins", "last_seq"),
+    ),
+    File: (
+        *("id", "status", "filename", "purpose", "bytes", "sha256", "rows", "messages", "characters", "tokens"),
+        *("lengths", "images", "images_trimmed", "bad_lines", "problems", "created_at"),
+    ),
+    LineProblem: ("line", "reason", "path"),
+    Model: ("id", "kind", "base", "stand_in", "job_id", "step", "created_at"),
+    Checkpoint: ("model", "step", "bytes", "created_at", "values"),
+    Key: _KEY,
+    MadeKey: (*_KEY, "key"),
+}
+
+
+def to_json_data(data: Any) -> Any:
+    """Convert to values that JSON has: of the types above their fields, of any other struct all."""
+    if isinstance(data, dict):
+        return {key: to_json_data(value) for key, value in cast(dict[str, Any], data).items()}
+    if isinstance(data, list | tuple):
+        return [to_json_data(item) for item in cast(list[Any], data)]
+    if isinstance(data, msgspec.Struct):
+        fields = _FIELDS.get(type(data), data.__struct_fields__)
+        return {name: to_json_data(getattr(data, name)) for name in fields}
+    return msgspec.to_builtins(data)

@@ -1,0 +1,17 @@
+"""What the gateway measures of itself."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+REQUESTS = Counter("synth_gateway_requests", "Requests", ["method", "route", "status"])
+LATENCY = Histogram(
+    "synth_gateway_first_byte_seconds",
+    "Time to the first byte of the answer",
+    ["method", "route"],
+    buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
+)
+STREAMS_OPEN = Gauge("synth_gateway_streams_open", "Open event streams")
+STREAMS_LAGGED = Counter("synth_gateway_streams_lagged", "Times that a slow watcher was sent back to the log")
+PROJECTOR_LAG = Gauge("synth_gateway_projector_lag_events", "Events of the log that are not in the read model")
+PROJECTED = Counter("synth_gateway_projected_events", "Events projected into the read model")

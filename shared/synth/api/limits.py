@@ -1,0 +1,18 @@
+"""How large a request may be: what the gateway refuses beyond, and the client need not send."""
+
+from __future__ import annotations
+
+#: Bytes of a job's configuration, as JSON: an event may have 1 MiB, and its parts are escaped once more.
+MAX_CONFIG_BYTES = 256 << 10
+#: Characters of a model's id, and of an address.
+MAX_MODEL_ID = 512
+MAX_URL = 2048
+#: Characters of an idempotency key.
+MAX_IDEMPOTENCY_KEY = 255
+#: Bytes of an environment key, which travels in an HTTP header.
+MAX_ENVIRONMENT_KEY_BYTES = 8 << 10
+#: Items of one page: jobs and files, models, events, and steps of metrics.
+MAX_PAGE = 200
+MAX_MODELS = 1000
+MAX_EVENTS = 2000
+MAX_STEPS = 10_000

@@ -1,0 +1,221 @@
+"""What the API answers: the structs that the gateway writes and `synthctl` reads.
+
+They know neither the bus nor HTTP, so that the thin client can import them. The names of the classes are those of the
+schemas in the API document, and their docstrings are its descriptions.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from synth.access import Organisation, Scope
+from synth.errors import Problem
+from synth.events import LineProblem, QueueWaiting, TrainWarned
+from synth.jobs.lifecycle import State
+
+
+class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rollouts of a job are done, and how many are not part of their group: failed for good, or cut off."""
+
+    completed: int = 0
+    failed: int = 0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the API shows it.
+
+    kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
+    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
+    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
+    what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
+    last_seq: the last event of the job.
+    """
+
+    id: str
+    object: str = "job"
+    kind: str | None = None
+    state: State
+    name: str
+    source_model: str | None = None
+    training_file: str | None = None
+    validation_file: str | None = None
+    model: str | None = None
+    step: int = 0
+    steps: int | None = None
+    trained_tokens: int = 0
+    attempt: int = 0
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    code: str | None = None
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    warned: dict[str, TrainWarned] = {}
+    waiting: QueueWaiting | None = None
+    values: dict[str, float] = {}
+    rollouts: Rollouts = Rollouts()
+    eval: dict[str, float] | None = None
+    tags: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    stand_in: str | None = None
+    last_seq: int
+
+
+class JobWithConfig(Job, frozen=True, kw_only=True):
+    """A job and its configuration; a list of jobs leaves these three out.
+
+    config: the text as it was submitted. resolved: every setting with its default, null until the job is validated.
+    origins: where the value of each setting comes from.
+    """
+
+    config: str | None = None
+    resolved: dict[str, Any] | None = None
+    origins: dict[str, str] | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
+
+    values: every metric of its step.
+    """
+
+    model: str
+    object: str = "checkpoint"
+    job_id: str
+    step: int
+    bytes: int
+    created_at: datetime
+    values: dict[str, float] = {}
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of one metric."""
+
+    name: str
+    step: int
+    value: float
+    time: datetime
+
+
+class Points(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics, ascending by step. more: whether later steps were left out."""
+
+    points: list[Point]
+    more: bool
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event as the API shows it, in a page and on a stream. job_id, or file_id for `file.*`."""
+
+    seq: int
+    type: str
+    time: datetime
+    job_id: str | None = None
+    file_id: str | None = None
+    data: Any = None
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Events as the API pages them. last_seq: the cursor to go on from; more: whether that is worth it now."""
+
+    events: list[EventView]
+    last_seq: int
+    more: bool
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
+
+    characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
+    characters. images: that its rows show; images_trimmed: that were left out, beyond the limit a message.
+    """
+
+    id: str
+    object: str = "file"
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: str
+    status: str = "processing"
+    rows: int | None = None
+    messages: int | None = None
+    characters: int | None = None
+    tokens: int | None = None
+    lengths: list[int] = []
+    images: int | None = None
+    images_trimmed: int | None = None
+    bad_lines: int = 0
+    problems: list[LineProblem] = []
+    created_at: datetime
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deletion answers. object: what was deleted."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as the API shows it. kind: full, lora or base; base: what it goes back to, null for a base.
+
+    stand_in: the local model whose weights really run under this id, or ran under its base; null for the real ones.
+    """
+
+    id: str
+    object: str = "model"
+    kind: str
+    base: str | None = None
+    stand_in: str | None = None
+    job_id: str | None = None
+    step: int | None = None
+    created_at: datetime | None = None
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a model, as it can be downloaded. size: in bytes."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key without its secret. created_by: the id of the key that made it."""
+
+    id: str
+    object: Literal["key"] = "key"
+    name: str
+    state: Literal["live", "expired", "revoked"]
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class MadeKey(Key, frozen=True, kw_only=True):
+    """An API key as it is shown once. key: what goes into SYNTH_API_KEY."""
+
+    key: str
+
+
+class MadeOrganisation(Organisation, frozen=True, kw_only=True):
+    """An organisation and its first key, which may do everything in it."""
+
+    first_key: MadeKey
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Who calls: the organisation, and the key that is used."""
+
+    org: str
+    org_name: str
+    key_id: str
+    key_name: str
+    scopes: tuple[Scope, ...]
