@@ -14,7 +14,7 @@ from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, OtherMachine, examine_text
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
-from synth.jobs.resolve.job import job_of
+from synth.jobs.resolve.job import require_job
 from synth.jobs.resolved import ResolvedJob, SftJob
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Draft:
 def draft(text: str, *, name: str, flags: Flags, models_dir: Path) -> Draft:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
     document, found = examine_text(text, name=name, flags=flags, registry=OtherMachine(models_dir))
-    return Draft(text, name, flags, job_of(found, document))
+    return Draft(text, name, flags, require_job(found, document))
 
 
 def create(client: Client, config: Config, draft: Draft, *, key: str | None) -> Job:

@@ -10,7 +10,7 @@ from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import job_to_data
 from synth.models import Registry
 
@@ -31,7 +31,7 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         allow_experimental=created.allow_experimental,
     )
     try:
-        resolved = check_job(_document(created), overrides=overrides, registry=registry, kind=_kind(created))
+        resolved = resolve_job(_document(created), overrides=overrides, registry=registry, kind=_kind(created))
     except UserError as error:
         return JobRejected(problems=_first(error.problems))
     except RecursionError:

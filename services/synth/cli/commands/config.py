@@ -17,7 +17,7 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.cli.job_files import Flags
     from synth.cli.tui.explain import Checked
-    from synth.jobs.resolve.job import Examined
+    from synth.jobs.resolve.job import ValidationReport
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
 
@@ -169,7 +169,7 @@ def _flags(
     )
 
 
-def _look(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, list[str]]:
+def _look(file: Path, flags: Flags, models_dir: Path) -> tuple[str, ValidationReport, list[str]]:
     """A file's name, what there is to say of it, and the warnings. Raises `UserError`, `UsageProblem`."""
     from synth.cli.job_files import OtherMachine, examine_text, name_of, read_config
     from synth.models import Registry

@@ -48,7 +48,7 @@ class Consumer:
 
 
 @dataclass(frozen=True)
-class Topology:
+class BusTopology:
     """Everything that the bus must hold before a service starts."""
 
     streams: list[StreamConfig]
@@ -72,7 +72,7 @@ def task_queue_name(kind: str, pool: str) -> str:
     return f"{kind}-{pool}"
 
 
-def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Topology:
+def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> BusTopology:
     """The bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers)."""
     streams = [
         StreamConfig(
@@ -124,7 +124,7 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Top
         for kind in TASKS
         for pool in pools
     ]
-    return Topology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0})
+    return BusTopology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0})
 
 
 def _durable(name: str, subject: str) -> ConsumerConfig:

@@ -10,16 +10,16 @@ from synth.jobs.schema.sections import (
     NonNegative,
     NonNegativeFloat,
     Ops,
-    PolicyConfig,
+    PolicyConfigSection,
     Positive,
     PositiveFloat,
     Section,
     SeedSet,
-    Tags,
+    TagsSection,
 )
 
 
-class Eval(Section):
+class EvalSection(Section):
     """`[eval]`: rollouts of one model over fixed seeds."""
 
     app_id: Name | None = None
@@ -58,7 +58,7 @@ class Eval(Section):
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     env_config: Free | None = None
     """passed to the environment as it is"""
-    policy_config: PolicyConfig = PolicyConfig()
+    policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
     failure_reward: float = 0.0
     """reward of a rollout in which the policy itself failed"""
@@ -90,7 +90,7 @@ class Eval(Section):
     """where the client stores traces"""
     use_tools: bool | None = None
     """whether the model may call tools"""
-    policy: PolicyConfig | None = None
+    policy: PolicyConfigSection | None = None
     """the same as `policy_config`, which comes before it"""
     reasoning_effort: str | None = None
     """of hosted models"""
@@ -110,18 +110,18 @@ class Eval(Section):
     """a scoring function"""
     judges: Any = None
     """scoring functions"""
-    tags: Tags = Tags()
+    tags: TagsSection = TagsSection()
     """to find the job by"""
 
 
-class TaskApp(Section):
+class TaskAppSection(Section):
     """`[task_app]`: where the task app is, in older files."""
 
     url: Name | None = None
     """the same as `task_app_url`"""
 
 
-class EvalRollout(Section):
+class EvalRolloutSection(Section):
     """`[rollout]`: how a rollout goes, in older files; the keys of `[eval]` come before it."""
 
     env_name: Name | None = None
@@ -134,34 +134,34 @@ class EvalRollout(Section):
     """what one turn consists of"""
     env_config: Free | None = None
     """passed to the environment as it is"""
-    policy_config: PolicyConfig | None = None
+    policy_config: PolicyConfigSection | None = None
     """sampling, and what else the policy wants"""
 
 
-class Beside(Section):
+class EvalTables(Section):
     """The tables that may stand beside the keys of an evaluation."""
 
     type: Literal["rl", "sft"] | None = None
     """how the model was trained, in older files"""
-    policy: PolicyConfig | None = None
+    policy: PolicyConfigSection | None = None
     """the same as `policy_config`, which comes before it"""
-    task_app: TaskApp | None = None
+    task_app: TaskAppSection | None = None
     """where the task app is"""
-    rollout: EvalRollout | None = None
+    rollout: EvalRolloutSection | None = None
     """how a rollout goes"""
     env: Free | None = None
     """the same as `env_config`"""
     task: Free | None = None
     """of the script that ran the file"""
-    tags: Tags = Tags()
+    tags: TagsSection = TagsSection()
     """to find the job by"""
 
 
-class FlatEval(Eval, Beside):
+class FlatEvalConfig(EvalSection, EvalTables):
     """An evaluation whose keys stand at the top of the file."""
 
 
-class EvalConfig(Beside):
+class EvalConfig(EvalTables):
     """An evaluation job."""
 
-    eval: Eval
+    eval: EvalSection

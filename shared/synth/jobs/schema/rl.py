@@ -6,33 +6,33 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from synth.jobs.schema.rewards import Judge, Rewards, Rubric
+from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
-    Algorithm,
+    AlgorithmSection,
     Betas,
-    Compute,
+    ComputeSection,
     Fraction,
     Free,
     LearningRate,
-    Lora,
+    LoraSection,
     Name,
     NonNegative,
     NonNegativeFloat,
     Ops,
-    Policy,
-    PolicyConfig,
+    PolicyConfigSection,
+    PolicySection,
     Positive,
     PositiveFloat,
     Scheduler,
     Section,
     SeedSet,
-    Tags,
-    Topology,
+    TagsSection,
+    TopologySection,
 )
-from synth.jobs.schema.watch import Watch
+from synth.jobs.schema.watch import WatchSection
 
 
-class Services(Section):
+class ServicesSection(Section):
     """`[services]`: what the job talks to."""
 
     task_url: Name | None = None
@@ -41,7 +41,7 @@ class Services(Section):
     """the judge's address"""
 
 
-class Vllm(Section):
+class VllmSection(Section):
     """`[vllm]`: the serving engine's own settings."""
 
     tensor_parallel_size: Positive | None = None
@@ -52,7 +52,7 @@ class Vllm(Section):
     """such as {image = 1}"""
 
 
-class Reference(Section):
+class ReferenceSection(Section):
     """`[reference]`: the frozen model that a KL term is measured against."""
 
     placement: Literal["none", "shared", "dedicated"] = "none"
@@ -68,7 +68,7 @@ class Reference(Section):
     """milliseconds between looks at it"""
 
 
-class Model(Section):
+class ModelSection(Section):
     """`[model]`: what is trained, and how much of it."""
 
     base: Name | None = None
@@ -87,7 +87,7 @@ class Model(Section):
     """where the image processor comes from"""
 
 
-class Rollout(Section):
+class RolloutSection(Section):
     """`[rollout]`: how experience is collected."""
 
     env_name: Name | None = None
@@ -106,7 +106,7 @@ class Rollout(Section):
     """what one turn consists of; ["agent", "env"]"""
     env_config: Free = Field(default={})
     """passed to the environment as it is"""
-    policy_config: PolicyConfig = PolicyConfig()
+    policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
     failure_reward: float = 0.0
     """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
@@ -131,7 +131,7 @@ class Rollout(Section):
     """whether the environment's own reward is left out"""
 
 
-class Evaluation(Section):
+class EvaluationSection(Section):
     """`[evaluation]`: rollouts on fixed seeds that nothing is learned from."""
 
     instances: Positive | None = None
@@ -142,7 +142,7 @@ class Evaluation(Section):
     """which seeds; from 1000000 on, which task apps keep apart from training"""
 
 
-class WeightSync(Section):
+class WeightSyncSection(Section):
     """`[training.weight_sync]`: how new weights reach the serving engine."""
 
     enable: bool | None = None
@@ -160,7 +160,7 @@ class WeightSync(Section):
     """iterations between two updates"""
 
 
-class Training(Rewards):
+class TrainingSection(RewardsSection):
     """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
 
     num_epochs: Positive = 1
@@ -227,13 +227,13 @@ class Training(Rewards):
     """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
     seed: NonNegative = 0
     """of everything random: order of seeds, initial adapter"""
-    lora: Lora | None = None
+    lora: LoraSection | None = None
     """the same as `[lora]`"""
-    weight_sync: WeightSync | None = None
+    weight_sync: WeightSyncSection | None = None
     """how new weights reach the serving engine"""
-    watch: Watch | None = None
+    watch: WatchSection | None = None
     """signs of a collapsing policy"""
-    rewards: Rewards | None = None
+    rewards: RewardsSection | None = None
     """the reward keys of `[training]`, in a table of their own"""
     gradient_accumulation_steps: Positive | None = None
     """batches an optimizer step; `minibatches` and `micro_batch_tokens` decide this here"""
@@ -261,7 +261,7 @@ class Training(Rewards):
     """of a reply without an answer"""
 
 
-class RlData(Section):
+class RlDataSection(Section):
     """`[data]`: the seeds that are trained on."""
 
     seeds: SeedSet | None = None
@@ -283,21 +283,21 @@ class RlConfig(Section):
 
     type: Literal["rl"] | None = None
     """the kind of job, in older files"""
-    algorithm: Algorithm | None = None
-    services: Services = Services()
-    compute: Compute | None = None
-    topology: Topology | None = None
-    vllm: Vllm | None = None
-    reference: Reference | None = None
-    model: Model = Model()
-    policy: Policy | None = None
-    lora: Lora | None = None
-    rollout: Rollout = Rollout()
-    evaluation: Evaluation | None = None
-    training: Training = Training()
-    data: RlData = RlData()
-    judge: Judge | None = None
-    rubric: Rubric | None = None
-    tags: Tags = Tags()
+    algorithm: AlgorithmSection | None = None
+    services: ServicesSection = ServicesSection()
+    compute: ComputeSection | None = None
+    topology: TopologySection | None = None
+    vllm: VllmSection | None = None
+    reference: ReferenceSection | None = None
+    model: ModelSection = ModelSection()
+    policy: PolicySection | None = None
+    lora: LoraSection | None = None
+    rollout: RolloutSection = RolloutSection()
+    evaluation: EvaluationSection | None = None
+    training: TrainingSection = TrainingSection()
+    data: RlDataSection = RlDataSection()
+    judge: JudgeSection | None = None
+    rubric: RubricSection | None = None
+    tags: TagsSection = TagsSection()
     smoke: Free | None = None
     """of the client's own trial run"""

@@ -48,7 +48,7 @@ def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in table.model_fields.items()}
 
 
-class Algorithm(Section):
+class AlgorithmSection(Section):
     """`[algorithm]`: which family of training; the kind of job is read from it first."""
 
     type: Literal["online", "offline"]
@@ -59,7 +59,7 @@ class Algorithm(Section):
     """the loss for RL: "gspo", "gspo_token", "grpo" or "dppo"; "fft", "lora" or "qlora" for SFT"""
 
 
-class Topology(Section):
+class TopologySection(Section):
     """`[topology]`, or `[compute.topology]`: how the GPUs of a node are shared out."""
 
     type: Literal["single_node_split"] = "single_node_split"
@@ -76,7 +76,7 @@ class Topology(Section):
     """where the reference model lives"""
 
 
-class Compute(Section):
+class ComputeSection(Section):
     """`[compute]`: the machines."""
 
     gpu_type: Name | None = None
@@ -85,11 +85,11 @@ class Compute(Section):
     """GPUs a node"""
     nodes: Positive | None = None
     """machines; one when not said"""
-    topology: Topology | None = None
+    topology: TopologySection | None = None
     """the same fields as `[topology]`"""
 
 
-class Lora(Section):
+class LoraSection(Section):
     """`[lora]`, or `[training.lora]`: the adapter."""
 
     r: Positive = 16
@@ -102,7 +102,7 @@ class Lora(Section):
     """modules to adapt; those of the model's family ("all-linear" for text) when not said"""
 
 
-class Policy(Section):
+class PolicySection(Section):
     """`[policy]`: another way to name the model and its sampling, for RL."""
 
     model_name: Name | None = None
@@ -131,7 +131,7 @@ class Policy(Section):
     """the platform gives each rollout an address of its own"""
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfigSection(BaseModel):
     """`[….policy_config]`: sampling, and whatever else the task app's policy wants, passed on as it is."""
 
     model_config = ConfigDict(
@@ -170,7 +170,7 @@ class PolicyConfig(BaseModel):
     """the platform gives each rollout an address of its own"""
 
 
-class Tags(BaseModel):
+class TagsSection(BaseModel):
     """`[tags]`: anything, to find the job by."""
 
     model_config = ConfigDict(extra="allow", frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import SftJob
 from synth.models import Registry
 from synth.trainer.learner.data.packing import plan
@@ -51,7 +51,7 @@ def job_of(tmp_path: Path):
 
     def resolve(keys: str) -> SftJob:
         text = f'[job]\nmodel = "tiny-qwen3"\ndata = "file_1"\n[hyperparameters]\n{keys}\n'
-        job = check_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
+        job = resolve_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
         assert isinstance(job, SftJob)
         return job
 
