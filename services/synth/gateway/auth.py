@@ -18,7 +18,7 @@ from nats.js.errors import Error as JetStreamError
 
 from synth.bus.connection import Connection
 from synth.bus.kv.secrets import API_KEYS, ApiKey, Scope, SecretStore
-from synth.bus.replay import Follower
+from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
 from synth.gateway.errors import ApiError, unavailable
@@ -47,7 +47,7 @@ class KeyRing:
 
     async def follow(self) -> None:
         """Keep up with the bucket, for ever: what another gateway made or revoked holds here a moment later."""
-        follower = Follower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
+        follower = StreamFollower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
         try:
             async for msg in follower.messages():
                 try:
@@ -109,7 +109,7 @@ class KeyRing:
 
     def still_opens(self, caller: ApiKey) -> bool:
         """Whether the key of a request that was let in would be let in again: what a long stream asks."""
-        return self._ending.get(caller.key_id, caller).opens
+        return self._ending.get(caller.key_id, caller).active
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer synth_live_…`")
@@ -129,7 +129,7 @@ async def authenticate(
     if caller is None:
         fix = "check SYNTH_API_KEY (`synthctl up` writes it to .env)"
         raise _refused("this API key is not known here", fix=fix)
-    if not caller.opens:
+    if not caller.active:
         ended = f"was revoked at {_time(caller)}" if caller.revoked_at else f"expired at {_time(caller)}"
         raise _refused(f"this API key ({caller.key_id}) {ended}", fix="set SYNTH_API_KEY to one that is live")
     need_scope(caller, *scopes_of(request.method, request.scope["path"]))

@@ -20,7 +20,7 @@ from synth.inference.serving.model_pool import Policies
 from synth.inference.serving.owner import ServeService
 from synth.inference.serving.router import ServiceRouter
 from synth.inference.settings import InferenceSettings
-from synth.keys import Cid, InvalidKey, bears, internal_token, read_cid
+from synth.keys import Cid, InvalidKey, has_bearer, internal_token, read_cid
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
@@ -47,7 +47,7 @@ def main() -> int:
             router.files_of, opening, max_models=settings.max_models, load_timeout=settings.load_timeout_s
         )
         router.serve_from(policies)
-        service.close_with(policies.close)
+        service.on_close(policies.close)
         REGISTRY.register(EngineMetrics(policies, hosts))
 
         def describe() -> Replica:
@@ -71,7 +71,7 @@ def main() -> int:
             return cid
 
         async def authenticate(request: Request) -> str:
-            if not bears(request.headers.get("authorization", ""), bearer):
+            if not has_bearer(request.headers.get("authorization", ""), bearer):
                 raise InvalidKey("calls without a rollout credential come through the gateway")
             return request.headers.get("x-synth-org", "")
 
@@ -81,14 +81,14 @@ def main() -> int:
         worker = TaskWorker(
             service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run, give_up=serving.give_up
         )
-        service.checks["worker"] = worker.ill
-        service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
+        service.checks["worker"] = worker.health_problem
+        service.add_background(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
-        service.stop_with(asyncio.create_task(_warm_up(service, settings)))
+        service.add_background(asyncio.create_task(_warm_up(service, settings)))
         recorder = Recorder(read)
         REGISTRY.register(RecorderMetrics(recorder))
-        service.stop_with(asyncio.create_task(_sweep(recorder)))
-        service.stop_with(asyncio.create_task(_unload_idle(policies, settings.idle_unload_s, changed)))
+        service.add_background(asyncio.create_task(_sweep(recorder)))
+        service.add_background(asyncio.create_task(_unload_idle(policies, settings.idle_unload_s, changed)))
         return build_api(
             router,
             recorder,
@@ -102,7 +102,7 @@ def main() -> int:
 
 async def _warm_up(service: Service, settings: InferenceSettings) -> None:
     """Have ready what the first model needs."""
-    await service.settled()
+    await service.after_startup()
     await asyncio.to_thread(warm_up, settings)
     await service.stop.wait()
 

@@ -24,13 +24,13 @@ def main() -> int:
         worker = TaskWorker(
             service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up
         )
-        service.checks["worker"] = worker.ill
-        service.stop_with(asyncio.create_task(_keep_one_waiting(service, processes)))
+        service.checks["worker"] = worker.health_problem
+        service.add_background(asyncio.create_task(_keep_one_waiting(service, processes)))
         service.run("train", worker.serve(service.stop))
 
     return run("trainer", settings, setup)
 
 
 async def _keep_one_waiting(service: Service, processes: TrainingProcesses) -> None:
-    await service.settled()
+    await service.after_startup()
     await processes.keep_one_waiting()

@@ -20,7 +20,7 @@ log = logs.get("validator")
 
 
 @dataclass(frozen=True)
-class Handlers:
+class ValidatorHandlers:
     """Decides about each new job, once: a job that is past `created` is left as it is."""
 
     bus: Connection

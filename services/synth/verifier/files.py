@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from synth.bus.connection import Connection
-from synth.bus.delivery import leave_place
+from synth.bus.delivery import release_slot
 from synth.bus.history.file_log import FileHistory, history_of, read_file
 from synth.bus.replay import follow, replay
 from synth.errors import Problem, Transient, UserError
@@ -41,7 +41,7 @@ async def wait_for_file(
         raise UserError(_deleted(file_id, role) if known.deleted else await _unknown(bus, org, file_id, role))
     name = known.upload.name
     if known.verdict is None:
-        leave_place()
+        release_slot()
         known = await _follow(bus, org, file_id, known, timeout=timeout, stop=stop)
     if known.upload is None:
         raise UserError(_deleted(file_id, role))

@@ -18,7 +18,7 @@ SCHEMA = "Synth-Schema"
 TRACEPARENT = "traceparent"
 
 
-class Unknown(Event, frozen=True, kw_only=True):
+class UnknownEvent(Event, frozen=True, kw_only=True):
     """An event that this version cannot read (a newer one wrote it): seen by everybody, trusted by nobody."""
 
     body: Any = None
@@ -50,12 +50,12 @@ _decoders: dict[str, msgspec.json.Decoder[Event]] = {
 
 
 def decode(type_: str, body: bytes) -> Event:
-    """The typed event of this type; `Unknown` when the type, or its shape, is not one of ours."""
+    """The typed event of this type; `UnknownEvent` when the type, or its shape, is not one of ours."""
     decoder = _decoders.get(type_)
     try:
-        return decoder.decode(body) if decoder else Unknown(body=msgspec.json.decode(body))
+        return decoder.decode(body) if decoder else UnknownEvent(body=msgspec.json.decode(body))
     except msgspec.DecodeError:
-        return Unknown(body=body.decode(errors="replace"))
+        return UnknownEvent(body=body.decode(errors="replace"))
 
 
 def from_parts(

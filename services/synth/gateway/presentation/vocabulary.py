@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from synth.bus.recorded import Recorded, Unknown
+from synth.bus.recorded import Recorded, UnknownEvent
 from synth.events import TrainStep
 from synth.gateway.presentation import messages
 from synth.jobs.lifecycle import State
@@ -184,7 +184,7 @@ def said(recorded: Recorded, kind: str | None) -> Said | None:
         return None
     event: Any = recorded.event
     message, data = recorded.type, messages.Data()
-    if not isinstance(event, Unknown):  # a newer version's: that it happened still counts
+    if not isinstance(event, UnknownEvent):  # a newer version's: that it happened still counts
         message, data = row.say if isinstance(row.say, str) else row.say(event), row.data(event)
     if kind == "sft":
         validated = isinstance(event, TrainStep) and "validation_loss" in event.values
@@ -197,7 +197,7 @@ def said(recorded: Recorded, kind: str | None) -> Said | None:
 def shown(recorded: Recorded) -> bool:
     """Whether an event is shown at all: to a client that sees no other, it is the sign that a job lives."""
     row = EVENTS.get(recorded.type)
-    return row is not None and (isinstance(recorded.event, Unknown) or row.when(recorded.event))
+    return row is not None and (isinstance(recorded.event, UnknownEvent) or row.when(recorded.event))
 
 
 def metric_name(ours: str) -> str:

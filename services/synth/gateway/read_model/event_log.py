@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from synth.bus.connection import Connection
-from synth.bus.recorded import Recorded, Unknown, from_parts
+from synth.bus.recorded import Recorded, UnknownEvent, from_parts
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
 from synth.events.catalogue import Event, subject_of
@@ -56,7 +56,7 @@ class Page:
 def view_of(recorded: Recorded) -> EventView:
     """What the API shows of an event; one that this version cannot read is shown as it was written."""
     event: object = recorded.event
-    data = event.body if isinstance(event, Unknown) else event
+    data = event.body if isinstance(event, UnknownEvent) else event
     is_file = recorded.type.startswith("file.")
     return EventView(
         seq=recorded.seq,

@@ -19,7 +19,7 @@ from synth.inference.api.errors import error_response
 from synth.inference.api.requests import choices_of, decode_request
 from synth.inference.api.unsupported import refuse_unserved
 from synth.inference.recording.recorder import Call, Recorder
-from synth.keys import Cid, InvalidKey, bears
+from synth.keys import Cid, InvalidKey, has_bearer
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 _MOST_BODY_BYTES = 8 << 20
@@ -127,7 +127,7 @@ class _Api:
         Many at once, because a request costs ten times what closing one rollout does.
         """
         try:
-            if not bears(request.headers.get("authorization", ""), self._internal_token):
+            if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
                 raise InvalidKey("not a service of this cluster")
             try:
                 asked = msgspec.json.decode(await _body(request), type=_Close)

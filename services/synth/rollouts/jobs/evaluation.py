@@ -20,7 +20,7 @@ from synth.events import (
     PolicyRefused,
 )
 from synth.events.catalogue import Event
-from synth.jobs.lifecycle import Standing, State
+from synth.jobs.lifecycle import JobStatus, State
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection.batching import collection_values
 from synth.rollouts.collection.types import Broken, Request
@@ -59,7 +59,7 @@ async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> N
 
 async def _until_served(collection: Collection) -> JobFailed | None:
     """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for."""
-    standing = Standing()
+    standing = JobStatus()
     async with aclosing(collection.follow("policy.loaded", "policy.refused", "job.*")) as events:
         async for recorded in events:
             of_this_term = recorded.seq > collection.history.since

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
-from synth.jobs.lifecycle import Standing
+from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
 from synth.rollouts.collection.batching import Collected, build_batch, collection_values
 from synth.rollouts.collection.types import Broken, Gathered, Request
@@ -39,7 +39,7 @@ async def collect_iterations(collection: Collection, job: RlJob) -> None:
 
 async def _until_over(collection: Collection, job: RlJob) -> None:
     iterations = _Iterations(collection, job)
-    standing = Standing()
+    standing = JobStatus()
     live = False
     # From the beginning: what was requested, and loaded, before us counts too.
     events = collection.follow("rollout.requested", "policy.loaded", "job.*")

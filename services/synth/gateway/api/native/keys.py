@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from synth.bus.kv.secrets import OF_AN_ORGANISATION, ApiKey, Organisation, Scope
+from synth.bus.kv.secrets import ORGANISATION_SCOPES, ApiKey, Organisation, Scope
 from synth.errors import Problem
 from synth.gateway.api.key_views import Key, MadeKey, MadeOrganisation, shown, shown_once
 from synth.gateway.api.openapi import json_response, listing, many, one
@@ -73,7 +73,7 @@ async def add_key(body: KeyBody, caller: Caller, parts: Parts) -> Response:
 async def rotate_key(key_id: str, caller: Caller, parts: Parts, body: RotationBody | None = None) -> Response:
     """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all."""
     old = await _key(parts, caller, key_id)
-    if not old.opens:
+    if not old.active:
         problem = Problem(what=f"the key {key_id} has ended", expected="a live key", fix="make a new one")
         raise ApiError(409, problem.text(), problems=[problem])
     key, record = await parts.secrets.add_api_key(
@@ -106,7 +106,7 @@ async def add_organisation(body: OrganisationBody, caller: Caller, parts: Parts)
     """With a first key, which is shown here alone and may do everything in it."""
     made = await parts.secrets.add_organisation(body.name)
     log.info("organisation made", org=made.id, by=caller.key_id)
-    first = await _made(parts, caller, made.id, KeyBody(name="first", scopes=list(OF_AN_ORGANISATION)))
+    first = await _made(parts, caller, made.id, KeyBody(name="first", scopes=list(ORGANISATION_SCOPES)))
     return json_response(MadeOrganisation(**msgspec.structs.asdict(made), first_key=first), 201)
 
 
