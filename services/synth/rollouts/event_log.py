@@ -21,7 +21,7 @@ from synth.events import (
 )
 from synth.rollouts.collection.batching import Collected
 from synth.rollouts.collection.types import Before, GivenUp, Kept, Request, Spot
-from synth.trajectories import RolloutBatch, Trajectory
+from synth.trajectories import RecordedTrajectory, RolloutBatch
 
 
 class RolloutLog:
@@ -79,7 +79,7 @@ class RolloutLog:
         key = (request.mode, request.iteration)
         done: dict[int, Collected] = {}
         for index, event in self._completed.get(key, {}).items():
-            trajectory = Trajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
+            trajectory = RecordedTrajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
             done[index] = Collected(
                 rollout_id=event.rollout_id,
                 group=event.group,
@@ -95,7 +95,7 @@ class RolloutLog:
     async def keep(self, request: Request, kept: Kept) -> None:
         """Make one rollout durable: its trajectory, then the event that names it."""
         c = kept.collected
-        trajectory = Trajectory(branches=c.branches, reward=c.reward, info=kept.verdict.info)
+        trajectory = RecordedTrajectory(branches=c.branches, reward=c.reward, info=kept.verdict.info)
         key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{kept.spot.index}"
         blob = await self._put(key, trajectory.to_bytes())
         versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]

@@ -9,7 +9,7 @@ import pytest
 from synth.bus.kv.secrets import EnvironmentKey
 from synth.errors import Problem, UserError
 from synth.http_guard import GuardPolicy, guarded_client
-from synth.verifier.task_app import VerifiedTaskApp, TaskAppCheck, task_name
+from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp, task_name
 from tests.service.verifier.task_apps import Call, good, hang, opened_by, scripted
 
 LOOPBACK = GuardPolicy(allow_loopback=True)

@@ -34,7 +34,7 @@ from synth.rollouts.collection.types import (
 from synth.rollouts.concurrency.controller import Harm, Pace
 from synth.rollouts.concurrency.limiter import Order, Places
 from synth.runtime import logs
-from synth.trajectories import CompletionRecord, branches_of
+from synth.trajectories import CompletionRecord, build_branches
 
 log = logs.get("collector")
 
@@ -121,7 +121,7 @@ class Collector:
                     group=spot.group,
                     seed=spot.seed,
                     reward=verdict.reward,
-                    branches=branches_of(tried.records),
+                    branches=build_branches(tried.records),
                     seconds=time.monotonic() - first,
                     tries=tries,
                 )
