@@ -129,6 +129,22 @@ def test_every_key_changes_the_job_or_is_said_to_have_no_effect(name: str, regis
     assert silent == []
 
 
+@pytest.mark.parametrize("name", list(_SCHEMAS))
+def test_a_null_of_a_payload_leaves_a_key_at_its_default(name: str, registry: Registry) -> None:
+    kind, schema, base = _SCHEMAS[name]
+    for path, annotation in _keys(schema, ()):
+        data = copy.deepcopy(base)
+        table = data
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        if path[-1] in table or types.NoneType not in get_args(annotation):
+            continue
+        before = _look(copy.deepcopy(data), registry, kind)
+        table[path[-1]] = None
+        after = _look(data, registry, kind)
+        assert (after.values, after.origins) == (before.values, before.origins), path
+
+
 def _fields(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of a job's settings; free tables and sets of seeds are one value each."""
     for key, value in values.items():

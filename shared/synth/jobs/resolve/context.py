@@ -13,7 +13,14 @@ from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document, Path
 from synth.jobs.parse.validate import ParsedJob
 from synth.jobs.resolved import LoraSettings, Mode
-from synth.jobs.schema.sections import AlgorithmSection, LoraSection, PolicyConfigSection, TagsSection, keys_of
+from synth.jobs.schema.sections import (
+    AlgorithmSection,
+    LoraSection,
+    PolicyConfigSection,
+    TagsSection,
+    default_of,
+    keys_of,
+)
 from synth.models import ModelSpec, Registry
 
 _T = TypeVar("_T")
@@ -102,17 +109,20 @@ class ResolveContext:
         return value
 
     def take(self, key: str, section: BaseModel, name: str, default: Any = None) -> Any:
-        """A section's field; `default` where the schema leaves it open. The origin follows from what was written."""
-        value = getattr(section, name)
-        written = name in section.model_fields_set and value is not None
-        origin = self.document.where(self.at(section, name)) if written else "default"
+        """A section's field; `default` where it follows from other keys. The origin follows from what was written."""
+        value = value_of(section, name)
+        origin = self.document.where(self.at(section, name)) if is_written(section, name) else "default"
         return self.record(key, default if value is None else value, origin)
 
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
-        """The first of several keys that say the same thing; a later one that says something else is warned about."""
-        given = [(s, n, v) for s, n in named if s is not None and (v := getattr(s, n)) is not None]
-        given = [(s, n, v) for s, n, v in given if n in s.model_fields_set]
+        """The first of several keys that say the same thing; a later one that says something else is warned about.
+
+        default: where it follows from other keys; else it is that of the first key whose table there is.
+        """
+        given = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
         if not given:
+            if default is None:
+                default = next((default_of(type(s), n) for s, n in named if s is not None), None)
             return self.record(key, default, "default")
         section, name, value = given[0]
         place = self.document.where(self.at(section, name))
@@ -246,6 +256,17 @@ class ResolveContext:
                 origin = self.document.where(self._places[id(table)])
             merged |= table.model_dump()
         return self.record("tags", merged, origin)
+
+
+def is_written(section: BaseModel, name: str) -> bool:
+    """Whether the file gives this key a value; a null of a JSON payload is none."""
+    return name in section.model_fields_set and getattr(section, name) is not None
+
+
+def value_of(section: BaseModel, name: str) -> Any:
+    """A key's value, or where the file gives it none the field's default."""
+    value = getattr(section, name)
+    return default_of(type(section), name) if value is None else value
 
 
 def passthrough(config: PolicyConfigSection) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from synth.jobs.resolve.context import ResolveContext, passthrough
+from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
 from synth.jobs.schema.eval import EvalConfig, EvalSection, FlatEvalConfig
@@ -14,7 +14,6 @@ from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
 
 _MAX_SEEDS = 100_000
-_CONCURRENCY = 16
 
 
 def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -> EvalJob | None:
@@ -51,15 +50,15 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     rollout = RolloutSettings(
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
         env_name=context.first("rollout.env_name", [(section, "env_name"), (beside, "env_name")], section.app_id),
-        policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")], "policy"),
+        policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")]),
         max_turns=context.first("rollout.max_turns", turns, 1),
-        ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")], ["agent", "env"]),
+        ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")]),
         env_config=context.first(
-            "rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")], {}
+            "rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]
         ),
         policy_config=_passthrough(policies, context),
         sampling=_sampling(section, policies, context),
-        max_concurrent_rollouts=context.first("rollout.max_concurrent_rollouts", concurrency, _CONCURRENCY),
+        max_concurrent_rollouts=context.first("rollout.max_concurrent_rollouts", concurrency),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
         max_retries=context.take("rollout.max_retries", section, "max_retries"),
@@ -83,8 +82,8 @@ def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:
             context.problem(path, "there are no seeds", expected='a list, "0-99", or {start = 0, count = 100}')
             return None
         context.take("seeds", section, "num_episodes")
-        seeds = Seeds(start=section.seed_start or 0, count=wanted)
-    elif section.seed_start is not None:
+        seeds = Seeds(start=value_of(section, "seed_start"), count=wanted)
+    elif is_written(section, "seed_start"):
         context.warn(context.at(section, "seed_start"), f"has no effect: {context.document.label(path)} decides")
     if len(seeds) > _MAX_SEEDS:
         context.problem(path, f"{len(seeds)} seeds", expected=f"at most {_MAX_SEEDS}")
@@ -101,11 +100,11 @@ def _sampling(section: EvalSection, policies: list[PolicyConfigSection | None], 
         temperatures.append((policy, "temperature"))
         limits += [(policy, "max_tokens"), (policy, "max_completion_tokens")]
     budgets = [(table, "thinking_budget") for table in (section, *policies)]
-    top_k = context.first("rollout.sampling.top_k", [(policy, "top_k") for policy in policies], 0)
+    top_k = context.first("rollout.sampling.top_k", [(policy, "top_k") for policy in policies])
     return Sampling(
-        temperature=context.first("rollout.sampling.temperature", temperatures, 1.0),
+        temperature=context.first("rollout.sampling.temperature", temperatures),
         max_tokens=smallest_limit(limits, context),
-        top_p=context.first("rollout.sampling.top_p", [(policy, "top_p") for policy in policies], 1.0),
+        top_p=context.first("rollout.sampling.top_p", [(policy, "top_p") for policy in policies]),
         top_k=max(top_k, 0),
         thinking=resolve_thinking(policies, context, also=section),
         thinking_budget=context.first("rollout.sampling.thinking_budget", budgets),

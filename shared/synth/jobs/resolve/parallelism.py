@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext
+from synth.jobs.resolve.context import ResolveContext, value_of
 from synth.jobs.resolved import GpuTopology, Parallelism, Sharding
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import TopologySection
@@ -21,8 +21,8 @@ def sft_parallelism(hyper: HyperparametersSection, context: ResolveContext) -> P
     """What `[hyperparameters] world_size` and `[hyperparameters.parallelism]` come to."""
     section = hyper.parallelism or ParallelismSection()
     for key, does in (("tensor_parallel_size", "divides layers"), ("pipeline_parallel_size", "deals layers out")):
-        size = getattr(section, key)
-        if size is not None and size > 1:
+        size = value_of(section, key)
+        if size > 1:
             context.problem(
                 (*_TABLE, key),
                 f"{key} = {size} {does} among GPUs, which this trainer does not do",
@@ -80,7 +80,7 @@ def rl_parallelism(topology: GpuTopology, context: ResolveContext) -> Parallelis
 def rl_topology(config: RlConfig, context: ResolveContext) -> GpuTopology:
     """The split of a node's GPUs, by `[topology]` or `[compute.topology]`; one that could not run is a problem."""
     compute = config.compute
-    available = (compute.gpu_count or 0) * (compute.nodes or 1) if compute else 0
+    available = (compute.gpu_count or 0) * value_of(compute, "nodes") if compute else 0
     sections = [section for section in (config.topology, compute.topology if compute else None) if section]
     for section in sections:
         path = context.place(section)

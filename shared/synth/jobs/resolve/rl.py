@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext, passthrough
+from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
@@ -21,7 +21,6 @@ from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
 
 LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
-_ITERATIONS = 10
 _TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
 _MAX_EVALUATION_SEEDS = 10_000
@@ -151,11 +150,12 @@ def _mode(config: RlConfig, context: ResolveContext) -> Mode:
 
 def _iterations(config: RlConfig, context: ResolveContext) -> int:
     training = config.training
-    if training.iterations_per_epoch is None:
-        iterations = training.num_epochs * _ITERATIONS
+    each: int = value_of(training, "iterations_per_epoch")
+    if not is_written(training, "iterations_per_epoch"):
+        iterations = training.num_epochs * each
         context.warn(("training",), f"does not say iterations_per_epoch: the job runs {iterations} iterations")
-        return context.take("iterations", training, "num_epochs") * _ITERATIONS
-    each = context.take("iterations", training, "iterations_per_epoch")
+        return context.take("iterations", training, "num_epochs") * each
+    context.take("iterations", training, "iterations_per_epoch")
     if training.num_epochs > 1:
         context.record_change("iterations", each, f"num_epochs = {training.num_epochs} times {each}")
     return each * training.num_epochs
@@ -184,7 +184,7 @@ def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
         env_name=context.take("rollout.env_name", section, "env_name"),
         policy_name=context.take("rollout.policy_name", section, "policy_name"),
         max_turns=context.first("rollout.max_turns", turns, 1),
-        ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")], ["agent", "env"]),
+        ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
         env_config=context.take("rollout.env_config", section, "env_config"),
         policy_config=passthrough(context.take("rollout.policy_config", section, "policy_config")),
         sampling=training_sampling(config, max_tokens_per_call(config, context), context),
@@ -237,20 +237,20 @@ def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, contex
     held_out = set(evaluation.seeds) if evaluation else set[int]()
     data = config.data
     if data.seeds is not None:
-        if data.seed_start is not None:
+        if is_written(data, "seed_start"):
             context.warn(("data", "seed_start"), "has no effect: [data].seeds decides")
         shared = held_out.intersection(data.seeds.values()) if held_out else set[int]()
         if shared:
             context.warn(("data", "seeds"), f"shares {len(shared)} seeds with [evaluation], such as {min(shared)}")
         return context.take("train_seeds", data, "seeds")
-    start: int = context.take("train_seeds", data, "seed_start", 0)
+    start: int = context.take("train_seeds", data, "seed_start")
     inside = {s for s in held_out if start <= s < start + _TRAIN_SEEDS}
     if not inside:
         return Seeds(start=start, count=_TRAIN_SEEDS)
     # A range cannot have holes, and a list of 100000 seeds does not belong into an event: begin after them.
     first = max(inside) + 1
     why = "the seeds before it are those of [evaluation]"
-    if data.seed_start is not None:
+    if is_written(data, "seed_start"):
         context.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
     shifted = Seeds(start=first, count=_TRAIN_SEEDS)
     return context.record_change("train_seeds", shifted, f"training begins at seed {first}: {why}")

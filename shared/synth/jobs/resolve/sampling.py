@@ -12,7 +12,6 @@ from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import PolicyConfigSection
 
 _N = TypeVar("_N", int, float)
-_MAX_TOKENS = 512
 _OFF = "while training, what is sampled must be the policy's own"
 
 
@@ -22,7 +21,7 @@ def training_sampling(config: RlConfig, max_tokens: int, context: ResolveContext
     key = "rollout.sampling.temperature"
     # [policy] has a default of its own, as the client that writes it does.
     temperature = context.first(
-        key, [(asked, "temperature"), (policy, "temperature")], policy.temperature if policy else 1.0
+        key, [(asked, "temperature"), (policy, "temperature")], policy.temperature if policy else None
     )
     if temperature == 0:
         context.problem(
@@ -75,7 +74,7 @@ def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveCo
     given = [(getattr(s, n), s, n) for s, n in named if s is not None and n in s.model_fields_set]
     given = [(bound, s, n) for bound, s, n in given if bound is not None]
     if not given:
-        return context.record(key, _MAX_TOKENS, "default")
+        return context.first(key, named)
     bound, section, name = min(given, key=lambda g: g[0])
     if any(other != bound for other, _, _ in given):
         others = ", ".join(str(other) for other, _, _ in given if other != bound)

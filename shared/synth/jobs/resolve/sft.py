@@ -7,15 +7,15 @@ from typing import Literal
 from pydantic import BaseModel
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext
+from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolve.parallelism import sft_parallelism
 from synth.jobs.resolve.vision import limit_micro_batch, resolve_vision
 from synth.jobs.resolved import Mode, SftJob
-from synth.jobs.schema.sft import HyperparametersSection, SftConfig
+from synth.jobs.schema.sections import default_of
+from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
 
 LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
 _BATCH = 32
-_VALIDATION_EVERY = 100
 
 
 def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | None:
@@ -77,7 +77,7 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
             row=hyper.sequence_length,
         ),
         activation_checkpointing=context.first(
-            "activation_checkpointing", [(hyper.parallelism, "activation_checkpointing")], False
+            "activation_checkpointing", [(hyper.parallelism or ParallelismSection(), "activation_checkpointing")]
         ),
         parallelism=parallelism,
         validation_file=validation,
@@ -191,8 +191,8 @@ def _validation_file(config: SftConfig, context: ResolveContext) -> str | None:
 
 
 def _validation_every(config: SftConfig, context: ResolveContext) -> int:
-    asked = context.first("validation_every", _validation_keys(config, "eval_steps"))
-    return asked or context.record("validation_every", _VALIDATION_EVERY, "default")
+    every = context.first("validation_every", _validation_keys(config, "eval_steps"))
+    return every or context.record("validation_every", default_of(BestModelSection, "eval_steps"), "default")
 
 
 def _best_metric(
@@ -200,15 +200,15 @@ def _best_metric(
 ) -> Literal["validation_loss"] | None:
     """What picks the checkpoint that is kept; the keys that name the metric allow one value only."""
     named = [*_validation_keys(config, "save_best_model_at_end"), *_validation_keys(config, "load_best_model_at_end")]
-    best = context.first("best_metric", named, True)
+    best = context.first("best_metric", named)
     return "validation_loss" if validation and best else None
 
 
 def _duration(hyper: HyperparametersSection, context: ResolveContext) -> tuple[int, int | None]:
     steps = context.first("steps", [(hyper, "total_steps"), (hyper, "train_steps"), (hyper, "steps")])
-    if steps is not None and hyper.n_epochs is not None:
+    if steps is not None and is_written(hyper, "n_epochs"):
         context.warn(("hyperparameters", "n_epochs"), "has no effect: the number of steps decides")
-    return context.take("epochs", hyper, "n_epochs", 1), steps
+    return context.take("epochs", hyper, "n_epochs"), steps
 
 
 def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from synth.jobs.schema.sections import (
+    MAX_TOKENS,
+    OPS,
     Free,
     Name,
     NonNegative,
@@ -32,31 +36,31 @@ class EvalSection(Section):
     """which seeds, one rollout each; a list, "0-99", or {start, count}"""
     num_episodes: Positive | None = None
     """the first so many of `seeds`; without them, so many from `seed_start` on"""
-    seed_start: NonNegative | None = None
-    """first seed, where `seeds` does not say; 0"""
-    concurrency: Positive | None = None
-    """rollouts at the task app at one time; 16"""
+    seed_start: NonNegative | None = 0
+    """first seed, where `seeds` does not say"""
+    concurrency: Positive | None = 16
+    """rollouts at the task app at one time"""
     parallel_episodes: Positive | None = None
     """the same as `concurrency`, in older files"""
     env_name: Name | None = None
     """the environment that the task app is asked for; `app_id`, else the app's own"""
-    policy_name: Name | None = None
-    """the policy that the task app is asked for; "policy\""""
+    policy_name: Name | None = "policy"
+    """the policy that the task app is asked for"""
     max_turns: Positive | None = None
     """calls of the model a rollout; `policy_config.max_llm_calls`, else 1"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
-    ops: Ops | None = None
-    """what one turn consists of; ["agent", "env"]"""
-    temperature: NonNegativeFloat | None = None
-    """of the sampling; 1, the policy as it was trained (greedy flatters it)"""
-    max_tokens: Positive | None = None
-    """sampled tokens a call, at most; 512"""
+    ops: Ops | None = Field(default=OPS)
+    """what one turn consists of"""
+    temperature: NonNegativeFloat | None = 1.0
+    """of the sampling; at 1, the policy as it was trained (greedy flatters it)"""
+    max_tokens: Positive | None = MAX_TOKENS
+    """sampled tokens a call, at most"""
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks"""
     thinking_budget: Positive | None = None
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
-    env_config: Free | None = None
+    env_config: Free | None = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""

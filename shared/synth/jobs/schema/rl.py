@@ -8,6 +8,7 @@ from pydantic import Field
 
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
+    OPS,
     AlgorithmSection,
     Betas,
     ComputeSection,
@@ -102,8 +103,8 @@ class RolloutSection(Section):
     """rollouts at the task app at one time, over the whole cluster, at most: the run finds how many are good for it"""
     batches_per_step: Positive | None = None
     """batches a training step"""
-    ops: Ops | None = None
-    """what one turn consists of; ["agent", "env"]"""
+    ops: Ops | None = Field(default=OPS)
+    """what one turn consists of"""
     env_config: Free = Field(default={})
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection = PolicyConfigSection()
@@ -165,8 +166,8 @@ class TrainingSection(RewardsSection):
 
     num_epochs: Positive = 1
     """the job runs num_epochs x iterations_per_epoch iterations"""
-    iterations_per_epoch: Positive | None = None
-    """the job runs num_epochs x iterations_per_epoch iterations; 10 when not said"""
+    iterations_per_epoch: Positive | None = 10
+    """the job runs num_epochs x iterations_per_epoch iterations"""
     batch_size: Positive = 8
     """groups (seeds) an iteration"""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -266,7 +267,7 @@ class RlDataSection(Section):
 
     seeds: SeedSet | None = None
     """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
-    seed_start: NonNegative | None = None
+    seed_start: NonNegative | None = 0
     """first of 100000 seeds, where `seeds` does not say"""
     split: Name | None = None
     """of the dataset"""

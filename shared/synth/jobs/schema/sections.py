@@ -1,6 +1,8 @@
 """What the tables of job files have in common, and the tables that several kinds of job share.
 
-The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default.
+The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default. A default
+that is a constant stands in its field and nowhere else; one that follows from other keys is worked out by the resolver,
+and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if left out.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ Ops = Annotated[list[Name], Field(min_length=1)]
 SeedSet = Annotated[Seeds, PlainValidator(parse_seeds)]
 Scheduler = Literal["constant", "linear", "cosine"]
 
+#: Defaults that fields of several tables share.
+OPS = ["agent", "env"]
+MAX_TOKENS = 512
+
 
 class Section(BaseModel):
     """One TOML table: exact types, no unknown keys, nothing that is not finite."""
@@ -46,6 +52,11 @@ class Section(BaseModel):
 def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
     """A table's keys as they are written in a file."""
     return {info.alias or name: info for name, info in table.model_fields.items()}
+
+
+def default_of(table: type[BaseModel], name: str) -> Any:
+    """The default that stands in a table's field."""
+    return table.model_fields[name].get_default(call_default_factory=True)
 
 
 class AlgorithmSection(Section):
@@ -83,8 +94,8 @@ class ComputeSection(Section):
     """such as "H100\""""
     gpu_count: Positive | None = None
     """GPUs a node"""
-    nodes: Positive | None = None
-    """machines; one when not said"""
+    nodes: Positive | None = 1
+    """machines"""
     topology: TopologySection | None = None
     """the same fields as `[topology]`"""
 
@@ -115,7 +126,7 @@ class PolicySection(Section):
     """what is trained"""
     label: str | None = None
     """a name to find the job by"""
-    max_tokens: Positive = 512
+    max_tokens: Positive = MAX_TOKENS
     """sampled tokens a call, at most"""
     temperature: NonNegativeFloat = 0.7
     """of the sampling"""
@@ -142,14 +153,14 @@ class PolicyConfigSection(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    temperature: NonNegativeFloat | None = None
-    """of the sampling; 1, so that what is sampled is what is trained"""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: NonNegativeFloat | None = 1.0
+    """of the sampling; at 1, what is sampled is what is trained"""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     """nucleus sampling; clamped to off (1) in RL: a truncated distribution is not the policy's"""
-    top_k: int | None = None
+    top_k: int | None = 0
     """0 or -1 is off; clamped to off in RL, for the same reason"""
-    max_tokens: Positive | None = None
-    """sampled tokens a call, at most; 512"""
+    max_tokens: Positive | None = MAX_TOKENS
+    """sampled tokens a call, at most"""
     max_completion_tokens: Positive | None = None
     """the same, under its newer name"""
     thinking_mode: Literal["think", "no_think"] | None = None

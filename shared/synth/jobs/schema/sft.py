@@ -55,17 +55,17 @@ class SftDataSection(Section):
 class BestModelSection(Section):
     """When the validation loss is measured, and what it decides."""
 
-    evaluation_strategy: Literal["no", "steps"] | None = None
-    """"steps", or "no" for never; steps"""
-    eval_steps: NonNegative | None = None
-    """optimizer steps between two validations; 100 where it is 0 or not said"""
-    save_best_model_at_end: bool | None = None
-    """whether the result is the best checkpoint rather than the last; true"""
+    evaluation_strategy: Literal["no", "steps"] | None = "steps"
+    """"steps", or "no" for never"""
+    eval_steps: NonNegative | None = 100
+    """optimizer steps between two validations; 0 means the default"""
+    save_best_model_at_end: bool | None = True
+    """whether the result is the best checkpoint rather than the last"""
     load_best_model_at_end: bool | None = None
     """the same as `save_best_model_at_end`"""
-    metric_for_best_model: Literal["val.loss"] | None = None
-    """what best means; val.loss"""
-    greater_is_better: Literal[False] | None = None
+    metric_for_best_model: Literal["val.loss"] | None = "val.loss"
+    """what best means"""
+    greater_is_better: Literal[False] | None = False
     """a loss is better when smaller"""
 
 
@@ -104,19 +104,19 @@ class ParallelismSection(BestModelSection):
     own setting holds"""
     fp16: bool | None = None
     """train in float16"""
-    activation_checkpointing: bool | None = None
+    activation_checkpointing: bool | None = False
     """compute activations twice rather than keep them"""
-    tensor_parallel_size: Positive | None = None
-    """GPUs that each layer is spread over; 1"""
-    pipeline_parallel_size: Positive | None = None
-    """GPUs that the layers are dealt out to; 1"""
+    tensor_parallel_size: Positive | None = 1
+    """GPUs that each layer is spread over"""
+    pipeline_parallel_size: Positive | None = 1
+    """GPUs that the layers are dealt out to"""
 
 
 class HyperparametersSection(BestModelSection):
     """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
 
-    n_epochs: Positive | None = None
-    """passes over the dataset; 1"""
+    n_epochs: Positive | None = 1
+    """passes over the dataset"""
     total_steps: Positive | None = None
     """optimizer steps; where it is given it decides, whatever n_epochs says"""
     train_steps: Positive | None = None
