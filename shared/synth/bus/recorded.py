@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-# The catalogue is empty until its events have entered themselves.
-import synth.events  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from synth.events.catalogue import CATALOGUE, Event
 
 MSG_ID = "Nats-Msg-Id"

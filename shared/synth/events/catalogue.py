@@ -8,6 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
+#: Of one event, its headers included.
+MAX_EVENT_BYTES = 1 << 20
+#: Of its body: what is left beside the headers.
+MAX_EVENT_BODY_BYTES = 1_000_000
+
 
 class Role(StrEnum):
     """Who may publish. A service plays the role of its name; trainer and rollouts also that of owner."""
