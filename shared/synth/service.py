@@ -58,19 +58,19 @@ class Service:
         return f"http://{self.settings.host}:{self.port}"
 
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run something for the service's whole life: its end before the stop, or its error, ends the process."""
+        """Run a part of the service for its whole life; one that ends before the stop, or fails, ends the process."""
         self._tasks.append(asyncio.create_task(work, name=name))
 
     def add_background(self, task: asyncio.Task[None]) -> None:
-        """Keep something running beside the service's parts, which a drain cancels at once."""
+        """Keep a task running beside the service's parts; a drain cancels it at once."""
         self._helpers.append(task)
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close something when the service is over, after its last answer."""
+        """Call this when the service is over, after its last answer."""
         self._closings.append(close)
 
     def health(self) -> dict[str, str]:
-        """Every check that is not well, by name; empty when all is."""
+        """The problem of each check that fails, by name; empty when all is well."""
         problems = {name: problem for name, check in self.checks.items() if (problem := check()) is not None}
         if not self.bus.nc.is_connected:
             problems["bus"] = "not connected"
@@ -114,7 +114,7 @@ class Service:
                 task.cancel()
 
     async def close(self) -> None:
-        """Close what `on_close` was given."""
+        """Call what `on_close` was given."""
         for close in self._closings:
             await close()
 

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class VerifierHandlers:
-    """Looks at each validated job's world once, and makes its first tasks due."""
+    """Verifies each validated job once, and queues its first tasks."""
 
     bus: Connection
     secrets: SecretStore
@@ -68,7 +68,7 @@ class VerifierHandlers:
             await self._queue(job, org, job_id, term=0)
 
     async def job_resumed(self, event: Recorded, resumed: JobResumed) -> None:
-        """Queue the tasks of the job's new term: what it needs was looked at before its first one."""
+        """Queue the tasks of the job's new term; the job was verified before its first one."""
         history = await read_job(self.bus, event.org, event.key)
         term = sum(fact.type == RESUMED for fact in history.facts if fact.seq <= event.seq)
         if history.status.is_over(term):
@@ -85,7 +85,7 @@ class VerifierHandlers:
         return report
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
-        """End a job that cannot be looked at: its user would wait for ever."""
+        """Refuse a job that cannot be verified: its user would wait for ever."""
 
         def decide(history: JobHistory) -> Event | None:
             return JobRefused(problems=[problem]) if history.state is State.VALIDATED else None

@@ -4,7 +4,7 @@ Invariants. A handler may run twice for one event, so it is idempotent; it publi
 deterministic ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event
 back with a growing delay, at most six times; a permanent one, and the seventh time, is a dead letter. An event whose
 handler kills the process is counted by the server, and so becomes a dead letter too. Whoever waits for what a dead
-letter should have led to is told by the reader's `give_up`. A handler that waits for long leaves its place first.
+letter should have led to is told by the reader's `give_up`. A handler that waits for long releases its slot first.
 """
 
 # FastStream's and nats-py's generics are partly untyped.
@@ -38,7 +38,7 @@ from synth.runtime.telemetry import traced
 log = logs.get("delivery")
 
 _E = TypeVar("_E", bound=Event)
-#: The deliveries whose handlers go on beside their places.
+#: The deliveries whose handlers go on after they released their slots.
 _detached: set[asyncio.Task[None]] = set()
 _slot_released: ContextVar[asyncio.Event | None] = ContextVar("slot_released", default=None)
 _DETACHED_GRACE_S = 5.0
@@ -96,7 +96,7 @@ def on_event(
 
 
 def release_slot() -> None:
-    """Let another event have the running handler's place; it goes on beside it, for a wait that costs nothing.
+    """Give the running handler's slot to another event; the handler goes on beside it, for a wait that costs nothing.
 
     The server delivers at most the consumer's `max_ack_pending` (1000) events that nobody has ended.
     """
@@ -106,7 +106,7 @@ def release_slot() -> None:
 
 
 async def _until_released(delivery: Coroutine[Any, Any, None]) -> None:
-    """Until the delivery has ended, or its handler has left its place."""
+    """Wait until the delivery has ended, or its handler has released its slot."""
     released = asyncio.Event()
     _slot_released.set(released)  # the task's context is a copy of this one
     task, leaving = asyncio.create_task(delivery), asyncio.create_task(released.wait())

@@ -49,7 +49,7 @@ class Lease:
         self._let_go = False
 
     def progress(self, stage: str, *, deadline: float) -> None:
-        """It advances: it is in `stage`, and silent for longer than `deadline` seconds it counts as hung."""
+        """Mark progress: the task is in `stage`, and counts as hung after `deadline` seconds without another mark."""
         self._mark, self._stage, self._deadline = time.monotonic(), stage, deadline
 
     @property
@@ -57,7 +57,7 @@ class Lease:
         return time.monotonic() - self._mark > self._deadline
 
     def let_go(self) -> bool:
-        """It is to be ended; False when it was told already: its clean-up must not be cancelled in its turn."""
+        """Decide to end the task; False when that was decided before: its clean-up must not be cancelled too."""
         first, self._let_go = not self._let_go, True
         return first
 
@@ -68,7 +68,7 @@ class Lease:
 
     @property
     def status(self) -> str:
-        """Where it is, for a log: stage and seconds without progress."""
+        """The stage, and the seconds without progress, for a log."""
         return f"{self._stage}, {time.monotonic() - self._mark:.0f} s without progress (deadline {self._deadline:.0f})"
 
     def adopt(self, msg: Msg) -> None:
@@ -76,15 +76,15 @@ class Lease:
         self._reply = msg
 
     async def keep(self) -> None:
-        """Say that we still have it."""
+        """Tell the queue that the task is still in progress."""
         await self._reply.in_progress()
 
     async def done(self) -> None:
-        """It is finished: the queue forgets it."""
+        """Acknowledge the task: it is finished, and the queue forgets it."""
         await self._reply.ack()
 
     async def give_back(self, delay: float = 0) -> None:
-        """Somebody else, or we later, should take it again after `delay` seconds."""
+        """Hand the task back to the queue, which delivers it again, to anybody, after `delay` seconds."""
         await self._reply.nak(delay=delay or None)
 
 
@@ -121,7 +121,7 @@ class TaskWorker:
         return len(self._held)
 
     def health_problem(self) -> str | None:
-        """What is wrong with this worker, for `/healthz`: it has not turned for too long."""
+        """What is wrong with this worker, for `/healthz`: it has not polled for too long."""
         silent = time.monotonic() - self.last_poll
         return f"has not asked for work for {silent:.0f} s" if silent > 10 * _PULL_S else None
 

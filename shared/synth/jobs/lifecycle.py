@@ -81,13 +81,13 @@ def apply(state: State | None, fact: str) -> State:
 
 
 def apply_known(state: State | None, fact: str) -> State | None:
-    """Like `apply`, of a fact that is in the log: one of a newer version's kinds leaves the state as it is."""
+    """Like `apply`, but a fact of a kind that only a newer version knows leaves the state as it is."""
     return apply(state, fact) if fact in _KNOWN else state
 
 
 @dataclass
 class JobStatus:
-    """A job's state and term (how often it was resumed), as whoever follows its log comes to know them."""
+    """A job's state and term (how often it was resumed), folded from the facts of its log."""
 
     state: State | None = None
     term: int = 0

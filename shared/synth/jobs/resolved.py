@@ -36,7 +36,7 @@ class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model that sees is shown: images a message, and the model whose processor prepares them."""
+    """The images of a vision model: how many a message, and the model whose processor prepares them."""
 
     max_images_per_message: int
     processor_id: str
@@ -46,7 +46,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     """How training is spread over processes, one a GPU.
 
     world_size: how many; None: as many as the trainer has. sharding: what each holds a part of only, as in the
-    trainer's recipe. dtype: of the forward on GPUs; None leaves it to the trainer.
+    trainer's configuration. dtype: of the forward on GPUs; None leaves it to the trainer.
     """
 
     world_size: int | None
@@ -63,7 +63,7 @@ class GpuTopology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's recipe.
+    """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's configuration.
 
     model: the source, base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the
     warm-up of warmup_steps optimizer steps, or where that is None, of warmup_ratio of all. min_lr_ratio: where

@@ -59,7 +59,7 @@ _PAYLOADS: list[dict[str, Any]] = [
 ]
 
 
-def _places(error: UserError, name: str = "any.toml") -> None:
+def _check_places(error: UserError, name: str = "any.toml") -> None:
     assert error.problems
     for problem in error.problems:
         assert problem.where.startswith((name, "--"))
@@ -74,7 +74,7 @@ def test_any_text_gives_a_job_or_a_user_error(text: str) -> None:
     try:
         resolve_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
-        _places(error)
+        _check_places(error)
 
 
 @given(st.binary(max_size=60))
@@ -83,7 +83,7 @@ def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
     try:
         resolve_job(read_toml(body, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
-        _places(error)
+        _check_places(error)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_any_data_gives_a_job_that_is_json_or_a_user_error(data: dict[str, Any],
         parsed = load_job_data(data, name="any.toml", kind=kind)
         job = resolve_parsed(parsed, Overrides(), _REGISTRY).job
     except UserError as error:
-        _places(error)
+        _check_places(error)
     else:
         json.dumps(job_to_data(job), allow_nan=False)
 
@@ -141,7 +141,7 @@ def test_any_change_of_a_good_job_gives_a_job_or_a_user_error(name: Kind, data: 
     try:
         job = resolve_parsed(load_job_data(document, name="any.toml", kind=name), _FLAGS, _REGISTRY).job
     except UserError as error:
-        _places(error)
+        _check_places(error)
     else:
         json.dumps(job_to_data(job), allow_nan=False)
 
@@ -159,10 +159,10 @@ def test_any_change_of_a_payload_gives_a_job_or_a_user_error(
         document = read_data(changed, name="rl.json")
         report = validate_job(document, overrides=_FLAGS, registry=_REGISTRY, kind=kind)
     except UserError as error:
-        _places(error, "rl.json")
+        _check_places(error, "rl.json")
         return
     if report.problems:
-        _places(UserError(report.problems), "rl.json")
+        _check_places(UserError(report.problems), "rl.json")
     json.dumps(report.values, allow_nan=False)
     assert all(w.startswith(("rl.json", "--")) for w in report.warnings)
 

@@ -67,7 +67,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return Registry(models)
 
 
-def _look(data: dict[str, Any], registry: Registry, kind: Kind) -> ValidationReport:
+def _validate(data: dict[str, Any], registry: Registry, kind: Kind) -> ValidationReport:
     return validate_job(Document(name="job.toml", data=data), overrides=Overrides(), registry=registry, kind=kind)
 
 
@@ -109,7 +109,7 @@ def _candidates(annotation: Any, key: str) -> list[Any]:
 @pytest.mark.parametrize("name", list(_SCHEMAS))
 def test_every_key_changes_the_job_or_is_said_to_have_no_effect(name: str, registry: Registry) -> None:
     kind, schema, base = _SCHEMAS[name]
-    before = _look(base, registry, kind)
+    before = _validate(base, registry, kind)
     assert not before.problems
     silent: list[str] = []
     for path, annotation in _keys(schema, ()):
@@ -121,7 +121,7 @@ def test_every_key_changes_the_job_or_is_said_to_have_no_effect(name: str, regis
             for part in path[:-1]:
                 table = table.setdefault(part, {})
             table[path[-1]] = value
-            after = _look(data, registry, kind)
+            after = _validate(data, registry, kind)
             if after.problems or after.values != before.values or after.warnings != before.warnings:
                 break
         else:
@@ -139,9 +139,9 @@ def test_a_null_of_a_payload_leaves_a_key_at_its_default(name: str, registry: Re
             table = table.setdefault(part, {})
         if path[-1] in table or types.NoneType not in get_args(annotation):
             continue
-        before = _look(copy.deepcopy(data), registry, kind)
+        before = _validate(copy.deepcopy(data), registry, kind)
         table[path[-1]] = None
-        after = _look(data, registry, kind)
+        after = _validate(data, registry, kind)
         assert (after.values, after.origins) == (before.values, before.origins), path
 
 
@@ -163,7 +163,7 @@ def test_every_value_of_a_resolved_job_has_an_origin(name: str, registry: Regist
     found: list[ValidationReport] = []
     if name in _SCHEMAS:
         kind, _, base = _SCHEMAS[name]
-        found.append(_look(base, registry, kind))
+        found.append(_validate(base, registry, kind))
     if (_CONFIGS / f"{name}.toml").is_file():
         document = read_toml((_CONFIGS / f"{name}.toml").read_text(), name="job.toml")
         found.append(validate_job(document, overrides=Overrides(training_file="file_1"), registry=registry))

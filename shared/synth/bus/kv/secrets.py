@@ -145,7 +145,7 @@ class SecretStore:
         return key, record
 
     async def find_api_key(self, key: str) -> ApiKey | None:
-        """Whose key this is; None for one that we do not know. It may be revoked or expired."""
+        """The record of this key, which may be revoked or expired; None for an unknown key."""
         return await self._get(f"api.{key_hash(key)}", ApiKey)
 
     async def api_keys(self, org: str) -> list[ApiKey]:

@@ -1,4 +1,4 @@
-"""Which kind of job a file is, and what a file is that is none."""
+"""Which kind of job a file is, and what a file that is no job is instead."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def infer_kind(document: Document) -> Kind | None:
 
 
 def recognise_non_job(document: Document) -> Problem | None:
-    """What a file is that is known to be no job."""
+    """What this file is, if it is one that is known to be no job."""
     for path, what in _NOT_JOBS.items():
         if document.get(path) is not None:
             return Problem(what=what, expected="a job: RL, SFT or an evaluation of a model", where=document.where(path))

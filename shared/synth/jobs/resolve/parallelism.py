@@ -1,4 +1,4 @@
-"""How a job is spread over GPUs: what DeepSpeed's and FSDP's keys, and a split of a node's GPUs, come to here."""
+"""How a job is sharded over GPUs, from the keys of DeepSpeed and FSDP and from the split of a node's GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ON_GPUS = "is a number of GPUs: where training computes on CPU it has no effect
 
 
 def sft_parallelism(hyper: HyperparametersSection, context: ResolveContext) -> Parallelism:
-    """What `[hyperparameters] world_size` and `[hyperparameters.parallelism]` come to."""
+    """The parallelism that `[hyperparameters] world_size` and `[hyperparameters.parallelism]` ask for."""
     section = hyper.parallelism or ParallelismSection()
     for key, does in (("tensor_parallel_size", "divides layers"), ("pipeline_parallel_size", "deals layers out")):
         size = value_of(section, key)

@@ -1,4 +1,4 @@
-"""What the registry adds to the job of a model that sees, and what it takes back. Text models pass through."""
+"""The vision settings and the limits that the registry sets for a vision model. Text models pass through."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def resolve_vision(
 def limit_micro_batch(
     spec: ModelSpec | None, hyper: HyperparametersSection, context: ResolveContext, *, tokens: int, row: int
 ) -> int:
-    """The tokens of one forward pass of SFT: one row's for a model that sees. The rows of a step stay as they are.
+    """The tokens of one forward pass of SFT; those of one row for a vision model. The rows of a step stay the same.
 
-    tokens: what the job would have; row: the longest row's.
+    tokens: of a pass, as the job has them; row: of the longest row.
     """
     if spec is None or spec.vision is None:
         return tokens
