@@ -21,7 +21,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.rollouts.collection.batching import Collected, build_batch, collection_values
+from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_values
 from synth.trainer.config import RlRecipe
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.model.policy import load_policy
@@ -81,10 +81,10 @@ async def run(start: Start) -> None:
     await engine.close()
 
 
-async def collect(engine: TransformersEngine, chat: ChatFormat, job: RlJob, k: int) -> list[Collected]:
+async def collect(engine: TransformersEngine, chat: ChatFormat, job: RlJob, k: int) -> list[ScoredRollout]:
     """The rollouts of iteration k, all at once."""
 
-    async def one(index: int, group: int, seed: int) -> Collected:
+    async def one(index: int, group: int, seed: int) -> ScoredRollout:
         started = time.perf_counter()
         prompt_ids = chat.prompt_ids(Conversation([Message(role="user", content=question(seed))]))
         params = SamplingParams(max_tokens=job.rollout.sampling.max_tokens)
@@ -98,7 +98,7 @@ async def collect(engine: TransformersEngine, chat: ChatFormat, job: RlJob, k: i
             sampled=np.ones(len(whole.token_ids), np.bool_),
             finish_reason=whole.finish_reason or "abort",
         )
-        return Collected(
+        return ScoredRollout(
             rollout_id=f"tax_{k}_{index}",
             group=group,
             seed=seed,
@@ -114,7 +114,7 @@ async def collect(engine: TransformersEngine, chat: ChatFormat, job: RlJob, k: i
     )
 
 
-def as_batch(rollouts: list[Collected], job: RlJob, k: int) -> RolloutBatch:
+def as_batch(rollouts: list[ScoredRollout], job: RlJob, k: int) -> RolloutBatch:
     """The batch of iteration k, as the collector builds it."""
     return build_batch(
         rollouts,

@@ -1,6 +1,6 @@
 """What a training process is told: every number resolved, nothing left to guess.
 
-The defaults are the ones of design/training.md; the service resolves a job's TOML into one of these.
+The service resolves a job's TOML into one of these. Why the defaults are what they are: docs/decisions.md.
 """
 
 from __future__ import annotations
