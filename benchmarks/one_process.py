@@ -29,7 +29,7 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.owner.learner_config import recipe_of
 from synth.trainer.settings import TrainerSettings
-from synth.trajectories import CompletionRecord, RolloutBatch, branches_of
+from synth.trajectories import CompletionRecord, RolloutBatch, build_branches
 
 
 class Start(msgspec.Struct):
@@ -104,7 +104,7 @@ async def collect(engine: TransformersEngine, chat: ChatFormat, job: RlJob, k: i
             group=group,
             seed=seed,
             reward=reward_of(chat.tokenizer.decode(whole.token_ids)),
-            branches=branches_of([record]),
+            branches=build_branches([record]),
             seconds=time.perf_counter() - started,
             tries=1,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from synth.cli.make_model import make_tiny_qwen3
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
 
@@ -80,7 +80,7 @@ packing = false
 
     def job(self, models: Path, task_url: str) -> RlJob:
         """The job as the validator resolves it."""
-        resolved = check_job(
+        resolved = resolve_job(
             read_toml(self.toml(task_url), name="tax.toml"), overrides=Overrides(), registry=Registry(models)
         )
         assert isinstance(resolved.job, RlJob)

@@ -9,7 +9,7 @@ import yaml
 
 from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT
 from synth.bus.server.topology import EVENTS, WORK
-from synth.events.catalogue import CATALOGUE, Spec
+from synth.events.catalogue import CATALOGUE, EventSpec
 from synth.work import TASKS, Task
 
 _SCHEMA_REF = "#/components/schemas/{name}"
@@ -85,7 +85,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _message(spec: Spec) -> dict[str, Any]:
+def _message(spec: EventSpec) -> dict[str, Any]:
     return {
         "name": spec.type,
         "summary": _first(spec.event.__doc__),
@@ -124,7 +124,7 @@ def _headers() -> dict[str, Any]:
     return {"type": "object", "properties": {name: {"type": "string", "description": w} for name, w in words.items()}}
 
 
-def _address(spec: Spec) -> str:
+def _address(spec: EventSpec) -> str:
     key = "file_id" if spec.type.startswith("file.") else "job_id"
     return f"{spec.type}.{{org}}.{{{key}}}"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from synth.errors import Problem, UserError
-from synth.jobs.parse.kinds import no_job
+from synth.jobs.parse.kinds import recognise_non_job
 from synth.jobs.parse.toml import Document, read_toml
-from synth.jobs.resolve.job import Examined, Overrides, examine
+from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
 from synth.models import Registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "client-examples.md"
@@ -68,14 +68,14 @@ def verdict(text: bytes) -> Verdict:
         document = read_toml(text, name="job.toml")
     except UserError as error:
         return Verdict("-", "refused", problems=tuple(_said(p) for p in error.problems))
-    other = no_job(document)
+    other = recognise_non_job(document)
     if other is not None and document.get(("algorithm", "type")) is None:
         return Verdict("-", "no job", problems=(other.what,))
     flags: list[str] = []
-    found = _examined(document, flags)
+    found = _report(document, flags)
     while missing := [f for f in _asked_for(found.problems) if f not in flags]:
         flags += missing
-        found = _examined(document, flags)
+        found = _report(document, flags)
     kind = found.kind or "-"
     if found.problems:
         return Verdict(kind, "refused", problems=tuple(_said(p) for p in found.problems))
@@ -83,11 +83,11 @@ def verdict(text: bytes) -> Verdict:
     return Verdict(kind, word, flags=tuple(flags), notes=", ".join(_note(w) for w in found.warnings))
 
 
-def _examined(document: Document, flags: list[str]) -> Examined:
+def _report(document: Document, flags: list[str]) -> ValidationReport:
     given: dict[str, Any] = {}
     for flag in flags:
         given |= _GIVEN[flag]
-    return examine(document, overrides=Overrides(**given), registry=Registry(None), uploaded=False)
+    return validate_job(document, overrides=Overrides(**given), registry=Registry(None), uploaded=False)
 
 
 def _asked_for(problems: list[Problem]) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from synth.bus.server.topology import SERVICES
 from synth.http_guard import GuardSettings
-from synth.jobs.parse.unsupported import NOT_HONOURED
+from synth.jobs.parse.unsupported import UNSUPPORTED
 from synth.jobs.schema.eval import EvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
@@ -111,8 +111,8 @@ def _key_rows(section: type[BaseModel], path: tuple[str, ...], kind: str) -> Ite
         if _nested(field.annotation) is not None:
             continue
         dotted = ".".join((*path, name))
-        ignored = any(dotted == key or dotted.startswith(f"{key}.") for key in NOT_HONOURED[kind])
-        mark = " ○" if ignored else ""
+        unsupported = any(dotted == key or dotted.startswith(f"{key}.") for key in UNSUPPORTED[kind])
+        mark = " ○" if unsupported else ""
         yield f"| `{name}`{mark} | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |\n"
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from synth.errors import Problem
 from synth.events import BlobRef, LineProblem, LoraShape, ModelRef
-from synth.events.catalogue import CATALOGUE, Spec
+from synth.events.catalogue import CATALOGUE, EventSpec
 from synth.work import TASKS
 
 _HEAD = """\
@@ -52,13 +52,13 @@ def events_page() -> str:
     return "".join(parts)
 
 
-def _row(spec: Spec) -> str:
+def _row(spec: EventSpec) -> str:
     anchor = spec.type.replace(".", "")
     readers = ", ".join(f"{role.value} ({reading.value})" for role, reading in spec.reads.items())
     return f"| [`{spec.type}`](#{anchor}) | {spec.by.value} | {readers} | {spec.write.value} |\n"
 
 
-def _section(spec: Spec) -> str:
+def _section(spec: EventSpec) -> str:
     return f"\n### {spec.type}\n\n{_text(spec.event)}\n\n{_fields(spec.event)}"
 
 

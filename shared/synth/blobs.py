@@ -128,7 +128,7 @@ class BlobStore:
         return msgspec.json.decode(await self.get_bytes(tree), type=Manifest)
 
     async def fetch(self, ref: BlobRef, path: Path) -> Path:
-        """Have a blob as a local file, checked. On a local store it is the blob itself: read it, never write it."""
+        """Return a blob as a local file, checked. On a local store it is the blob itself: read it, never write it."""
         if self.root is not None:
             local = self.root / _key(ref)
             if not local.exists():
@@ -151,7 +151,7 @@ class BlobStore:
         return path
 
     async def fetch_tree(self, tree: BlobRef, directory: Path, *, without: str | None = None) -> Path:
-        """Have a tree as a local directory, checked; on a local store it is the stored one: read it only.
+        """Return a tree as a local directory, checked; on a local store it is the stored one: read it only.
 
         without: a folder of it that is not needed.
         """

@@ -164,6 +164,6 @@ def internal_token(secret: str) -> str:
     return hmac.new(secret.encode(), b"internal", hashlib.sha256).hexdigest()
 
 
-def bears(authorization: str, token: str) -> bool:
+def has_bearer(authorization: str, token: str) -> bool:
     """Whether an Authorization header carries this bearer; takes as long for a wrong one as for a nearly right one."""
     return hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())

@@ -27,7 +27,7 @@ from synth.runtime.settings import ServiceSettings
 
 log = logs.get("service")
 
-_START_RUSH_S = 3.0
+_STARTUP_S = 3.0
 _SECRET_LENGTH = 16
 
 Check = Callable[[], str | None]
@@ -58,39 +58,39 @@ class Service:
         return f"http://{self.settings.host}:{self.port}"
 
     def run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run something for the service's whole life: its end before the stop, or its error, ends the process."""
+        """Run a part of the service for its whole life; one that ends before the stop, or fails, ends the process."""
         self._tasks.append(asyncio.create_task(work, name=name))
 
-    def stop_with(self, task: asyncio.Task[None]) -> None:
-        """Keep something running beside the service's parts, which a drain cancels at once."""
+    def add_background(self, task: asyncio.Task[None]) -> None:
+        """Keep a task running beside the service's parts; a drain cancels it at once."""
         self._helpers.append(task)
 
-    def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close something when the service is over, after its last answer."""
+    def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Call this when the service is over, after its last answer."""
         self._closings.append(close)
 
     def health(self) -> dict[str, str]:
-        """Every check that is not well, by name; empty when all is."""
-        ills = {name: ill for name, check in self.checks.items() if (ill := check()) is not None}
+        """The problem of each check that fails, by name; empty when all is well."""
+        problems = {name: problem for name, check in self.checks.items() if (problem := check()) is not None}
         if not self.bus.nc.is_connected:
-            ills["bus"] = "not connected"
-        return ills
+            problems["bus"] = "not connected"
+        return problems
 
     def observability(self) -> list[BaseRoute]:
         """`/healthz` and `/metrics`."""
         return [Route("/healthz", self._healthz), Route("/metrics", _metrics)]
 
     async def _healthz(self, request: Request) -> Response:
-        ills = self.health()
+        problems = self.health()
         if not self.ready.is_set():
-            ills["start"] = "not ready yet"
-        body = {"service": self.name, "status": "ill" if ills else "healthy", "ills": ills, "pid": os.getpid()}
-        return JSONResponse(body, status_code=503 if ills else 200)
+            problems["start"] = "not ready yet"
+        body = {"service": self.name, "status": "ill" if problems else "healthy", "ills": problems, "pid": os.getpid()}
+        return JSONResponse(body, status_code=503 if problems else 200)
 
-    async def settled(self) -> None:
+    async def after_startup(self) -> None:
         """Wait until a cluster's start is over: what only saves time later must not slow its services down."""
         await self.ready.wait()
-        await asyncio.sleep(_START_RUSH_S)
+        await asyncio.sleep(_STARTUP_S)
 
     async def supervise(self) -> None:
         """Wait for the stop, or for the first of the service's tasks to end before it."""
@@ -114,7 +114,7 @@ class Service:
                 task.cancel()
 
     async def close(self) -> None:
-        """Close what `close_with` was given."""
+        """Call what `on_close` was given."""
         for close in self._closings:
             await close()
 

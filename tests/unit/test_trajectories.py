@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synth.trajectories import CompletionRecord, branches_of, records_from_bytes, records_to_bytes
+from synth.trajectories import CompletionRecord, build_branches, records_from_bytes, records_to_bytes
 
 
 def call(prompt: list[int], sampled: list[int], *, version: int = 0, forced: tuple[int, ...] = ()) -> CompletionRecord:
@@ -20,7 +20,7 @@ def call(prompt: list[int], sampled: list[int], *, version: int = 0, forced: tup
 
 
 def test_a_call_that_extends_the_one_before_joins_its_branch():
-    (branch,) = branches_of([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5, 6], [7], version=1)])
+    (branch,) = build_branches([call([1, 2], [3, 4]), call([1, 2, 3, 4, 5, 6], [7], version=1)])
     assert list(branch.tokens) == [1, 2, 3, 4, 5, 6, 7]
     assert list(branch.loss_mask) == [False, False, True, True, False, False, True]
     assert list(branch.versions) == [-1, -1, 0, 0, -1, -1, 1]
@@ -29,14 +29,14 @@ def test_a_call_that_extends_the_one_before_joins_its_branch():
 
 def test_a_call_whose_history_was_rewritten_opens_a_branch_of_its_own():
     calls = [call([1, 2], [9, 3]), call([1, 2, 3, 5], [6]), call([1, 2, 3, 5, 6, 7], [8])]
-    first, second = branches_of(calls)
+    first, second = build_branches(calls)
     assert list(first.tokens) == [1, 2, 9, 3]
     assert list(second.tokens) == [1, 2, 3, 5, 6, 7, 8]
     assert first.loss_mask.sum() + second.loss_mask.sum() == 4
 
 
 def test_a_forced_token_is_context_and_not_trained():
-    (branch,) = branches_of([call([1], [2, 3, 4], forced=(1,))])
+    (branch,) = build_branches([call([1], [2, 3, 4], forced=(1,))])
     assert list(branch.loss_mask) == [False, True, False, True]
     assert branch.logprobs[2] == 0
 

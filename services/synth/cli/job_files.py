@@ -14,7 +14,7 @@ from synth.cli.errors import UsageProblem
 from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document, read_toml
-from synth.jobs.resolve.job import Examined, Overrides, examine
+from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
 from synth.jobs.resolved import SftJob
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
@@ -77,7 +77,7 @@ def read_config(path: Path) -> str:
         raise UsageProblem(what, expected="a TOML job file in UTF-8", where=str(path)) from error
 
 
-def examine_text(text: str, *, name: str, flags: Flags, registry: Registry) -> tuple[Document, Examined]:
+def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> tuple[Document, ValidationReport]:
     """Check a job file on this machine: its keys, its values, the files that it names.
 
     Raises `UserError` for text that is no TOML.
@@ -92,7 +92,7 @@ def examine_text(text: str, *, name: str, flags: Flags, registry: Registry) -> t
         seed=flags.seed,
         allow_experimental=flags.allow_experimental,
     )
-    found = examine(document, overrides=overrides, registry=registry, uploaded=False)
+    found = validate_job(document, overrides=overrides, registry=registry, uploaded=False)
     url = flags.task_url
     if url is not None:
         problems = [

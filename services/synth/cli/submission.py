@@ -11,10 +11,10 @@ from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
 from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError
-from synth.cli.job_files import Flags, LenientRegistry, examine_text
+from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
-from synth.jobs.resolve.job import job_of
+from synth.jobs.resolve.job import require_job
 from synth.jobs.resolved import ResolvedJob, SftJob
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class CheckedJob:
 
 def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path) -> CheckedJob:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
-    document, found = examine_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
-    return CheckedJob(text, name, flags, job_of(found, document))
+    document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
+    return CheckedJob(text, name, flags, require_job(found, document))
 
 
 def submit_job(client: Client, config: Config, checked: CheckedJob, *, key: str | None) -> JobWithConfig:

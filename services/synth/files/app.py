@@ -33,7 +33,7 @@ def main() -> int:
             handlers.file_uploaded,
             concurrency=settings.files_at_once,
         )
-        service.close_with(client.aclose)
+        service.on_close(client.aclose)
         service.run("events", serve_events(broker, service.bus, Role.FILES, service.stop))
 
     return run("files", settings, setup)

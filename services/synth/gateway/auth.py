@@ -19,7 +19,7 @@ from nats.js.errors import Error as JetStreamError
 from synth.access import Scope
 from synth.bus.connection import Connection
 from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
-from synth.bus.replay import Follower
+from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
 from synth.gateway.errors import ApiError, unavailable
@@ -48,7 +48,7 @@ class ApiKeyCache:
 
     async def follow(self) -> None:
         """Follow the bucket for ever, so that a key made or revoked by another gateway is known here at once."""
-        follower = Follower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
+        follower = StreamFollower(self._bus.nc, [f"{API_KEYS}>"], stream=f"KV_{SECRETS}", last=True)
         try:
             async for msg in follower.messages():
                 try:
@@ -110,7 +110,7 @@ class ApiKeyCache:
 
     def still_valid(self, caller: ApiKey) -> bool:
         """Whether the key of a long request, which was valid at its start, still is."""
-        return self._ending_keys.get(caller.key_id, caller).opens
+        return self._ending_keys.get(caller.key_id, caller).active
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer synth_live_…`")
@@ -130,7 +130,7 @@ async def authenticate(
     if caller is None:
         fix = "check SYNTH_API_KEY (`synthctl up` writes it to .env)"
         raise _unauthorised("this API key is not known here", fix=fix)
-    if not caller.opens:
+    if not caller.active:
         ended = f"was revoked at {_time(caller)}" if caller.revoked_at else f"expired at {_time(caller)}"
         raise _unauthorised(f"this API key ({caller.key_id}) {ended}", fix="set SYNTH_API_KEY to one that is live")
     require_scope(caller, *required_scopes(request.method, request.scope["path"]))

@@ -25,7 +25,7 @@ from synth.inference.serving.model_pool import ModelPool
 from synth.inference.serving.owner import ServeService
 from synth.inference.serving.router import ServiceRouter
 from synth.inference.settings import InferenceSettings
-from synth.keys import Cid, InvalidKey, bears, internal_token, read_cid
+from synth.keys import Cid, InvalidKey, has_bearer, internal_token, read_cid
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
@@ -54,7 +54,7 @@ def main() -> int:
             router.files_of, engine_factory, max_models=settings.max_models, load_timeout=settings.load_timeout_s
         )
         router.attach_model_pool(model_pool)
-        service.close_with(model_pool.close)
+        service.on_close(model_pool.close)
         REGISTRY.register(EngineMetrics(model_pool, vllm_pool))
 
         def describe() -> Replica:
@@ -78,7 +78,7 @@ def main() -> int:
             return cid
 
         async def authenticate(request: Request) -> str:
-            if not bears(request.headers.get("authorization", ""), bearer):
+            if not has_bearer(request.headers.get("authorization", ""), bearer):
                 raise InvalidKey("calls without a rollout credential come through the gateway")
             return request.headers.get("x-synth-org", "")
 
@@ -88,14 +88,14 @@ def main() -> int:
         worker = TaskWorker(
             service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run, give_up=serving.give_up
         )
-        service.checks["worker"] = worker.ill
-        service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
+        service.checks["worker"] = worker.health_problem
+        service.add_background(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
-        service.stop_with(asyncio.create_task(_warm_up(service, settings)))
+        service.add_background(asyncio.create_task(_warm_up(service, settings)))
         recorder = Recorder(read_own_cid)
         REGISTRY.register(RecorderMetrics(recorder))
-        service.stop_with(asyncio.create_task(_sweep(recorder)))
-        service.stop_with(asyncio.create_task(_unload_idle(model_pool, settings.idle_unload_s, changed)))
+        service.add_background(asyncio.create_task(_sweep(recorder)))
+        service.add_background(asyncio.create_task(_unload_idle(model_pool, settings.idle_unload_s, changed)))
         return build_api(
             router,
             recorder,
@@ -109,7 +109,7 @@ def main() -> int:
 
 async def _warm_up(service: Service, settings: InferenceSettings) -> None:
     """Prepare what the first model needs, once the service is up."""
-    await service.settled()
+    await service.after_startup()
     await asyncio.to_thread(warm_up, settings)
     await service.stop.wait()
 

@@ -30,9 +30,9 @@ def main() -> int:
             run=collector.run,
             give_up=collector.give_up,
         )
-        service.checks["worker"] = worker.ill
+        service.checks["worker"] = worker.health_problem
         following = asyncio.create_task(replicas.follow())
-        service.stop_with(following)
+        service.add_background(following)
         service.run("collect", worker.serve(service.stop))
 
     return run("rollouts", settings, setup)

@@ -27,7 +27,7 @@ from synth.rollouts.collection.types import (
     PriorProgress,
     RolloutSpec,
 )
-from synth.trajectories import RolloutBatch, Trajectory
+from synth.trajectories import RecordedTrajectory, RolloutBatch
 
 
 class RolloutLog:
@@ -85,7 +85,7 @@ class RolloutLog:
         key = (request.mode, request.iteration)
         done: dict[int, ScoredRollout] = {}
         for index, event in self._completed.get(key, {}).items():
-            trajectory = Trajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
+            trajectory = RecordedTrajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
             done[index] = ScoredRollout(
                 rollout_id=event.rollout_id,
                 group=event.group,
@@ -101,7 +101,7 @@ class RolloutLog:
     async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
         """Make one rollout durable: its trajectory, then the event that names it."""
         c = completed.rollout
-        trajectory = Trajectory(branches=c.branches, reward=c.reward, info=completed.score.info)
+        trajectory = RecordedTrajectory(branches=c.branches, reward=c.reward, info=completed.score.info)
         key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{completed.spec.index}"
         blob = await self._put_blob(key, trajectory.to_bytes())
         versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]

@@ -24,13 +24,13 @@ def main() -> int:
         worker = TaskWorker(
             service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up
         )
-        service.checks["worker"] = worker.ill
-        service.stop_with(asyncio.create_task(_keep_one_warm(service, learners)))
+        service.checks["worker"] = worker.health_problem
+        service.add_background(asyncio.create_task(_keep_one_warm(service, learners)))
         service.run("train", worker.serve(service.stop))
 
     return run("trainer", settings, setup)
 
 
 async def _keep_one_warm(service: Service, learners: LearnerPool) -> None:
-    await service.settled()
+    await service.after_startup()
     await learners.keep_one_warm()

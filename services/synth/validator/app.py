@@ -8,11 +8,11 @@ from synth.events.catalogue import Role
 from synth.models import Registry
 from synth.runtime.settings import ServiceSettings
 from synth.service import Service, run
-from synth.validator.handlers import Handlers
+from synth.validator.handlers import ValidatorHandlers
 
 
 async def setup(service: Service) -> None:
-    handlers = Handlers(service.bus, Registry(service.settings.models_dir))
+    handlers = ValidatorHandlers(service.bus, Registry(service.settings.models_dir))
     broker = make_broker(service.settings, service.name)
     on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)
     service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop))

@@ -20,8 +20,8 @@ log = logs.get("validator")
 
 
 @dataclass(frozen=True)
-class Handlers:
-    """Decides about each new job, once: a job that is past `created` is left as it is."""
+class ValidatorHandlers:
+    """Validates each new job once; a job that is past `created` is left as it is."""
 
     bus: Connection
     registry: Registry
@@ -37,7 +37,7 @@ class Handlers:
         log.info("job decided", verdict=type(verdict).__name__, appended=seq is not None)
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
-        """End a job that cannot be decided about: its user would wait for ever."""
+        """Reject a job that cannot be validated: its user would wait for ever."""
 
         def decide(history: JobHistory) -> Event | None:
             return JobRejected(problems=[problem]) if history.state is State.CREATED else None

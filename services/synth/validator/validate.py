@@ -8,15 +8,14 @@ import msgspec
 
 from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
+from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import job_to_data
 from synth.models import Registry
 
 _PROBLEMS_SHOWN = 100
-#: An event may be 1 MiB, headers included.
-_LARGEST_JOB = 1_000_000
 
 
 def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejected:
@@ -31,7 +30,7 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         allow_experimental=created.allow_experimental,
     )
     try:
-        resolved = check_job(_document(created), overrides=overrides, registry=registry, kind=_kind(created))
+        resolved = resolve_job(_document(created), overrides=overrides, registry=registry, kind=_kind(created))
     except UserError as error:
         return JobRejected(problems=_first(error.problems))
     except RecursionError:
@@ -45,10 +44,10 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         job=job_to_data(resolved.job), origins=resolved.origins, warnings=resolved.warnings[:_PROBLEMS_SHOWN]
     )
     size = len(msgspec.json.encode(validated))
-    if size > _LARGEST_JOB:
+    if size > MAX_EVENT_BODY_BYTES:
         problem = Problem(
             what=f"the job, with everything resolved, is {size} bytes",
-            expected=f"at most {_LARGEST_JOB}",
+            expected=f"at most {MAX_EVENT_BODY_BYTES}",
             fix="give long lists of seeds as ranges, and data as files",
             where=created.config_name,
         )

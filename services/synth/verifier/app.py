@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from synth.bus.asks import VERIFY, VERIFY_WITHIN_S, VerifyTaskApp
 from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.kv.secrets import SecretStore
-from synth.bus.rpc import serve_asks
+from synth.bus.rpc import VERIFY, VERIFY_WITHIN_S, VerifyTaskApp, serve_questions
 from synth.events import JobResumed, JobValidated
 from synth.events.catalogue import Role
 from synth.http_guard import guarded_client
 from synth.models import Registry
 from synth.service import Service, run
-from synth.verifier.handlers import Handlers
+from synth.verifier.handlers import VerifierHandlers
 from synth.verifier.settings import VerifierSettings
 
 
@@ -20,7 +19,7 @@ def main() -> int:
     settings = VerifierSettings()
 
     async def setup(service: Service) -> None:
-        handlers = Handlers(
+        handlers = VerifierHandlers(
             bus=service.bus,
             secrets=SecretStore(service.bus, settings.cluster_secret.get_secret_value()),
             registry=Registry(settings.models_dir, hub=settings.model_hub),
@@ -39,17 +38,17 @@ def main() -> int:
             give_up=handlers.give_up,
         )
         on_event(broker, service.bus, Role.VERIFIER, JobResumed, handlers.job_resumed)
-        asks = serve_asks(
+        questions = serve_questions(
             service.bus,
             VERIFY,
             VerifyTaskApp,
             handlers.verify_task_app,
             service.stop,
-            at_once=settings.asks_at_once,
+            max_concurrent=settings.asks_at_once,
             # So that who asked hears of it before it stops to wait.
             within=VERIFY_WITHIN_S - 2,
         )
-        service.run("asks", asks)
+        service.run("questions", questions)
         service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))
 
     return run("verifier", settings, setup)

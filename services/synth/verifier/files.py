@@ -1,4 +1,4 @@
-"""A job's files: wait until each is checked, and have its bytes' reference or what is wrong with it."""
+"""A job's files: wait until each is checked, and return the reference of its bytes, or what is wrong with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from synth.bus.connection import Connection
-from synth.bus.delivery import leave_place
+from synth.bus.delivery import release_slot
 from synth.bus.history.file_log import FileHistory, history_of, read_file
 from synth.bus.replay import follow, replay
 from synth.errors import Problem, Transient, UserError
@@ -21,7 +21,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class ReadyFile:
-    """rows: the blob to train on. images: that its rows show."""
+    """A checked file. rows: the blob to train on. images: how many its rows show."""
 
     name: str
     rows: BlobRef
@@ -31,7 +31,7 @@ class ReadyFile:
 async def wait_for_file(
     bus: Connection, org: str, file_id: str, *, role: str, timeout: float, stop: asyncio.Event
 ) -> ReadyFile:
-    """The file, once it is ready; the wait leaves the handler's place to other events.
+    """The file, once it is ready; the wait releases the handler's slot to other events.
 
     role: what the file is to the job, "training_file". Raises `UserError` when there is no such file, it was rejected
     or it is not checked within `timeout` seconds, and `Transient` at `stop`.
@@ -41,7 +41,7 @@ async def wait_for_file(
         raise UserError(_deleted(file_id, role) if known.deleted else await _unknown(bus, org, file_id, role))
     name = known.upload.name
     if known.verdict is None:
-        leave_place()
+        release_slot()
         known = await _follow(bus, org, file_id, known, timeout=timeout, stop=stop)
     if known.upload is None:
         raise UserError(_deleted(file_id, role))

@@ -11,13 +11,13 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from synth.bus.asks import TaskAppReport, VerifyTaskApp
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory, append_decided, read_job
 from synth.bus.history.model_refs import find_model
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
+from synth.bus.rpc import TaskAppReport, VerifyTaskApp
 from synth.errors import Permanent, Problem, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
@@ -27,7 +27,7 @@ from synth.models import Registry
 from synth.runtime import logs
 from synth.verifier.files import ReadyFile, wait_for_file
 from synth.verifier.settings import VerifierSettings
-from synth.verifier.task_app import TaskApp, TaskAppCheck
+from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
 
 log = logs.get("verifier")
@@ -36,8 +36,8 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Handlers:
-    """Looks at each validated job's world once, and makes its first tasks due."""
+class VerifierHandlers:
+    """Verifies each validated job once, and queues its first tasks."""
 
     bus: Connection
     secrets: SecretStore
@@ -55,7 +55,7 @@ class Handlers:
         history = await read_job(self.bus, org, job_id)
         # Counted from the fact, so that a wait which a second verifier goes on with has the same end.
         until = event.time + timedelta(seconds=self.settings.file_wait_s)
-        fact = await self._look_at(job, org, until) if history.state is State.VALIDATED else None
+        fact = await self._verify(job, org, until) if history.state is State.VALIDATED else None
 
         def decide(history: JobHistory) -> Event | None:
             return fact if history.state is State.VALIDATED else None
@@ -63,15 +63,15 @@ class Handlers:
         history, seq = await append_decided(self.bus, org, job_id, decide)
         log.info("job looked at", verdict=type(fact).__name__, appended=seq is not None)
         verified = fact if seq is not None else history.last(JobVerified)
-        if isinstance(verified, JobVerified) and not history.standing.is_over(0):
+        if isinstance(verified, JobVerified) and not history.status.is_over(0):
             # Also when this event was delivered before: then the one before us may have died right here.
             await self._queue(job, org, job_id, term=0)
 
     async def job_resumed(self, event: Recorded, resumed: JobResumed) -> None:
-        """Queue the tasks of the job's new term: what it needs was looked at before its first one."""
+        """Queue the tasks of the job's new term; the job was verified before its first one."""
         history = await read_job(self.bus, event.org, event.key)
         term = sum(fact.type == RESUMED for fact in history.facts if fact.seq <= event.seq)
-        if history.standing.is_over(term):
+        if history.status.is_over(term):
             return
         job = job_from_data(history.need(JobValidated).job)
         await self._queue(job, event.org, event.key, term=term)
@@ -85,7 +85,7 @@ class Handlers:
         return report
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
-        """End a job that cannot be looked at: its user would wait for ever."""
+        """Refuse a job that cannot be verified: its user would wait for ever."""
 
         def decide(history: JobHistory) -> Event | None:
             return JobRefused(problems=[problem]) if history.state is State.VALIDATED else None
@@ -97,10 +97,10 @@ class Handlers:
         for task in first_tasks(job, org=org, job_id=job_id, pool=pool, replicas=replicas, term=term):
             await enqueue(self.bus, task)
 
-    async def _look_at(self, job: Job, org: str, until: datetime) -> JobVerified | JobRefused:
+    async def _verify(self, job: Job, org: str, until: datetime) -> JobVerified | JobRefused:
         problems: list[Problem] = []
         source = await _collect(problems, find_model(self.bus, org, job.model, self.registry))
-        app: TaskApp | None = None
+        app: VerifiedTaskApp | None = None
         task_url: str | None = None
         files: dict[str, BlobRef] = {}
         if isinstance(job, SftJob):
@@ -122,7 +122,7 @@ class Handlers:
             validation_data=files.get("validation_file"),
         )
 
-    async def _task_app(self, org: str, url: str) -> TaskApp:
+    async def _task_app(self, org: str, url: str) -> VerifiedTaskApp:
         return await self._check(url).run(await self.secrets.environment_keys(org))
 
     def _check(self, url: str) -> TaskAppCheck:

@@ -14,8 +14,8 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from synth.bus.asks import KEY_REFUSED, TaskAppAttempt, TaskAppReport
 from synth.bus.kv.secrets import EnvironmentKey
+from synth.bus.rpc import KEY_REFUSED_STATUSES, KeyResult, TaskAppReport
 from synth.errors import Problem, UserError
 from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
 
@@ -24,7 +24,7 @@ _FIRST_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True)
-class TaskApp:
+class VerifiedTaskApp:
     """A task app that works. key_id: of the environment key that opens it, None when it needs none."""
 
     name: str | None
@@ -40,7 +40,7 @@ class KeyRefused(Exception):
         self.status = status
 
 
-class Unusable(UserError):
+class TaskAppUnusable(UserError):
     """The task app cannot be used, whatever the key. status: of the answer that says so, if any came."""
 
     def __init__(self, problem: Problem, *, path: str, status: int | None = None) -> None:
@@ -58,16 +58,16 @@ class TaskAppCheck:
     call_deadline_s: float
     retry_for_s: float
 
-    async def run(self, keys: list[EnvironmentKey]) -> TaskApp:
+    async def run(self, keys: list[EnvironmentKey]) -> VerifiedTaskApp:
         """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used."""
         give_up = time.monotonic() + self.retry_for_s
         refused: list[str] = []
         for key in [*reversed(keys)] or [None]:
             try:
-                return await self._with(key, give_up)
+                return await self._try_key(key, give_up)
             except KeyRefused as refusal:
                 refused.append(f"{key.id if key else 'no key'}: {refusal}")
-        raise UserError(self._locked(refused, stored=bool(keys)))
+        raise UserError(self._no_key_opens(refused, stored=bool(keys)))
 
     async def report(self, keys: list[EnvironmentKey], *, budget_s: float) -> TaskAppReport:
         """Try every key, newest (last) first, and say what came of each.
@@ -78,40 +78,40 @@ class TaskAppCheck:
         begun = time.monotonic()
         newest_first = list(reversed(keys))
         name: str | None = None
-        attempts: list[TaskAppAttempt] = []
+        attempts: list[KeyResult] = []
         for key in newest_first or [None]:
             id = key.id if key else None
             left = begun + budget_s - time.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, left)):
-                    app = await self._with(key, begun + self.retry_for_s)
+                    app = await self._try_key(key, begun + self.retry_for_s)
             except KeyRefused as refused:
                 reason = f"refused: {refused}"
-                found = TaskAppAttempt(key_id=id, ok=False, path=refused.path, status=refused.status, reason=reason)
-            except Unusable as error:
+                found = KeyResult(key_id=id, ok=False, path=refused.path, status=refused.status, reason=reason)
+            except TaskAppUnusable as error:
                 reason = str(error)
-                found = TaskAppAttempt(key_id=id, ok=False, path=error.path, status=error.status, reason=reason)
+                found = KeyResult(key_id=id, ok=False, path=error.path, status=error.status, reason=reason)
                 attempts.append(found)
                 break
             except TimeoutError:
                 reason = f"not known: all keys together may take {budget_s:g} s"
-                found = TaskAppAttempt(key_id=id, ok=False, path="", status=None, reason=reason)
+                found = KeyResult(key_id=id, ok=False, path="", status=None, reason=reason)
             else:
                 name = app.name or name
-                found = TaskAppAttempt(key_id=id, ok=True, path="/task_info", status=200, reason="opens it")
+                found = KeyResult(key_id=id, ok=True, path="/task_info", status=200, reason="opens it")
             attempts.append(found)
         return TaskAppReport(key_ids=[key.id for key in newest_first], attempts=attempts, task_name=name)
 
-    async def _with(self, key: EnvironmentKey | None, give_up: float) -> TaskApp:
-        health = await self._ask("/health", key, give_up)
+    async def _try_key(self, key: EnvironmentKey | None, give_up: float) -> VerifiedTaskApp:
+        health = await self._request("/health", key, give_up)
         if health.get("healthy") is False:
             raise self._unusable("/health", "says that it is not healthy", status=200)
-        info = await self._ask("/task_info", key, give_up)
+        info = await self._request("/task_info", key, give_up)
         if "taskset" not in info and "task" not in info:
             raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}", status=200)
-        return TaskApp(name=task_name(info), key_id=key.id if key else None)
+        return VerifiedTaskApp(name=task_name(info), key_id=key.id if key else None)
 
-    async def _ask(self, path: str, key: EnvironmentKey | None, give_up: float) -> dict[str, Any]:
+    async def _request(self, path: str, key: EnvironmentKey | None, give_up: float) -> dict[str, Any]:
         pause = _FIRST_PAUSE_S
         while True:
             status: int | None = None
@@ -121,7 +121,7 @@ class TaskAppCheck:
                     return self._read(path, reply)
                 status, trouble = reply.status, f"answers HTTP {reply.status}: {_text(reply.body)}"
             except AddressRefused as error:
-                raise Unusable(self._inside(error), path=path) from error
+                raise TaskAppUnusable(self._address_refused(error), path=path) from error
             except (TimeoutError, httpx.TimeoutException) as error:
                 # It has had the whole deadline: asking again would only make the user wait longer.
                 raise self._unusable(path, f"does not answer within {self.call_deadline_s:g} s") from error
@@ -148,7 +148,7 @@ class TaskAppCheck:
         return await fetch(self.client, url, headers=headers, limit=_LARGEST_ANSWER, deadline=self.call_deadline_s)
 
     def _read(self, path: str, reply: Fetched) -> dict[str, Any]:
-        if reply.status in KEY_REFUSED:
+        if reply.status in KEY_REFUSED_STATUSES:
             raise KeyRefused(f"HTTP {reply.status}", path=path, status=reply.status)
         if reply.status != 200:
             what = f"answers HTTP {reply.status}: {_text(reply.body)}"
@@ -163,16 +163,16 @@ class TaskAppCheck:
             raise self._unusable(path, what, status=reply.status)
         return cast(dict[str, Any], body)
 
-    def _unusable(self, path: str, what: str, *, status: int | None = None) -> Unusable:
+    def _unusable(self, path: str, what: str, *, status: int | None = None) -> TaskAppUnusable:
         problem = Problem(
             what=f"the task app's {path} {what}",
             expected="HTTP 200 with a JSON object, as the task-app contract says",
             fix=f"check that it runs: curl {self.url.rstrip('/')}{path}; then submit the job again",
             where=self.url,
         )
-        return Unusable(problem, path=path, status=status)
+        return TaskAppUnusable(problem, path=path, status=status)
 
-    def _inside(self, error: AddressRefused) -> Problem:
+    def _address_refused(self, error: AddressRefused) -> Problem:
         return Problem(
             what=f"the task app's host {error.host} is at {error.address}, which is not a public address",
             expected="a public address, or one that the cluster's operator allows",
@@ -180,7 +180,7 @@ class TaskAppCheck:
             where=self.url,
         )
 
-    def _locked(self, refused: list[str], *, stored: bool) -> Problem:
+    def _no_key_opens(self, refused: list[str], *, stored: bool) -> Problem:
         if not stored:
             return Problem(
                 what=f"the task app asks for a key ({refused[0]}), and your organisation has none",

@@ -4,7 +4,7 @@ Invariants. A handler may run twice for one event, so it is idempotent; it publi
 deterministic ids and is acknowledged last. Meanwhile the delivery is kept alive. A transient error sends the event
 back with a growing delay, at most six times; a permanent one, and the seventh time, is a dead letter. An event whose
 handler kills the process is counted by the server, and so becomes a dead letter too. Whoever waits for what a dead
-letter should have led to is told by the reader's `give_up`. A handler that waits for long leaves its place first.
+letter should have led to is told by the reader's `give_up`. A handler that waits for long releases its slot first.
 """
 
 # FastStream's and nats-py's generics are partly untyped.
@@ -26,7 +26,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from synth.bus.connection import Connection, connect_options
-from synth.bus.dead import bury
+from synth.bus.dead_letters import publish_dead_letter
 from synth.bus.recorded import Recorded, from_delivery
 from synth.bus.server.topology import EVENTS, HEARTBEAT_S, MAX_DELIVERIES, queue_name
 from synth.errors import Permanent, Problem, Transient
@@ -38,10 +38,10 @@ from synth.runtime.telemetry import traced
 log = logs.get("delivery")
 
 _E = TypeVar("_E", bound=Event)
-#: The deliveries whose handlers go on beside their places.
-_apart: set[asyncio.Task[None]] = set()
-_left: ContextVar[asyncio.Event | None] = ContextVar("left", default=None)
-_APART_ENDS_WITHIN_S = 5.0
+#: The deliveries whose handlers go on after they released their slots.
+_detached: set[asyncio.Task[None]] = set()
+_slot_released: ContextVar[asyncio.Event | None] = ContextVar("slot_released", default=None)
+_DETACHED_GRACE_S = 5.0
 
 Handler = Callable[[Recorded, _E], Awaitable[None]]
 GiveUp = Callable[[Recorded, Problem], Awaitable[None]]
@@ -74,14 +74,14 @@ def on_event(
     """Let `handler` have each event of this kind that is delivered to this replica.
 
     concurrency: how many at a time; more than one for a handler that waits for others, beside those that called
-    `leave_place`. give_up: told of each event that becomes a dead letter.
+    `release_slot`. give_up: told of each event that becomes a dead letter.
     """
     spec = spec_of(event)
     if spec.reads.get(reader) is not Reading.QUEUE:
         raise Permanent(f"the catalogue does not let {reader} take {spec.type} from a queue")
 
     async def deliver(message: NatsMessage) -> None:
-        await _until_left(_deliver(bus, message.raw_message, event, handler, give_up))
+        await _until_released(_deliver(bus, message.raw_message, event, handler, give_up))
 
     for n in range(concurrency):
         # Each is a pull loop of its own: FastStream's `max_workers` would fetch events that nobody keeps alive.
@@ -95,21 +95,21 @@ def on_event(
         )(deliver)
 
 
-def leave_place() -> None:
-    """Let another event have the running handler's place; it goes on beside it, for a wait that costs nothing.
+def release_slot() -> None:
+    """Give the running handler's slot to another event; the handler goes on beside it, for a wait that costs nothing.
 
     The server delivers at most the consumer's `max_ack_pending` (1000) events that nobody has ended.
     """
-    left = _left.get()
-    if left is not None:
-        left.set()
+    released = _slot_released.get()
+    if released is not None:
+        released.set()
 
 
-async def _until_left(delivery: Coroutine[Any, Any, None]) -> None:
-    """Until the delivery has ended, or its handler has left its place."""
-    left = asyncio.Event()
-    _left.set(left)  # the task's context is a copy of this one
-    task, leaving = asyncio.create_task(delivery), asyncio.create_task(left.wait())
+async def _until_released(delivery: Coroutine[Any, Any, None]) -> None:
+    """Wait until the delivery has ended, or its handler has released its slot."""
+    released = asyncio.Event()
+    _slot_released.set(released)  # the task's context is a copy of this one
+    task, leaving = asyncio.create_task(delivery), asyncio.create_task(released.wait())
     try:
         await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
@@ -120,12 +120,12 @@ async def _until_left(delivery: Coroutine[Any, Any, None]) -> None:
     if task.done():
         task.result()
     else:
-        _apart.add(task)
-        task.add_done_callback(_ended_apart)
+        _detached.add(task)
+        task.add_done_callback(_on_detached_end)
 
 
-def _ended_apart(task: asyncio.Task[None]) -> None:
-    _apart.discard(task)
+def _on_detached_end(task: asyncio.Task[None]) -> None:
+    _detached.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("delivery failed, it comes back by itself", error=repr(error))
 
@@ -134,14 +134,14 @@ async def serve_events(broker: NatsBroker, bus: Connection, reader: Role, stop: 
     """Deliver to the handlers until `stop`, then let the running ones end. Raises when a consumer is missing."""
     queues = [queue_name(reader, spec.type) for spec in CATALOGUE.values() if spec.reads.get(reader) is Reading.QUEUE]
     # Before the start: FastStream would make a durable that is missing, with settings that are not the topology's.
-    await _look_at(bus, queues)
+    await _check_consumers(bus, queues)
     await broker.start()
     try:
         await watch_consumers(bus, queues, stop)
     finally:
-        if _apart:
+        if _detached:
             # While the broker's connection is still there to send them back on.
-            _, late = await asyncio.wait(_apart, timeout=_APART_ENDS_WITHIN_S)
+            _, late = await asyncio.wait(_detached, timeout=_DETACHED_GRACE_S)
             for task in late:
                 task.cancel()
         await broker.stop()
@@ -151,7 +151,7 @@ async def watch_consumers(bus: Connection, queues: list[str], stop: asyncio.Even
     """Raise when one of these durables is gone: FastStream's pull loop would spin on it and say nothing."""
     while not stop.is_set():
         try:
-            await _look_at(bus, queues)
+            await _check_consumers(bus, queues)
         except (NatsError, TimeoutError) as error:
             log.warning("cannot look at the consumers", error=repr(error))
         try:
@@ -161,7 +161,7 @@ async def watch_consumers(bus: Connection, queues: list[str], stop: asyncio.Even
             continue
 
 
-async def _look_at(bus: Connection, queues: list[str]) -> None:
+async def _check_consumers(bus: Connection, queues: list[str]) -> None:
     for queue in queues:
         try:
             await bus.js.consumer_info(EVENTS, queue)
@@ -184,7 +184,7 @@ async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_
         if deliveries > MAX_DELIVERIES:
             await _end(bus, msg, event, f"delivered {deliveries} times without an end", give_up)
             return
-        beat = asyncio.create_task(_beat(msg))
+        beat = asyncio.create_task(_heartbeat(msg))
         try:
             await handler(event, event.event)
             await msg.ack()
@@ -207,7 +207,7 @@ async def _deliver(bus: Connection, msg: Msg, kind: type[_E], handler: Handler[_
 
 
 async def _end(bus: Connection, msg: Msg, event: Recorded | None, reason: str, give_up: GiveUp | None) -> None:
-    letter = await bury(bus, msg.subject, msg.data, reason=reason, seq=event.seq if event else None)
+    letter = await publish_dead_letter(bus, msg.subject, msg.data, reason=reason, seq=event.seq if event else None)
     if event is not None and give_up is not None:
         # Before it leaves the queue: what fails here is delivered again, as long as there are deliveries left.
         await give_up(event, _internal(reason, f"{bus.service}, dead letter {letter}"))
@@ -223,7 +223,7 @@ def _internal(reason: str, where: str) -> Problem:
     )
 
 
-async def _beat(msg: Msg) -> None:
+async def _heartbeat(msg: Msg) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         try:

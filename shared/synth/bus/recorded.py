@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-# The catalogue is empty until its events have entered themselves.
-import synth.events  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from synth.events.catalogue import CATALOGUE, Event
 
 MSG_ID = "Nats-Msg-Id"
@@ -18,7 +16,7 @@ SCHEMA = "Synth-Schema"
 TRACEPARENT = "traceparent"
 
 
-class Unknown(Event, frozen=True, kw_only=True):
+class UnknownEvent(Event, frozen=True, kw_only=True):
     """An event that this version cannot read (a newer one wrote it): seen by everybody, trusted by nobody."""
 
     body: Any = None
@@ -50,12 +48,12 @@ _decoders: dict[str, msgspec.json.Decoder[Event]] = {
 
 
 def decode(type_: str, body: bytes) -> Event:
-    """The typed event of this type; `Unknown` when the type, or its shape, is not one of ours."""
+    """The typed event of this type; `UnknownEvent` when the type, or its shape, is not one of ours."""
     decoder = _decoders.get(type_)
     try:
-        return decoder.decode(body) if decoder else Unknown(body=msgspec.json.decode(body))
+        return decoder.decode(body) if decoder else UnknownEvent(body=msgspec.json.decode(body))
     except msgspec.DecodeError:
-        return Unknown(body=body.decode(errors="replace"))
+        return UnknownEvent(body=body.decode(errors="replace"))
 
 
 def from_parts(

@@ -33,7 +33,7 @@ _REQUEST_S = 3.0
 _BUFFER = 4096
 
 
-class Follower:
+class StreamFollower:
     """An ordered consumer of its own, reopened at its cursor whenever it falls silent or skips."""
 
     def __init__(self, nc: Client, filters: list[str], *, after: int = 0, stream: str = EVENTS, last: bool = False):
@@ -140,7 +140,7 @@ class Follower:
 
 async def follow(nc: Client, filters: list[str], *, after: int = 0) -> AsyncGenerator[Recorded]:
     """Each event on these subjects once, in stream order, from `after` on, for ever."""
-    follower = Follower(nc, filters, after=after)
+    follower = StreamFollower(nc, filters, after=after)
     try:
         async for msg in follower.messages():
             yield from_delivery(msg)
@@ -169,7 +169,7 @@ async def replay_messages(
     timeout: float = 60,
 ) -> list[Msg]:
     """Like `replay`, of any stream, as the messages that they are."""
-    follower = Follower(nc, filters, after=after, stream=stream, last=last_per_subject)
+    follower = StreamFollower(nc, filters, after=after, stream=stream, last=last_per_subject)
     found: list[Msg] = []
     try:
         async with asyncio.timeout(timeout):

@@ -1,6 +1,8 @@
-"""Request and reply: a question with one answer, within a deadline. What must survive a restart is an event or a task.
+"""Request and reply (decision 12): the questions that one service asks another, and how they are asked and answered.
 
-Invariant. Whoever asks gets an answer, or `Transient` at the deadline; an answerer that fails says so at once.
+A question is no fact: it is not in the log, and nobody but its asker sees the answer. What must survive a restart is
+an event or a task. Invariant: whoever asks gets an answer, or `Transient` at the deadline; an answerer that fails says
+so at once.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -16,12 +18,46 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from synth.bus.asks import ASKS
 from synth.bus.connection import Connection
 from synth.errors import Permanent, Transient
 from synth.runtime import logs
 
-log = logs.get("asking")
+log = logs.get("rpc")
+
+VERIFY = "ask.verify"
+VERIFY_WITHIN_S = 50.0
+
+#: Who asks and who answers each, as services.
+QUESTIONS: dict[str, tuple[str, str]] = {VERIFY: ("gateway", "verifier")}
+
+#: What a task app answers to a key that is not its own.
+KEY_REFUSED_STATUSES = (400, 401, 403)
+
+
+class VerifyTaskApp(msgspec.Struct, frozen=True, kw_only=True):
+    """Is this task app there, and which environment key of the organisation opens it?"""
+
+    org: str
+    url: str
+
+
+class KeyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one environment key, or of none (key_id None). status: the HTTP answer that decided, if any came."""
+
+    key_id: str | None
+    ok: bool
+    path: str
+    status: int | None
+    reason: str
+
+
+class TaskAppReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Every key of the organisation, newest first, and what came of those that were tried. task_name: if one worked."""
+
+    key_ids: list[str]
+    attempts: list[KeyResult]
+    task_name: str | None = None
+
 
 _Q = TypeVar("_Q", bound=msgspec.Struct)
 _A = TypeVar("_A", bound=msgspec.Struct)
@@ -30,7 +66,7 @@ _FAILED = "Synth-Failed"
 
 async def ask(bus: Connection, subject: str, question: msgspec.Struct, answer: type[_A], *, within: float) -> _A:
     """Ask whichever replica of the answering service takes it. within: seconds; then, or refused, `Transient`."""
-    answerer = ASKS[subject][1]
+    answerer = QUESTIONS[subject][1]
     try:
         reply = await bus.nc.request(subject, msgspec.json.encode(question), timeout=within)
     except NoRespondersError as error:
@@ -42,28 +78,28 @@ async def ask(bus: Connection, subject: str, question: msgspec.Struct, answer: t
     return msgspec.json.decode(reply.data, type=answer)
 
 
-async def serve_asks(
+async def serve_questions(
     bus: Connection,
     subject: str,
     question: type[_Q],
     answer: Callable[[_Q], Awaitable[msgspec.Struct]],
     stop: asyncio.Event,
     *,
-    at_once: int,
+    max_concurrent: int,
     within: float,
 ) -> None:
     """Answer this question, shared with the service's other replicas, until `stop`; then end what was begun.
 
-    at_once: questions that are looked into at a time. within: seconds for one, waiting for its turn included.
+    max_concurrent: questions that are answered at one time. within: seconds for one, waiting for its turn included.
     """
-    if ASKS[subject][1] != bus.service:
-        raise Permanent(f"{subject} is answered by {ASKS[subject][1]}, not by {bus.service}")
-    turn = asyncio.Semaphore(at_once)
+    if QUESTIONS[subject][1] != bus.service:
+        raise Permanent(f"{subject} is answered by {QUESTIONS[subject][1]}, not by {bus.service}")
+    slots = asyncio.Semaphore(max_concurrent)
     running: set[asyncio.Task[None]] = set()
 
     async def reply_to(msg: Msg) -> None:
         try:
-            async with asyncio.timeout(within), turn:
+            async with asyncio.timeout(within), slots:
                 body = msgspec.json.encode(await answer(msgspec.json.decode(msg.data, type=question)))
             await bus.nc.publish(msg.reply, body)
         except TimeoutError:

@@ -25,7 +25,7 @@ from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from synth.bus.connection import Connection
-from synth.bus.dead import bury
+from synth.bus.dead_letters import publish_dead_letter
 from synth.bus.server.topology import HEARTBEAT_S, MAX_DELIVERIES, WORK, task_queue_name
 from synth.errors import Fenced, Permanent, Transient
 from synth.runtime import logs
@@ -49,7 +49,7 @@ class Lease:
         self._let_go = False
 
     def progress(self, stage: str, *, deadline: float) -> None:
-        """It advances: it is in `stage`, and silent for longer than `deadline` seconds it counts as hung."""
+        """Mark progress: the task is in `stage`, and counts as hung after `deadline` seconds without another mark."""
         self._mark, self._stage, self._deadline = time.monotonic(), stage, deadline
 
     @property
@@ -57,7 +57,7 @@ class Lease:
         return time.monotonic() - self._mark > self._deadline
 
     def let_go(self) -> bool:
-        """It is to be ended; False when it was told already: its clean-up must not be cancelled in its turn."""
+        """Decide to end the task; False when that was decided before: its clean-up must not be cancelled too."""
         first, self._let_go = not self._let_go, True
         return first
 
@@ -67,8 +67,8 @@ class Lease:
         return self._reply.metadata.num_delivered
 
     @property
-    def standing(self) -> str:
-        """Where it is, for a log: stage and seconds without progress."""
+    def status(self) -> str:
+        """The stage, and the seconds without progress, for a log."""
         return f"{self._stage}, {time.monotonic() - self._mark:.0f} s without progress (deadline {self._deadline:.0f})"
 
     def adopt(self, msg: Msg) -> None:
@@ -76,15 +76,15 @@ class Lease:
         self._reply = msg
 
     async def keep(self) -> None:
-        """Say that we still have it."""
+        """Tell the queue that the task is still in progress."""
         await self._reply.in_progress()
 
     async def done(self) -> None:
-        """It is finished: the queue forgets it."""
+        """Acknowledge the task: it is finished, and the queue forgets it."""
         await self._reply.ack()
 
     async def give_back(self, delay: float = 0) -> None:
-        """Somebody else, or we later, should take it again after `delay` seconds."""
+        """Hand the task back to the queue, which delivers it again, to anybody, after `delay` seconds."""
         await self._reply.nak(delay=delay or None)
 
 
@@ -113,25 +113,25 @@ class TaskWorker:
         self._run = run
         self._give_up = give_up
         self._held: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
-        self.last_turn = time.monotonic()
+        self.last_poll = time.monotonic()
 
     @property
     def running(self) -> int:
         """How many tasks this process owns now."""
         return len(self._held)
 
-    def ill(self) -> str | None:
-        """What is wrong with this worker, for `/healthz`: it has not turned for too long."""
-        silent = time.monotonic() - self.last_turn
+    def health_problem(self) -> str | None:
+        """What is wrong with this worker, for `/healthz`: it has not polled for too long."""
+        silent = time.monotonic() - self.last_poll
         return f"has not asked for work for {silent:.0f} s" if silent > 10 * _PULL_S else None
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Take and run tasks until `stop`; then hand back what is still held. Raises when its consumer is gone."""
-        beat = asyncio.create_task(self._beat())
+        beat = asyncio.create_task(self._heartbeat())
         subscription: JetStreamContext.PullSubscription | None = None
         try:
             while not stop.is_set():
-                self.last_turn = time.monotonic()
+                self.last_poll = time.monotonic()
                 if subscription is None:
                     subscription = await self._subscribe()
                 msg = await self._next(subscription)
@@ -178,19 +178,19 @@ class TaskWorker:
         try:
             task = msgspec.json.decode(msg.data, type=Task)
         except msgspec.DecodeError as error:
-            await bury(self._bus, msg.subject, msg.data, reason=f"not a task: {error}")
+            await publish_dead_letter(self._bus, msg.subject, msg.data, reason=f"not a task: {error}")
             await msg.term()
             return
         lease = Lease(task, msg)
-        running = asyncio.create_task(self._own(lease))
+        running = asyncio.create_task(self._run_task(lease))
         self._held[msg.subject] = (lease, running)
 
-    async def _own(self, lease: Lease) -> None:
+    async def _run_task(self, lease: Lease) -> None:
         task = lease.task
         log.info("task taken", task=task.subject, job=task.job_id)
         try:
             await self._term_before(task)
-            await self._run_or_bury(lease)
+            await self._run_or_dead_letter(lease)
             await lease.done()
             log.info("task done", task=task.subject, job=task.job_id)
         except asyncio.CancelledError:
@@ -218,31 +218,31 @@ class TaskWorker:
         if before:
             await asyncio.wait(before)
 
-    async def _run_or_bury(self, lease: Lease) -> None:
+    async def _run_or_dead_letter(self, lease: Lease) -> None:
         try:
             await self._run(lease.task, lease)
         except (Transient, Fenced):
             raise
         except Permanent as error:
-            await self._bury(lease.task, str(error))
+            await self._dead_letter(lease.task, str(error))
         except Exception as error:
             if lease.deliveries < MAX_DELIVERIES:
                 raise
             log.exception("task fails again and again", task=lease.task.subject, deliveries=lease.deliveries)
-            await self._bury(lease.task, f"after {lease.deliveries} deliveries: {error!r}")
+            await self._dead_letter(lease.task, f"after {lease.deliveries} deliveries: {error!r}")
 
-    async def _bury(self, task: Task, reason: str) -> None:
+    async def _dead_letter(self, task: Task, reason: str) -> None:
         if self._give_up is not None:
             await self._give_up(task, reason)
-        await bury(self._bus, task.subject, msgspec.json.encode(task), reason=reason)
+        await publish_dead_letter(self._bus, task.subject, msgspec.json.encode(task), reason=reason)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for lease, running in list(self._held.values()):
                 if lease.hung:
                     if lease.let_go():
-                        log.error("task hangs, letting it go", task=lease.task.subject, standing=lease.standing)
+                        log.error("task hangs, letting it go", task=lease.task.subject, status=lease.status)
                         running.cancel()
                     continue
                 try:

@@ -8,6 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
+#: Of one event, its headers included.
+MAX_EVENT_BYTES = 1 << 20
+#: Of its body: what is left beside the headers.
+MAX_EVENT_BODY_BYTES = 1_000_000
+
 
 class Role(StrEnum):
     """Who may publish. A service plays the role of its name; trainer and rollouts also that of owner."""
@@ -45,7 +50,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A fact. Fields are added, never renamed or removed, within one schema version."""
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class EventSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the catalogue."""
 
     type: str
@@ -56,8 +61,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
-CATALOGUE: dict[str, Spec] = {}
-_SPEC_OF: dict[type[Event], Spec] = {}
+CATALOGUE: dict[str, EventSpec] = {}
+_SPEC_OF: dict[type[Event], EventSpec] = {}
 _E = TypeVar("_E", bound=type[Event])
 _Reads = dict[Role, Reading]
 _NOBODY: _Reads = {}
@@ -69,14 +74,14 @@ def event(
     """Enter an event class into the catalogue, under the type that is the head of its subject."""
 
     def register(cls: _E) -> _E:
-        spec = Spec(type=type, event=cls, by=by, reads=reads, write=write, version=version)
+        spec = EventSpec(type=type, event=cls, by=by, reads=reads, write=write, version=version)
         CATALOGUE[type] = _SPEC_OF[cls] = spec
         return cls
 
     return register
 
 
-def spec_of(event: Event | type[Event]) -> Spec:
+def spec_of(event: Event | type[Event]) -> EventSpec:
     """The catalogue row of an event or of its class."""
     return _SPEC_OF[event if isinstance(event, type) else type(event)]
 

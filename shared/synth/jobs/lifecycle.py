@@ -83,21 +83,21 @@ def apply(state: State | None, fact: str) -> State:
     return after
 
 
-def follow_on(state: State | None, fact: str) -> State | None:
-    """Like `apply`, of a fact that is in the log: one of a newer version's kinds leaves the state as it is."""
+def apply_known(state: State | None, fact: str) -> State | None:
+    """Like `apply`, but a fact of a kind that only a newer version knows leaves the state as it is."""
     return apply(state, fact) if fact in _KNOWN else state
 
 
 @dataclass
-class Standing:
-    """A job's state and term (how often it was resumed), as whoever follows its log comes to know them."""
+class JobStatus:
+    """A job's state and term (how often it was resumed), folded from the facts of its log."""
 
     state: State | None = None
     term: int = 0
 
     def add(self, fact: str) -> None:
         """Take in one more fact of the log."""
-        self.state = follow_on(self.state, fact)
+        self.state = apply_known(self.state, fact)
         self.term += fact == RESUMED
 
     def is_over(self, term: int) -> bool:

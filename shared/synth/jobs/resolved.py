@@ -14,7 +14,7 @@ from synth.jobs.seeds import Seeds, draw
 from synth.models import format_finetuned
 
 #: With refills, groups that an iteration may play, in batches (decision 26).
-MOST_DRAWN = 3
+MAX_DRAWN_BATCHES = 3
 
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
@@ -36,7 +36,7 @@ class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model that sees is shown: images a message, and the model whose processor prepares them."""
+    """The images of a vision model: how many a message, and the model whose processor prepares them."""
 
     max_images_per_message: int
     processor_id: str
@@ -46,7 +46,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     """How training is spread over processes, one a GPU.
 
     world_size: how many; None: as many as the trainer has. sharding: what each holds a part of only, as in the
-    trainer's recipe. dtype: of the forward on GPUs; None leaves it to the trainer.
+    trainer's configuration. dtype: of the forward on GPUs; None leaves it to the trainer.
     """
 
     world_size: int | None
@@ -54,7 +54,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["fp32", "bf16"] | None
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
+class GpuTopology(msgspec.Struct, frozen=True, kw_only=True):
     """How the GPUs of a node are shared out; None: not said."""
 
     gpus_for_vllm: int | None
@@ -63,7 +63,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's recipe.
+    """What SFT and RL jobs have in common; the fields below `lora` are named as in the trainer's configuration.
 
     model: the source, base_model: the base below it. lora: None for a full fine-tune. lr: AdamW's, after the
     warm-up of warmup_steps optimizer steps, or where that is None, of warmup_ratio of all. min_lr_ratio: where
@@ -145,7 +145,7 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The collapse watch: see `synth.jobs.schema.watch.Watch`, whose keys these are. A threshold of 0 is off."""
+    """The collapse watch: see `synth.jobs.schema.watch.WatchSection`, whose keys these are. A threshold of 0 is off."""
 
     action: Literal["warn", "pause", "stop"]
     patience: int
@@ -213,7 +213,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     max_staleness: int
     dynamic_sampling: bool
     verify_every_k: int
-    topology: Topology
+    topology: GpuTopology
     rollout: RolloutSettings
     train_seeds: Seeds
     evaluation: EvaluationSettings | None
@@ -228,7 +228,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
         return self._drawn(iteration)[self.batch_size :]
 
     def _drawn(self, iteration: int) -> list[int]:
-        share = MOST_DRAWN if self.dynamic_sampling else 1
+        share = MAX_DRAWN_BATCHES if self.dynamic_sampling else 1
         return draw(self.train_seeds, job_seed=self.seed, iteration=iteration, batch=share * self.batch_size)
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:

@@ -32,7 +32,7 @@ async def training_source(source: ModelRef, lora: LoraShape | None, blobs: BlobS
 
 
 async def local_model(ref: ModelRef, blobs: BlobStore, cache: Path) -> LocalModel:
-    """Have a model's files on this machine. cache: for trees of a remote store, hub downloads and models made of them.
+    """Bring a model's files to this machine. cache: for trees of a remote store, hub downloads and models made of them.
 
     Raises `Permanent` when they cannot be had.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from synth.weights.policy_file import WeightsError, load_tensors, merge_lora, save_tensors, whole_folder
+from synth.weights.policy_file import WeightsError, atomic_folder, load_tensors, merge_lora, save_tensors
 
 __all__ = ["WeightsError", "write_merged_model"]
 
@@ -26,7 +26,7 @@ def write_merged_model(base: Path, adapter: Path, target: Path) -> None:
     weights: dict[str, Tensor] = {}
     for shard in sorted(base.glob("*.safetensors")):
         weights |= load_tensors(shard)[0]
-    with whole_folder(target) as partial:
+    with atomic_folder(target) as partial:
         for file in base.iterdir():
             if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json")):
                 shutil.copy(file, partial / file.name)

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from synth.weights.policy_file import WeightsError, load_tensors, save_tensors, whole_folder
+from synth.weights.policy_file import WeightsError, atomic_folder, load_tensors, save_tensors
 
 #: Where in a rounded folder the 4 bits are.
 FOLDER = "nf4"
@@ -56,7 +56,7 @@ def encode(weight: Tensor) -> dict[str, Tensor]:
     return {"": codes} | {name: tensor.clone() for name, tensor in parts.items()}
 
 
-def state_of(parts: dict[str, Tensor]) -> Any:
+def quant_state(parts: dict[str, Tensor]) -> Any:
     """bitsandbytes' `QuantState` of what `encode` returned, on the device of its tensors."""
     described = {name.removeprefix("."): tensor for name, tensor in parts.items() if name}
     return _bitsandbytes().QuantState.from_dict(described, device=parts[""].device)
@@ -96,7 +96,7 @@ def write_rounded_model(source: Path, target: Path) -> None:
         return
     wanted = _linear_weights(source)
     missing = set(wanted)
-    with whole_folder(target) as partial:
+    with atomic_folder(target) as partial:
         (partial / FOLDER).mkdir()
         for file in sorted(source.iterdir()):
             if file.suffix == ".safetensors":
@@ -118,7 +118,7 @@ def _round_file(file: Path, wanted: set[str], partial: Path) -> set[str]:
     found = wanted & tensors.keys()
     for name in found:
         parts = encode(tensors[name])
-        tensors[name] = decode(parts[""], state_of(parts))
+        tensors[name] = decode(parts[""], quant_state(parts))
         codes |= {f"{name}{key}": tensor for key, tensor in parts.items()}
     save_tensors(partial / file.name, tensors, header=header or {"format": "pt"})
     if codes:

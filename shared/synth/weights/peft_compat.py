@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def _hidden(module: str) -> Generator[None]:
-    """Have `import module` fail inside, as if it were not installed."""
+    """Make `import module` fail inside the block, as if it were not installed."""
     there = sys.modules.get(module)
     # What `import` documents for a module that is not to be had.
     sys.modules[module] = None  # type: ignore[assignment]

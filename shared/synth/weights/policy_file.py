@@ -142,7 +142,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, header
 
 
-def write_whole(path: Path, body: bytes) -> None:
+def write_atomically(path: Path, body: bytes) -> None:
     """Write a file so that a crash leaves all of it or nothing: temporary file, fsync, rename."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(body)
@@ -150,7 +150,7 @@ def write_whole(path: Path, body: bytes) -> None:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Generator[Path]:
+def atomic_folder(target: Path) -> Generator[Path]:
     """A folder to fill, which becomes `target` when the block ends; after an error in it nothing stays behind.
 
     A target that somebody else has made meanwhile is complete, and is left.

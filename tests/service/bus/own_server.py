@@ -11,7 +11,7 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from synth.bus.connection import Connection, connect
-from synth.bus.replay import Follower
+from synth.bus.replay import StreamFollower
 from synth.bus.server.embedded import ServerConfig, free_port, new_users, start, wait_healthy
 from synth.bus.server.provision import provision
 from synth.bus.server.topology import topology
@@ -81,7 +81,7 @@ class DeadLetter:
 
 async def next_dead_letter(bus: Connection) -> DeadLetter:
     """The first dead letter, past or to come."""
-    follower = Follower(bus.nc, ["dead.>"], stream="DEAD")
+    follower = StreamFollower(bus.nc, ["dead.>"], stream="DEAD")
     messages = follower.messages()
     try:
         msg = await anext(messages)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from synth.bus.delivery import GiveUp, leave_place, make_broker, on_event, serve_events, watch_consumers
+from synth.bus.delivery import GiveUp, make_broker, on_event, release_slot, serve_events, watch_consumers
 from synth.bus.history.job_log import append_decided
 from synth.bus.recorded import Recorded
 from synth.bus.server.topology import MAX_DELIVERIES
@@ -108,7 +108,7 @@ async def test_a_handler_that_leaves_its_place_waits_beside_the_others_and_is_en
     go_on = asyncio.Event()
 
     async def wait() -> None:
-        leave_place()
+        release_slot()
         await go_on.wait()
 
     handler = Handler(lambda name, _: None if name == "quick" else wait(), enough=4)
@@ -125,7 +125,7 @@ async def test_a_handler_that_fails_after_it_left_its_place_gets_its_event_again
     await own.provision()
 
     async def act(name: str, tries: int) -> None:
-        leave_place()
+        release_slot()
         await asyncio.sleep(0)
         if tries == 1:
             raise Transient("not yet", delay=0.1)

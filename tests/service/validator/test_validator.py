@@ -77,12 +77,12 @@ async def test_a_redelivered_event_of_a_job_that_went_on_changes_nothing(validat
     await append_decided(gateway, org, job, lambda _: JobWithdrawn())
     before = (await read_job(gateway, org, job)).facts
     from synth.bus.recorded import Recorded
-    from synth.validator.handlers import Handlers
+    from synth.validator.handlers import ValidatorHandlers
 
     created = before[0]
     assert isinstance(created, Recorded)
     assert isinstance(created.event, JobCreated)
-    handlers = Handlers(await bus_as("validator"), Registry(None))
+    handlers = ValidatorHandlers(await bus_as("validator"), Registry(None))
     await handlers.job_created(created, created.event)
     after = await read_job(gateway, org, job)
     assert [f.seq for f in after.facts] == [f.seq for f in before]

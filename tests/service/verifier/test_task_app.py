@@ -9,14 +9,14 @@ import pytest
 from synth.bus.kv.secrets import EnvironmentKey
 from synth.errors import Problem, UserError
 from synth.http_guard import GuardPolicy, guarded_client
-from synth.verifier.task_app import TaskApp, TaskAppCheck, task_name
+from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp, task_name
 from tests.service.verifier.task_apps import Call, good, hang, opened_by, scripted
 
 LOOPBACK = GuardPolicy(allow_loopback=True)
 KEYS = [EnvironmentKey(id=f"key_{n}", key=f"env_Secret{n}") for n in (1, 2, 3)]
 
 
-async def check(url: str, keys=KEYS, *, guard=LOOPBACK, deadline=2.0, retry_for=0.6) -> TaskApp:
+async def check(url: str, keys=KEYS, *, guard=LOOPBACK, deadline=2.0, retry_for=0.6) -> VerifiedTaskApp:
     async with guarded_client(guard) as client:
         return await TaskAppCheck(client, url, call_deadline_s=deadline, retry_for_s=retry_for).run(keys)
 
@@ -35,7 +35,7 @@ async def refusal(url: str, keys=KEYS, **options) -> Problem:
 
 async def test_a_good_app_is_known_by_its_name_and_the_newest_key_that_opens_it():
     async with scripted(good) as app:
-        assert await check(app.url) == TaskApp(name="math", key_id="key_3")
+        assert await check(app.url) == VerifiedTaskApp(name="math", key_id="key_3")
     assert [c.path for c in app.calls] == ["/health", "/task_info"]
 
 

@@ -175,7 +175,7 @@ async def test_an_sft_job_waits_for_its_file_and_goes_to_the_trainer(verifier, b
 async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, settings_of, blobs, models_dir):
     """As a second verifier finds it, long after the first one began to wait."""
     from synth.http_guard import guarded_client
-    from synth.verifier.handlers import Handlers
+    from synth.verifier.handlers import VerifierHandlers
     from synth.verifier.settings import VerifierSettings
 
     org, gateway, bus = new_org_id(), await bus_as("gateway"), await bus_as("verifier")
@@ -184,7 +184,7 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
     settings = VerifierSettings(file_wait_s=0.0)
     async with guarded_client(settings.guard) as client:
         secrets = SecretStore(bus, "test-cluster-secret")
-        handlers = Handlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event())
+        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, settings, asyncio.Event())
         event = (await read_job(bus, org, job)).facts[1]
         assert isinstance(event.event, JobValidated)
         await handlers.job_validated(event, event.event)
@@ -260,7 +260,7 @@ async def test_a_job_that_was_withdrawn_meanwhile_gets_no_tasks(verifier, bus_as
 async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings_of, models_dir, started):
     """The verifier before us appended its fact and died; no service runs here, the handler is called as it is."""
     from synth.http_guard import guarded_client
-    from synth.verifier.handlers import Handlers
+    from synth.verifier.handlers import VerifierHandlers
     from synth.verifier.settings import VerifierSettings
 
     org, job = await validated(bus_as, models_dir, EVAL, task_url="http://127.0.0.1:9")
@@ -271,7 +271,7 @@ async def test_a_redelivery_queues_what_a_dead_verifier_did_not(bus_as, settings
     before = await read_job(bus, org, job)
     async with guarded_client(VerifierSettings().guard) as client:
         secrets = SecretStore(bus, "test-cluster-secret")
-        handlers = Handlers(bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event())
+        handlers = VerifierHandlers(bus, secrets, Registry(models_dir), client, VerifierSettings(), asyncio.Event())
         event = before.facts[1]
         assert isinstance(event.event, JobValidated)
         for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from synth.cli.config import ConfigValue
-from synth.cli.job_files import Flags, LenientRegistry, examine_text
+from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.cli.tui.explain import SettingsTable, settings_of
 from tests.unit.cli.test_command_line import synthctl
 
@@ -29,14 +29,14 @@ def test_a_starter_file_is_right_and_short_and_changes_nothing_that_it_shows_as_
     text = (STARTERS / f"{kind}.toml").read_text()
     flags = Flags(dataset=tmp_path / "rows.jsonl")
     (tmp_path / "rows.jsonl").write_text("{}\n")
-    _, found = examine_text(text, name=kind, flags=flags, registry=LenientRegistry())
+    _, found = validate_text(text, name=kind, flags=flags, registry=LenientRegistry())
     assert (found.problems, found.warnings) == ([], [])
     assert len(text.splitlines()) < 50
     assumed = text.replace("\n# temperature", "\ntemperature").replace("\n# max_c", "\nmax_c")
     for line in ("async_level = 1 ", "concurrency = 16 ", "lr_scheduler", "warmup_ratio"):
         assumed = assumed.replace(f"\n# {line}", f"\n{line}")
     assert (assumed == text) is False
-    _, spelled_out = examine_text(assumed, name=kind, flags=flags, registry=LenientRegistry())
+    _, spelled_out = validate_text(assumed, name=kind, flags=flags, registry=LenientRegistry())
     assert spelled_out.values == found.values
 
 
@@ -94,7 +94,7 @@ def test_explain_gives_each_value_with_its_place_and_says_what_was_changed(rl: P
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_of_an_explained_job_fits_the_terminal(width: int, rl: Path):
     flags = Flags(task_url=ConfigValue("http://a-task-app-with-a-long-name.example.org:8001/v1", "--task-url"))
-    _, found = examine_text(rl.read_text(), name="rl.toml", flags=flags, registry=LenientRegistry())
+    _, found = validate_text(rl.read_text(), name="rl.toml", flags=flags, registry=LenientRegistry())
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(SettingsTable(settings_of(found), "rl.toml"))
     assert isinstance(console.file, io.StringIO)

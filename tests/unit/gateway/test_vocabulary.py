@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from synth.bus.recorded import Recorded, Unknown
+from synth.bus.recorded import Recorded, UnknownEvent
 from synth.errors import Problem
 from synth.events import (
     EvalCompleted,
@@ -146,10 +146,10 @@ def test_a_stand_in_is_named_and_a_configuration_is_not_repeated():
 
 
 def test_what_a_newer_version_says_is_still_a_sign_of_life():
-    words = describe_event(recorded("train.step", Unknown(body={"strange": 1})), "rl")
+    words = describe_event(recorded("train.step", UnknownEvent(body={"strange": 1})), "rl")
     assert words
     assert (words.type, words.message, words.data) == ("rl.train.step", "train.step", {})
-    assert describe_event(recorded("newer.thing", Unknown(body=1)), "rl") is None
+    assert describe_event(recorded("newer.thing", UnknownEvent(body=1)), "rl") is None
 
 
 def test_of_the_rollouts_that_the_trainer_asks_for_only_evaluations_are_told():

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_data, read_toml, scan_lines
 from synth.jobs.parse.validate import Kind, load_job_data
-from synth.jobs.resolve.job import Overrides, check_job, examine, resolve
+from synth.jobs.resolve.job import Overrides, resolve_job, resolve_parsed, validate_job
 from synth.jobs.resolved import job_to_data
-from synth.jobs.schema.eval import Eval, FlatEval
-from synth.jobs.schema.filter import Filter, FilterConfig
-from synth.jobs.schema.rl import Evaluation, Model, RlConfig, Rollout, Training
+from synth.jobs.schema.eval import EvalSection, FlatEvalConfig
+from synth.jobs.schema.filter import FilterConfig, FilterSection
+from synth.jobs.schema.rl import EvaluationSection, ModelSection, RlConfig, RolloutSection, TrainingSection
 from synth.jobs.schema.sections import keys_of
-from synth.jobs.schema.sft import Hyperparameters, SftConfig
+from synth.jobs.schema.sft import HyperparametersSection, SftConfig
 from synth.models import Registry
 
 _REGISTRY = Registry(None)
@@ -31,7 +31,7 @@ _CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
 _GOOD = {name: tomllib.loads((_CONFIGS / f"{name}.toml").read_text()) for name in ("sft", "rl", "eval")}
 _GOOD["filter"] = {"filter": {"db": "traces.db", "output": "rows.jsonl"}}
 _KEYS = sorted(
-    {name for model in (RlConfig, SftConfig, FlatEval, FilterConfig, Filter) for name in keys_of(model)}
+    {name for model in (RlConfig, SftConfig, FlatEvalConfig, FilterConfig, FilterSection) for name in keys_of(model)}
     | {"iterations_per_epoch", "learning_rate", "seeds", "policy_config", "base", "source", "n_epochs", "x", "a.b", "é"}
 )
 _LEAVES = st.one_of(
@@ -59,7 +59,7 @@ _PAYLOADS: list[dict[str, Any]] = [
 ]
 
 
-def _places(error: UserError, name: str = "any.toml") -> None:
+def _check_places(error: UserError, name: str = "any.toml") -> None:
     assert error.problems
     for problem in error.problems:
         assert problem.where.startswith((name, "--"))
@@ -72,18 +72,18 @@ def _places(error: UserError, name: str = "any.toml") -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_text_gives_a_job_or_a_user_error(text: str) -> None:
     try:
-        check_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
+        resolve_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
-        _places(error)
+        _check_places(error)
 
 
 @given(st.binary(max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
     try:
-        check_job(read_toml(body, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
+        resolve_job(read_toml(body, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     except UserError as error:
-        _places(error)
+        _check_places(error)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_any_bytes_give_a_job_or_a_user_error(body: bytes) -> None:
 def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) -> None:
     started = time.process_time()
     with pytest.raises(UserError, match=words):
-        check_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
+        resolve_job(read_toml(text, name="any.toml"), overrides=Overrides(), registry=_REGISTRY)
     assert time.process_time() - started < 3
 
 
@@ -110,9 +110,9 @@ def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) ->
 def test_any_data_gives_a_job_that_is_json_or_a_user_error(data: dict[str, Any], kind: Any) -> None:
     try:
         parsed = load_job_data(data, name="any.toml", kind=kind)
-        job = resolve(parsed, Overrides(), _REGISTRY).job
+        job = resolve_parsed(parsed, Overrides(), _REGISTRY).job
     except UserError as error:
-        _places(error)
+        _check_places(error)
     else:
         json.dumps(job_to_data(job), allow_nan=False)
 
@@ -123,13 +123,25 @@ def test_any_change_of_a_good_job_gives_a_job_or_a_user_error(name: Kind, data: 
     document: dict[str, Any] = copy.deepcopy(_GOOD[name])
     table = document[data.draw(st.sampled_from(sorted(document)))]
     for _ in range(data.draw(st.integers(1, 3))):
-        model = data.draw(st.sampled_from([Training, Rollout, Hyperparameters, Eval, Model, Evaluation, Filter]))
+        model = data.draw(
+            st.sampled_from(
+                [
+                    TrainingSection,
+                    RolloutSection,
+                    HyperparametersSection,
+                    EvalSection,
+                    ModelSection,
+                    EvaluationSection,
+                    FilterSection,
+                ]
+            )
+        )
         key = data.draw(st.sampled_from([*table, *model.model_fields]))
         table[key] = data.draw(_VALUES)
     try:
-        job = resolve(load_job_data(document, name="any.toml", kind=name), _FLAGS, _REGISTRY).job
+        job = resolve_parsed(load_job_data(document, name="any.toml", kind=name), _FLAGS, _REGISTRY).job
     except UserError as error:
-        _places(error)
+        _check_places(error)
     else:
         json.dumps(job_to_data(job), allow_nan=False)
 
@@ -145,14 +157,14 @@ def test_any_change_of_a_payload_gives_a_job_or_a_user_error(
         table[data.draw(st.sampled_from([*table, *_KEYS]))] = data.draw(_VALUES)
     try:
         document = read_data(changed, name="rl.json")
-        examined = examine(document, overrides=_FLAGS, registry=_REGISTRY, kind=kind)
+        report = validate_job(document, overrides=_FLAGS, registry=_REGISTRY, kind=kind)
     except UserError as error:
-        _places(error, "rl.json")
+        _check_places(error, "rl.json")
         return
-    if examined.problems:
-        _places(UserError(examined.problems), "rl.json")
-    json.dumps(examined.values, allow_nan=False)
-    assert all(w.startswith(("rl.json", "--")) for w in examined.warnings)
+    if report.problems:
+        _check_places(UserError(report.problems), "rl.json")
+    json.dumps(report.values, allow_nan=False)
+    assert all(w.startswith(("rl.json", "--")) for w in report.warnings)
 
 
 @given(

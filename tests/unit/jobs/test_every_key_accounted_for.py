@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from synth.jobs.parse.problems import table_of
 from synth.jobs.parse.toml import Document, read_toml
 from synth.jobs.parse.validate import Kind
-from synth.jobs.resolve.job import Examined, Overrides, examine
-from synth.jobs.schema.eval import EvalConfig, FlatEval
+from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
+from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sections import keys_of
@@ -43,7 +43,7 @@ _SCHEMAS: dict[str, tuple[Kind, type[BaseModel], dict[str, Any]]] = {
     "sft": ("sft", SftConfig, _SFT),
     "sft with an adapter": ("sft", SftConfig, {**_SFT, "lora": {"r": 4}}),
     "eval": ("eval", EvalConfig, {"eval": _EVAL}),
-    "eval at the top": ("eval", FlatEval, _EVAL),
+    "eval at the top": ("eval", FlatEvalConfig, _EVAL),
     "filter": ("filter", FilterConfig, _FILTER),
 }
 #: Keys that are for telling kinds apart, or whose only allowed value is what is done anyhow.
@@ -67,8 +67,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     return Registry(models)
 
 
-def _look(data: dict[str, Any], registry: Registry, kind: Kind) -> Examined:
-    return examine(Document(name="job.toml", data=data), overrides=Overrides(), registry=registry, kind=kind)
+def _validate(data: dict[str, Any], registry: Registry, kind: Kind) -> ValidationReport:
+    return validate_job(Document(name="job.toml", data=data), overrides=Overrides(), registry=registry, kind=kind)
 
 
 def _keys(table: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -109,7 +109,7 @@ def _candidates(annotation: Any, key: str) -> list[Any]:
 @pytest.mark.parametrize("name", list(_SCHEMAS))
 def test_every_key_changes_the_job_or_is_said_to_have_no_effect(name: str, registry: Registry) -> None:
     kind, schema, base = _SCHEMAS[name]
-    before = _look(base, registry, kind)
+    before = _validate(base, registry, kind)
     assert not before.problems
     silent: list[str] = []
     for path, annotation in _keys(schema, ()):
@@ -121,12 +121,28 @@ def test_every_key_changes_the_job_or_is_said_to_have_no_effect(name: str, regis
             for part in path[:-1]:
                 table = table.setdefault(part, {})
             table[path[-1]] = value
-            after = _look(data, registry, kind)
+            after = _validate(data, registry, kind)
             if after.problems or after.values != before.values or after.warnings != before.warnings:
                 break
         else:
             silent.append(".".join(path))
     assert silent == []
+
+
+@pytest.mark.parametrize("name", list(_SCHEMAS))
+def test_a_null_of_a_payload_leaves_a_key_at_its_default(name: str, registry: Registry) -> None:
+    kind, schema, base = _SCHEMAS[name]
+    for path, annotation in _keys(schema, ()):
+        data = copy.deepcopy(base)
+        table = data
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        if path[-1] in table or types.NoneType not in get_args(annotation):
+            continue
+        before = _validate(copy.deepcopy(data), registry, kind)
+        table[path[-1]] = None
+        after = _validate(data, registry, kind)
+        assert (after.values, after.origins) == (before.values, before.origins), path
 
 
 def _fields(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -144,16 +160,16 @@ _CONFIGS = Path(__file__).parents[3] / "configs" / "demo"
 
 @pytest.mark.parametrize("name", list(_SCHEMAS))
 def test_every_value_of_a_resolved_job_has_an_origin(name: str, registry: Registry) -> None:
-    found: list[Examined] = []
+    found: list[ValidationReport] = []
     if name in _SCHEMAS:
         kind, _, base = _SCHEMAS[name]
-        found.append(_look(base, registry, kind))
+        found.append(_validate(base, registry, kind))
     if (_CONFIGS / f"{name}.toml").is_file():
         document = read_toml((_CONFIGS / f"{name}.toml").read_text(), name="job.toml")
-        found.append(examine(document, overrides=Overrides(training_file="file_1"), registry=registry))
-    for examined in found:
-        assert examined.problems == []
-        assert sorted(examined.origins) == sorted(_fields(examined.values))
-        for origin in examined.origins.values():
+        found.append(validate_job(document, overrides=Overrides(training_file="file_1"), registry=registry))
+    for report in found:
+        assert report.problems == []
+        assert sorted(report.origins) == sorted(_fields(report.values))
+        for origin in report.origins.values():
             assert origin in ("default", "registry") or origin.startswith(("job.toml", "--"))
-        assert set(examined.changed) <= set(examined.origins)
+        assert set(report.changed) <= set(report.origins)

@@ -10,7 +10,7 @@ import pytest
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import read_data, read_toml
 from synth.jobs.parse.validate import load_job, load_job_data
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.models import Registry
 
 RL = """\
@@ -41,7 +41,7 @@ def registry(tmp_path: Path) -> Registry:
 
 def problems(text: str | bytes, registry: Registry, **overrides: str) -> list[Problem]:
     with pytest.raises(UserError) as caught:
-        check_job(read_toml(text, name="job.toml"), overrides=Overrides(**overrides), registry=registry)  # pyright: ignore[reportArgumentType]
+        resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(**overrides), registry=registry)  # pyright: ignore[reportArgumentType]
     return caught.value.problems
 
 
@@ -159,7 +159,7 @@ def test_a_path_for_a_dataset_must_have_been_uploaded(registry: Registry) -> Non
     (problem,) = problems(text, registry)
     assert problem.where == "job.toml:3 [job].data"
     assert "was not uploaded" in problem.what
-    checked = check_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry, uploaded=False)
+    checked = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry, uploaded=False)
     assert checked.job.training_file == "math.jsonl"  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -282,7 +282,7 @@ def test_contradictory_modes_are_an_error_that_names_both(registry: Registry) ->
 
 def test_keys_of_the_contract_that_do_nothing_yet_are_warned_about(registry: Registry) -> None:
     text = RL + "step_rewards_enabled = true\n[vllm]\nmax_model_len = 2048\n[reference]\nplacement = 'none'\n"
-    checked = check_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
+    checked = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
     assert [w.split(" has no effect")[0] for w in checked.warnings] == [
         "job.toml:9 [training].step_rewards_enabled",
         "job.toml:10 [vllm]",
@@ -303,14 +303,14 @@ def test_other_keys_of_a_payload_are_warned_about_and_typos_refused(registry: Re
         "billing": {"team": "a"},
     }
     document = read_data(payload, name="POST /api/rl/jobs")
-    checked = check_job(document, overrides=Overrides(), registry=registry, kind="rl")
+    checked = resolve_job(document, overrides=Overrides(), registry=registry, kind="rl")
     assert checked.warnings == [
         "POST /api/rl/jobs [training].max_images_per_decade has no effect: it is no key of [training]",
         "POST /api/rl/jobs [billing] has no effect: it is no key of a job",
     ]
     payload["training"]["lerning_rate"] = 1e-4
     with pytest.raises(UserError, match="did you mean 'learning_rate'"):
-        check_job(read_data(payload, name="x"), overrides=Overrides(), registry=registry, kind="rl")
+        resolve_job(read_data(payload, name="x"), overrides=Overrides(), registry=registry, kind="rl")
 
 
 def test_the_kind_is_read_from_the_algorithm_before_anything_else() -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from synth.events.catalogue import CATALOGUE
-from synth.jobs.lifecycle import TERMINAL, IllegalTransition, Standing, State, apply
+from synth.jobs.lifecycle import TERMINAL, IllegalTransition, JobStatus, State, apply
 
 FACTS = sorted(name for name in CATALOGUE if name.startswith("job."))
 STATES = [None, *State]
@@ -93,8 +93,8 @@ def test_a_job_is_the_fold_of_its_facts(facts, state):
     assert after(*facts).state == state
 
 
-def after(*facts: str) -> Standing:
-    standing = Standing()
+def after(*facts: str) -> JobStatus:
+    standing = JobStatus()
     for fact in facts:
         standing.add(f"job.{fact}")
     return standing

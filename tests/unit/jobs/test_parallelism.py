@@ -8,8 +8,8 @@ import pytest
 
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
-from synth.jobs.resolved import Parallelism, ResolvedJob, RlJob, SftJob, Topology
+from synth.jobs.resolve.job import Overrides, resolve_job
+from synth.jobs.resolved import GpuTopology, Parallelism, ResolvedJob, RlJob, SftJob
 from synth.models import Registry
 
 RL = """\
@@ -31,7 +31,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def resolved(text: str, registry: Registry) -> ResolvedJob:
-    return check_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
+    return resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
 
 
 def sft(keys: str, registry: Registry) -> Parallelism:
@@ -96,7 +96,7 @@ def test_a_split_says_on_how_many_gpus_the_policy_is_trained(registry: Registry)
     split = "[compute]\ngpu_count = 8\n[topology]\ngpus_for_vllm = 4\ngpus_for_training = 3\n"
     found = resolved(f"{RL}{split}[compute.topology]\ngpus_for_training = 3\ngpus_for_ref = 1\n", registry)
     assert isinstance(found.job, RlJob)
-    assert found.job.topology == Topology(gpus_for_vllm=4, gpus_for_training=3, gpus_for_ref=1)
+    assert found.job.topology == GpuTopology(gpus_for_vllm=4, gpus_for_training=3, gpus_for_ref=1)
     assert found.job.parallelism == Parallelism(world_size=3, sharding="parameters", dtype=None)
     said = "\n".join(found.warnings)
     assert "[topology].gpus_for_training is a number of GPUs" in said

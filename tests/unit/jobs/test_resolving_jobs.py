@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from synth.errors import UserError
 from synth.events import LoraShape, ModelRef
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, job_from_data, job_to_data, training_start
 from synth.models import Registry
 
@@ -37,7 +37,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def resolved(text: str, registry: Registry, overrides: Overrides | None = None) -> ResolvedJob:
-    return check_job(read_toml(text, name="job.toml"), overrides=overrides or Overrides(), registry=registry)
+    return resolve_job(read_toml(text, name="job.toml"), overrides=overrides or Overrides(), registry=registry)
 
 
 def rl(text: str, registry: Registry, overrides: Overrides | None = None) -> RlJob:

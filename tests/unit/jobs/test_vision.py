@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import ResolvedJob, RlJob, SftJob, VisionSettings
 from synth.models import Registry
 
@@ -44,7 +44,7 @@ SEES = "Qwen/Qwen3-VL-2B-Instruct"
 
 
 def resolved(text: str) -> ResolvedJob:
-    return check_job(read_toml(text, name="j.toml"), overrides=Overrides(), registry=Registry())
+    return resolve_job(read_toml(text, name="j.toml"), overrides=Overrides(), registry=Registry())
 
 
 def test_rows_of_a_model_that_sees_pass_one_at_a_time_and_a_step_keeps_its_rows() -> None:

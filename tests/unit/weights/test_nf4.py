@@ -42,7 +42,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_each_weight_becomes_the_nearest_of_16_levels_of_its_block(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     parts = nf4.encode(weight)
-    found = nf4.decode(parts[""], nf4.state_of(parts))
+    found = nf4.decode(parts[""], nf4.quant_state(parts))
     assert (found.shape, found.dtype) == (weight.shape, dtype)
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     for block, decoded in zip(weight.double().flatten().split(64), found.double().flatten().split(64), strict=True):
@@ -74,7 +74,7 @@ def test_four_bits_take_four_bits(source: Path, rounded: Path) -> None:
 def test_what_is_served_is_what_the_four_bits_say_to_the_byte(rounded: Path) -> None:
     served = weights(rounded)
     for name, parts in nf4.read_codes(rounded).items():
-        assert torch.equal(nf4.decode(parts[""], nf4.state_of(parts)), served[name]), name
+        assert torch.equal(nf4.decode(parts[""], nf4.quant_state(parts)), served[name]), name
 
 
 def test_a_base_that_transformers_loads_in_four_bits_is_the_same(source: Path, rounded: Path) -> None:

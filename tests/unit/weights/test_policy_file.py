@@ -9,11 +9,11 @@ import torch
 
 from synth.weights.policy_file import (
     WeightsError,
+    atomic_folder,
     merge_lora,
     mismatched,
     read_policy,
     tensor_digests,
-    whole_folder,
     write_policy,
 )
 
@@ -89,12 +89,12 @@ def test_an_adapter_that_is_no_plain_sum_is_not_merged() -> None:
 
 def test_a_folder_appears_whole_or_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with pytest.raises(FileNotFoundError), whole_folder(target) as partial:
+    with pytest.raises(FileNotFoundError), atomic_folder(target) as partial:
         (partial / "a").write_text((tmp_path / "missing").read_text())
     assert list(tmp_path.iterdir()) == []
-    with whole_folder(target) as partial:
+    with atomic_folder(target) as partial:
         (partial / "a").write_text("mine")
-        with whole_folder(target) as other:
+        with atomic_folder(target) as other:
             (other / "a").write_text("first")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     assert (target / "a").read_text() == "first"
@@ -102,5 +102,5 @@ def test_a_folder_appears_whole_or_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_put_in_its_place_is_an_error(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with pytest.raises(FileNotFoundError), whole_folder(target) as partial:
+    with pytest.raises(FileNotFoundError), atomic_folder(target) as partial:
         partial.rmdir()

@@ -17,7 +17,7 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.cli.job_files import Flags
     from synth.cli.tui.explain import CheckReport
-    from synth.jobs.resolve.job import Examined
+    from synth.jobs.resolve.job import ValidationReport
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
 
@@ -169,15 +169,15 @@ def _flags(
     )
 
 
-def _examine(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Examined, list[str]]:
+def _examine(file: Path, flags: Flags, models_dir: Path) -> tuple[str, ValidationReport, list[str]]:
     """A file's name, the outcome of its check, and the warnings. Raises `UserError`, `UsageProblem`."""
-    from synth.cli.job_files import LenientRegistry, examine_text, name_of, read_config
+    from synth.cli.job_files import LenientRegistry, name_of, read_config, validate_text
     from synth.models import Registry
 
     # Where a cluster keeps its models, it knows them all; elsewhere the cluster is asked at submission.
     elsewhere = LenientRegistry()
     registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
-    _, found = examine_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
+    _, found = validate_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
     unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.unknown_models]
     return name_of(file), found, [*found.warnings, *unsure]
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from synth.errors import Problem
-from synth.jobs.resolve.job import Examined
+from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import EvalJob, RlJob, SftJob
 
 _MOST_ITEMS = 6
@@ -41,7 +41,7 @@ class CheckReport(msgspec.Struct, kw_only=True):
     summary: str = ""
 
 
-def settings_of(found: Examined) -> list[Setting]:
+def settings_of(found: ValidationReport) -> list[Setting]:
     """Every setting of a job file without problems, in the job's own order."""
     return [
         Setting(field, value, found.origins[field], found.changed.get(field, ""))
@@ -49,7 +49,7 @@ def settings_of(found: Examined) -> list[Setting]:
     ]
 
 
-def summary(found: Examined) -> str:
+def summary(found: ValidationReport) -> str:
     """What a good file asks for, in one line."""
     job = found.job
     if isinstance(job, RlJob):

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from synth.bus.recorded import Recorded, Unknown
+from synth.bus.recorded import Recorded, UnknownEvent
 from synth.events import TrainStep
 from synth.gateway.presentation import messages
 from synth.jobs.lifecycle import State
@@ -206,7 +206,7 @@ def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | Non
         return None
     event: Any = recorded.event
     message, data = recorded.type, messages.Data()
-    if not isinstance(event, Unknown):  # a newer version's: that it happened still counts
+    if not isinstance(event, UnknownEvent):  # a newer version's: that it happened still counts
         message, data = (
             description.message if isinstance(description.message, str) else description.message(event),
             description.data(event),
@@ -227,7 +227,9 @@ def describe_event(recorded: Recorded, kind: str | None) -> DescribedEvent | Non
 def is_shown(recorded: Recorded) -> bool:
     """Whether an event is shown at all; to a client, only shown events are a sign that the job lives."""
     description = EVENT_DESCRIPTIONS.get(recorded.type)
-    return description is not None and (isinstance(recorded.event, Unknown) or description.shown_if(recorded.event))
+    return description is not None and (
+        isinstance(recorded.event, UnknownEvent) or description.shown_if(recorded.event)
+    )
 
 
 def metric_name(ours: str) -> str:

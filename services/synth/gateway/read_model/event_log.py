@@ -15,7 +15,7 @@ from nats.js.errors import NotFoundError
 
 from synth.api.schemas import EventView
 from synth.bus.connection import Connection
-from synth.bus.recorded import Recorded, Unknown, from_parts
+from synth.bus.recorded import Recorded, UnknownEvent, from_parts
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
 from synth.events.catalogue import Event, subject_of
@@ -38,7 +38,7 @@ class Page:
 def to_view(recorded: Recorded) -> EventView:
     """An event as the API shows it; one that this version cannot read is shown as it was written."""
     event: object = recorded.event
-    data = event.body if isinstance(event, Unknown) else event
+    data = event.body if isinstance(event, UnknownEvent) else event
     is_file = recorded.type.startswith("file.")
     return EventView(
         seq=recorded.seq,

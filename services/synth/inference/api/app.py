@@ -20,7 +20,7 @@ from synth.inference.api.requests import decode_request, num_choices
 from synth.inference.api.unsupported import reject_unsupported
 from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.recording.recorder import Call, Recorder
-from synth.keys import Cid, InvalidKey, bears
+from synth.keys import Cid, InvalidKey, has_bearer
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 _MAX_BODY_BYTES = 8 << 20
@@ -127,7 +127,7 @@ class _Api:
         Many in one request, because a request costs ten times as much as closing one rollout.
         """
         try:
-            if not bears(request.headers.get("authorization", ""), self._internal_token):
+            if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
                 raise InvalidKey("not a service of this cluster")
             try:
                 asked = msgspec.json.decode(await _body(request), type=_Close)

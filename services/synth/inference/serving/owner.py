@@ -21,7 +21,7 @@ from synth.inference.serving.canary import CanaryMismatch, check_canary
 from synth.inference.serving.model_pool import LoadedPolicy
 from synth.inference.serving.router import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
-from synth.jobs.lifecycle import Standing
+from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
 from synth.runtime import logs
 from synth.work import Task
@@ -53,7 +53,7 @@ class ServeService:
         """Own one serve task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
             history = await read_job(self.bus, task.org, task.job_id)
-            if history.standing.is_over(task.term):
+            if history.status.is_over(task.term):
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
@@ -83,7 +83,7 @@ class ServeService:
     async def give_up(self, task: Task, reason: str) -> None:
         """Announce for a dead letter that its policy cannot be served, so that the owner of the job ends it."""
         history = await read_job(self.bus, task.org, task.job_id)
-        if history.standing.is_over(task.term):
+        if history.status.is_over(task.term):
             return
         job = job_from_data(history.need(JobValidated).job)
         await self.refuse(task, reason, train=isinstance(job, RlJob))
@@ -120,7 +120,7 @@ class _ServedTask:
         self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
-            if (await read_job(service.bus, job.org, job.job_id)).standing.is_over(self.task.term):
+            if (await read_job(service.bus, job.org, job.job_id)).status.is_over(self.task.term):
                 # The job ended while the policy was loading, so nobody may be told to use it.
                 return
             if self.newest is not None:
@@ -216,7 +216,7 @@ class _ServedTask:
 
     async def _follow(self) -> None:
         org, job_id = self.job.org, self.job.job_id
-        standing = Standing()
+        standing = JobStatus()
         async for recorded in follow(
             self.service.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]
         ):

@@ -34,7 +34,7 @@ from synth.rollouts.collection.types import (
 )
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
-from synth.trajectories import CompletionRecord, branches_of
+from synth.trajectories import CompletionRecord, build_branches
 
 #: A request of which more than this share of the rollouts is abandoned stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5
@@ -150,7 +150,7 @@ class RequestRunner:
                     group=spec.group,
                     seed=spec.seed,
                     reward=result.score.reward,
-                    branches=branches_of(result.records),
+                    branches=build_branches(result.records),
                     seconds=time.monotonic() - first_began,
                     tries=tries,
                 )

@@ -8,7 +8,7 @@ from synth.bus.connection import Connection
 from synth.bus.history.ownership import Ownership, failure_of
 from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
 from synth.events.catalogue import Event
-from synth.jobs.lifecycle import Standing
+from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection.batching import collection_values
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
@@ -41,7 +41,7 @@ async def _wait_until_served(context: CollectionContext) -> JobFailed | None:
 
     Returns how the job fails if its model is refused; None once it is served, or once the job is over.
     """
-    standing = Standing()
+    standing = JobStatus()
     async with aclosing(context.follow("policy.loaded", "policy.refused", "job.*")) as events:
         async for recorded in events:
             of_this_term = recorded.seq > context.history.since

@@ -53,7 +53,7 @@ class CollectorService:
         """Own one collect task until its job has ended or is paused."""
         with structlog.contextvars.bound_contextvars(job=task.job_id):
             history = await read_job(self.bus, task.org, task.job_id)
-            if history.standing.is_over(task.term):
+            if history.status.is_over(task.term):
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
@@ -67,7 +67,7 @@ class CollectorService:
         """The task is a dead letter: end its job, or tell its owner to, so that nobody waits for it in vain."""
         problem = Problem(what=f"the rollouts cannot be collected: {reason}", fix="look at the rollouts service's log")
         history = await read_job(self.bus, task.org, task.job_id)
-        if history.standing.is_over(task.term):
+        if history.status.is_over(task.term):
             return
         if isinstance(job_from_data(history.need(JobValidated).job), EvalJob):
             await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
-from synth.jobs.lifecycle import Standing
+from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
 from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_values
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
@@ -39,7 +39,7 @@ async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
 
 async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
     requests = _RunningRequests(context, job)
-    standing = Standing()
+    standing = JobStatus()
     live = False
     # From the beginning of the log: requests and loaded versions of earlier collectors count too.
     events = context.follow("rollout.requested", "policy.loaded", "job.*")

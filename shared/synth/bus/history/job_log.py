@@ -14,10 +14,10 @@ from synth.bus.replay import replay
 from synth.errors import Conflict, Fenced, Transient
 from synth.events import JobStarted
 from synth.events.catalogue import Event, spec_of
-from synth.jobs.lifecycle import RESUMED, TERMINAL, Standing, State, apply
+from synth.jobs.lifecycle import RESUMED, TERMINAL, JobStatus, State, apply
 
 _E = TypeVar("_E", bound=Event)
-_RACES = 12
+_MAX_RACES = 12
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class JobHistory:
     org: str
     job_id: str
     facts: list[Recorded]
-    standing: Standing
+    status: JobStatus
 
     @property
     def state(self) -> State | None:
-        return self.standing.state
+        return self.status.state
 
     @property
     def term(self) -> int:
         """How often the job has been resumed: tasks of an earlier term are void."""
-        return self.standing.term
+        return self.status.term
 
     @property
     def since(self) -> int:
@@ -72,10 +72,10 @@ class JobHistory:
 async def read_job(bus: Connection, org: str, job_id: str) -> JobHistory:
     """Read a job's lifecycle from the log."""
     facts = await replay(bus.nc, [f"job.*.{org}.{job_id}"])
-    standing = Standing()
+    status = JobStatus()
     for fact in facts:
-        standing.add(fact.type)
-    return JobHistory(org=org, job_id=job_id, facts=facts, standing=standing)
+        status.add(fact.type)
+    return JobHistory(org=org, job_id=job_id, facts=facts, status=status)
 
 
 async def append_decided(
@@ -87,7 +87,7 @@ async def append_decided(
     Raises `IllegalTransition` when the fact cannot follow the state.
     """
     publisher = Publisher(bus)
-    for _ in range(_RACES):
+    for _ in range(_MAX_RACES):
         history = await read_job(bus, org, job_id)
         event = decide(history)
         if event is None:
@@ -102,7 +102,7 @@ async def append_decided(
             return history, seq
         except Conflict:
             continue
-    raise Transient(f"{job_id}: lost {_RACES} races for its next fact")
+    raise Transient(f"{job_id}: lost {_MAX_RACES} races for its next fact")
 
 
 async def start_attempt(
@@ -114,7 +114,7 @@ async def start_attempt(
     """
 
     def decide(history: JobHistory) -> Event | None:
-        return None if history.standing.is_over(term) else JobStarted(attempt=history.attempt + 1, worker=worker)
+        return None if history.status.is_over(term) else JobStarted(attempt=history.attempt + 1, worker=worker)
 
     history, seq = await append_decided(bus, org, job_id, decide)
     if seq is None:

@@ -25,7 +25,7 @@ async def find_model(bus: Connection, org: str, model_id: str, registry: Registr
         return await _find_checkpoint(bus, org, wanted)
     published = await replay(bus.nc, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
     models = [r.event.model for r in published if isinstance(r.event, ModelPublished)]
-    found = next((m for m in models if names(wanted, m.id)), None)
+    found = next((m for m in models if matches(wanted, m.id)), None)
     if found is None:
         raise UserError(_missing(wanted, [m.id for m in models]))
     return found
@@ -45,14 +45,14 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId) -> Mo
                 there[model.id] = model
             case _:
                 continue
-    found = next((m for m in there.values() if names(wanted, m.id)), None)
+    found = next((m for m in there.values() if matches(wanted, m.id)), None)
     if found is None:
-        expired = any(names(wanted, id) for id in gone)
+        expired = any(matches(wanted, id) for id in gone)
         raise UserError(_no_checkpoint(wanted, [m.id for m in reversed(there.values())], expired=expired))
     return found
 
 
-def names(wanted: FineTunedId, model_id: str) -> bool:
+def matches(wanted: FineTunedId, model_id: str) -> bool:
     """Whether `wanted` is this published model; `ft:` stands for any way of making it (decision 18)."""
     actual = parse_finetuned(model_id)
     if actual is None or wanted.prefix not in ("ft", actual.prefix):

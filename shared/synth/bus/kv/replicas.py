@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
 from synth.bus.connection import Connection
-from synth.bus.replay import Follower
+from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import HEARTBEAT_S, REPLICA_TTL_S, REPLICAS
 from synth.runtime import logs
 
@@ -68,7 +68,7 @@ class ReplicaTable:
 
     async def follow(self) -> None:
         """Keep the table, for ever."""
-        follower = Follower(self._bus.nc, [f"$KV.{REPLICAS}.>"], stream=f"KV_{REPLICAS}", last=True)
+        follower = StreamFollower(self._bus.nc, [f"$KV.{REPLICAS}.>"], stream=f"KV_{REPLICAS}", last=True)
         try:
             async for msg in follower.messages():
                 try:

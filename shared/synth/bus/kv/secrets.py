@@ -28,7 +28,7 @@ from synth.keys import key_hash, key_id, mistyped, new_api_key, seal, unseal
 #: Where API keys lie in the bucket, one subject each: `….api.<hash>`.
 API_KEYS = f"$KV.{SECRETS}.api."
 
-_TRIES = 10
+_MAX_RACES = 10
 _BUCKET_S = 10.0
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
         return self.expires_at is not None and self.expires_at <= datetime.now(UTC)
 
     @property
-    def opens(self) -> bool:
+    def active(self) -> bool:
         """Whether it is neither revoked nor expired."""
         return self.revoked_at is None and not self.expired
 
@@ -123,7 +123,7 @@ class SecretStore:
         return key, record
 
     async def find_api_key(self, key: str) -> ApiKey | None:
-        """Whose key this is; None for one that we do not know. It may be revoked or expired."""
+        """The record of this key, which may be revoked or expired; None for an unknown key."""
         return await self._get(f"api.{key_hash(key)}", ApiKey)
 
     async def api_keys(self, org: str) -> list[ApiKey]:
@@ -139,7 +139,7 @@ class SecretStore:
         now = datetime.now(UTC)
 
         def ended(record: ApiKey) -> ApiKey:
-            if not record.opens:
+            if not record.active:
                 return record
             if not after:
                 return msgspec.structs.replace(record, revoked_at=now)
@@ -231,7 +231,7 @@ class SecretStore:
     async def _change(self, key: str, kind: type[_T], change: Callable[[_T], _T]) -> _T:
         """Replace a record by what follows from it, as it stands. Raises `Conflict` when others never cease to."""
         bucket = await self._bus.js.key_value(SECRETS)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_RACES):
             entry = await bucket.get(key)
             old = msgspec.json.decode(entry.value or b"", type=kind)
             new = change(old)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synth.bus.server.permissions import may_publish
-from synth.bus.server.topology import SERVICES
+from synth.bus.server.topology import MAX_PAYLOAD_BYTES, SERVICES
 from synth.errors import Problem, UserError
 
 
@@ -37,7 +37,7 @@ class ServerConfig:
             "listen": f"127.0.0.1:{self.port}",
             "http": f"127.0.0.1:{self.http_port}",
             "server_name": "synth-embedded",
-            "max_payload": 8 << 20,
+            "max_payload": MAX_PAYLOAD_BYTES,
             "jetstream": {"store_dir": str(self.store), "sync_interval": "always"},
             "authorization": {"users": _users(self.users)},
         }
@@ -53,7 +53,7 @@ def deployed_config() -> str:
     config: dict[str, object] = {
         "listen": "0.0.0.0:4222",
         "http": "0.0.0.0:8222",
-        "max_payload": 8 << 20,
+        "max_payload": MAX_PAYLOAD_BYTES,
         "jetstream": {"store_dir": "/data", "sync_interval": "always"},
         "authorization": {"users": _users(passwords)},
     }

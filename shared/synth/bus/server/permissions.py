@@ -6,7 +6,7 @@ which provisions, can make, change or delete a stream or a durable consumer.
 
 from __future__ import annotations
 
-from synth.bus.asks import ASKS
+from synth.bus.rpc import QUESTIONS
 from synth.bus.server.topology import EVENTS, REPLICAS, SECRETS, WORK, queue_name, roles_of
 from synth.events.catalogue import CATALOGUE, Reading
 from synth.work import TASKS
@@ -23,20 +23,34 @@ def may_publish(service: str) -> list[str]:
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
     tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
-    questions = [subject for subject, (asker, _) in ASKS.items() if asker == service]
+    questions = [subject for subject, (asker, _) in QUESTIONS.items() if asker == service]
     buckets = [f"$KV.{bucket}.>" for bucket in _WRITES.get(service, ())]
-    return [*facts, *tasks, *questions, *buckets, "dead.>", "_INBOX.>", *_asks(service), "$JS.ACK.>", "$JS.FC.>"]
+    return [
+        *facts,
+        *tasks,
+        *questions,
+        *buckets,
+        "dead.>",
+        "_INBOX.>",
+        *_jetstream_requests(service),
+        "$JS.ACK.>",
+        "$JS.FC.>",
+    ]
 
 
-def _asks(service: str) -> list[str]:
+def _jetstream_requests(service: str) -> list[str]:
     """The requests of JetStream's API that a service makes, as subjects."""
     roles = roles_of(service)
     readable = [EVENTS, *(f"KV_{bucket}" for bucket in _READS.get(service, ()))]
-    asks: list[str] = []
+    requests: list[str] = []
     for stream in readable:
         # A consumer made without a name in the subject cannot be durable: a reader's own, and gone with it.
-        asks += [f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.STREAM.INFO.{stream}"]
-        asks += [f"$JS.API.STREAM.MSG.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}", f"$JS.API.DIRECT.GET.{stream}.>"]
+        requests += [f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.STREAM.INFO.{stream}"]
+        requests += [
+            f"$JS.API.STREAM.MSG.GET.{stream}",
+            f"$JS.API.DIRECT.GET.{stream}",
+            f"$JS.API.DIRECT.GET.{stream}.>",
+        ]
     queues = [
         (EVENTS, queue_name(reader, spec.type))
         for spec in CATALOGUE.values()
@@ -47,5 +61,5 @@ def _asks(service: str) -> list[str]:
         # By pool, of which only the operator knows the names.
         queues.append((WORK, "*"))
     for stream, queue in queues:
-        asks += [f"$JS.API.CONSUMER.INFO.{stream}.{queue}", f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{queue}"]
-    return asks
+        requests += [f"$JS.API.CONSUMER.INFO.{stream}.{queue}", f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{queue}"]
+    return requests

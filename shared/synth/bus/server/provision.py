@@ -11,13 +11,13 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.errors import NotFoundError
 
-from synth.bus.server.topology import Topology
+from synth.bus.server.topology import BusTopology
 from synth.runtime import logs
 
 log = logs.get("provision")
 
 
-async def provision(js: JetStreamContext, topology: Topology) -> None:
+async def provision(js: JetStreamContext, topology: BusTopology) -> None:
     """Create what is missing and update what differs: running it twice changes nothing."""
     for stream in topology.streams:
         try:
@@ -37,7 +37,7 @@ async def provision(js: JetStreamContext, topology: Topology) -> None:
     )
 
 
-async def drift(js: JetStreamContext, topology: Topology) -> list[str]:
+async def drift(js: JetStreamContext, topology: BusTopology) -> list[str]:
     """Every difference between the bus and the topology, a sentence each; empty when there is none."""
     found: list[str] = []
     for stream in topology.streams:

@@ -14,9 +14,7 @@ from nats.js.api import (
     StreamConfig,
 )
 
-# The catalogue is empty until its events have entered themselves.
-import synth.events  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from synth.events.catalogue import CATALOGUE, Reading, Role
+from synth.events.catalogue import CATALOGUE, MAX_EVENT_BYTES, Reading, Role
 from synth.work import TASKS
 
 EVENTS = "EVENTS"
@@ -32,6 +30,8 @@ PUBLISH_TIMEOUT_S = 5.0
 PUBLISH_BUDGET_S = 30.0
 MAX_DELIVERIES = 6
 REPLICA_TTL_S = 10.0
+#: Of one message of any kind.
+MAX_PAYLOAD_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Consumer:
 
 
 @dataclass(frozen=True)
-class Topology:
+class BusTopology:
     """Everything that the bus must hold before a service starts."""
 
     streams: list[StreamConfig]
@@ -72,7 +72,7 @@ def task_queue_name(kind: str, pool: str) -> str:
     return f"{kind}-{pool}"
 
 
-def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Topology:
+def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> BusTopology:
     """The bus of a cluster with these worker pools; replicas: of each stream (3 on a cluster of servers)."""
     streams = [
         StreamConfig(
@@ -83,7 +83,7 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Top
             storage=StorageType.FILE,
             num_replicas=replicas,
             duplicate_window=DEDUPE_WINDOW_S,
-            max_msg_size=1 << 20,
+            max_msg_size=MAX_EVENT_BYTES,
             # The server's default of 1000 is reached by a thousand followers.
             max_consumers=10_000,
             allow_direct=True,
@@ -124,7 +124,7 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Top
         for kind in TASKS
         for pool in pools
     ]
-    return Topology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0})
+    return BusTopology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0})
 
 
 def _durable(name: str, subject: str) -> ConsumerConfig:

@@ -1,4 +1,4 @@
-"""Which kind of job a file is, and what a file is that is none."""
+"""Which kind of job a file is, and what a file that is no job is instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TABLES: dict[str, Kind] = {
 _PROMPTS = "this optimises prompts (GEPA, MIPRO), and no prompts are optimised here"
 _SCRIPT = "these are the settings of a script, not a job"
 #: Files that lie beside job files and look like them, by a key that no job has.
-_OTHERS: dict[Path, str] = {
+_NOT_JOBS: dict[Path, str] = {
     ("prompt_learning",): _PROMPTS,
     ("build-system",): "this describes a Python project, not a job",
     ("tracing_v2",): _SCRIPT,
@@ -36,7 +36,7 @@ _OTHERS: dict[Path, str] = {
 _EXPECTED = "[algorithm], or [rollout] for RL, [hyperparameters] for SFT, [eval] for an evaluation"
 
 
-def kind_of(document: Document) -> Kind | None:
+def infer_kind(document: Document) -> Kind | None:
     """The kind of job, in the order of the published client's own rule; None for a file that is none."""
     match document.get(("algorithm", "type")):
         case "online":
@@ -45,7 +45,7 @@ def kind_of(document: Document) -> Kind | None:
             return "sft"
         case _:
             pass
-    if no_job(document) is not None:
+    if recognise_non_job(document) is not None:
         return None
     if document.get(("services", "task_url")) is not None:
         return "rl"
@@ -65,17 +65,17 @@ def kind_of(document: Document) -> Kind | None:
             return None
 
 
-def no_job(document: Document) -> Problem | None:
-    """What a file is that is known to be no job."""
-    for path, what in _OTHERS.items():
+def recognise_non_job(document: Document) -> Problem | None:
+    """What this file is, if it is one that is known to be no job."""
+    for path, what in _NOT_JOBS.items():
         if document.get(path) is not None:
             return Problem(what=what, expected="a job: RL, SFT or an evaluation of a model", where=document.where(path))
     return None
 
 
 def unknown_kind(document: Document) -> Problem:
-    """Why a file for which `kind_of` has no answer cannot be read as a job."""
-    return no_job(document) or Problem(
+    """Why a file for which `infer_kind` has no answer cannot be read as a job."""
+    return recognise_non_job(document) or Problem(
         what="cannot tell what kind of job this is",
         expected=_EXPECTED,
         fix='start from `synthctl config init`, or add [algorithm] type = "online" (RL) or "offline" (SFT)',

@@ -15,7 +15,7 @@ from synth.errors import Problem
 from synth.jobs.parse.toml import Document, Path
 from synth.jobs.schema.sections import keys_of
 
-_NEAR = 0.7
+_SIMILARITY = 0.7
 _WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -36,9 +36,9 @@ _BOUNDS = {
 }
 
 
-def nearest(key: str, names: Iterable[str], *, near: float = _NEAR) -> str | None:
-    """The name that a misspelt key most resembles. near: how much it must, of 1."""
-    found = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=near)
+def nearest(key: str, names: Iterable[str], *, cutoff: float = _SIMILARITY) -> str | None:
+    """The name that a misspelt key most resembles. cutoff: the least similarity, of 1."""
+    found = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=cutoff)
     return found[0] if found else None
 
 

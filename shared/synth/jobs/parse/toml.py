@@ -18,7 +18,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = " \t"
 _INT64 = 2**63
 #: Parts of one dotted key. tomllib's time grows with the cube of it: 41 KB of `a.a.a…` would cost 12 seconds.
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _lines(text: str, name: str) -> dict[Path, int]:
         return scan_lines(text)
     except _TooDeep as deep:
         problem = Problem(
-            what=f"a key of more than {_DEEPEST} parts",
+            what=f"a key of more than {_MAX_DEPTH} parts",
             expected="keys of a few parts, such as training.lora.r",
             where=f"{name}:{deep.line}",
         )
@@ -253,7 +253,7 @@ class _Scanner:
             self._skip(_SPACE)
             if self.text[self.at : self.at + 1] != ".":
                 return keys
-            if len(keys) == _DEEPEST:
+            if len(keys) == _MAX_DEPTH:
                 raise _TooDeep(self.text.count("\n", 0, self.at) + 1)
             self.at += 1
 

@@ -30,7 +30,7 @@ _RUBRIC_OFF: tuple[Path, Any] = (("rubric", "enabled"), False)
 _STEPS_OFF: tuple[Path, Any] = (("training", "step_rewards_enabled"), False)
 
 
-class Ignored(NamedTuple):
+class UnsupportedKey(NamedTuple):
     """Why a key has no effect, and the values with which nothing is lost, so that nothing is said.
 
     unless: another key, and the value of it that already says that this one has no effect.
@@ -41,124 +41,134 @@ class Ignored(NamedTuple):
     unless: tuple[Path, Any] | None = None
 
 
-def _each(table: str, keys: str, ignored: Ignored) -> dict[str, Ignored]:
-    return {f"{table}.{key}" if table else key: ignored for key in keys.split()}
+def _each(table: str, keys: str, unsupported: UnsupportedKey) -> dict[str, UnsupportedKey]:
+    return {f"{table}.{key}" if table else key: unsupported for key in keys.split()}
 
 
 _STEP_REWARDS = "step_rewards_indicator_lambda step_rewards_beta step_rewards_strategy event_rewards_kind"
 
-NOT_HONOURED: dict[str, dict[str, Ignored]] = {
+UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
     "rl": {
-        "services.judge_url": Ignored(_JUDGE),
-        **_each("compute", "gpu_type gpu_count nodes", Ignored(_MACHINES)),
-        **_each("topology", _OF_INFERENCE, Ignored(_OPERATOR)),
-        **_each("compute.topology", _OF_INFERENCE, Ignored(_OPERATOR)),
-        "vllm": Ignored(_ENGINE),
-        **_each("reference", "port tp health_max_wait_s health_interval_ms", Ignored(_REFERENCE)),
-        "model.supports_vision": Ignored(_TEXT, (False,)),
-        **_each("model", "max_images_per_message vision_processor_id", Ignored(_TEXT)),
-        "policy.repetition_penalty": Ignored("it would make the sampled distribution another", (1.0,)),
-        "policy.stop_sequences": Ignored("a reply ends at the model's own end token", ([],)),
-        "policy.inference_url": Ignored(_ADDRESS),
-        "rollout.batches_per_step": Ignored("an iteration is one batch", (1,)),
-        **_each("rollout", "use_vision image_only_mode", Ignored(_TEXT, (False,))),
-        "rollout.max_images_per_step": Ignored(_TEXT),
-        "rollout.policy_config.use_vision": Ignored(_TEXT, (False,)),
-        "rollout.policy_config.provider": Ignored(_HERE, ("synth",)),
-        "rollout.policy_config.inference_url": Ignored(_ADDRESS),
-        "rollout.task_app_origin_rewards_only": Ignored(_JUDGE, (True,)),
-        "rollout.rubric_rewards_only": Ignored(_JUDGE, (False,)),
-        **_each("training", "gradient_accumulation_steps max_accumulated_minibatch", Ignored(_MINIBATCHES, (1,))),
-        "training.log_interval": Ignored("every iteration is an event", (1,)),
-        "training.weight_sync_interval": Ignored(_SYNC, (1,)),
-        "training.weight_sync.enable": Ignored(_SYNC, (True,)),
-        "training.weight_sync.targets": Ignored("the policy is what is synced", (["policy"],)),
-        "training.weight_sync.mode": Ignored(_BLOBS),
-        "training.weight_sync.direct": Ignored(_BLOBS, (False,)),
-        "training.weight_sync.weight_sync_interval": Ignored(_SYNC, (1,)),
-        "training.step_rewards_enabled": Ignored(_STEPS, (False,)),
-        "training.step_rewards_mode": Ignored(_STEPS, ("off",), _STEPS_OFF),
-        **_each("training", _STEP_REWARDS, Ignored(_STEPS, (), _STEPS_OFF)),
-        **_each("training", "step_rewards_weights step_rewards_k_limits", Ignored(_STEPS, ({},), _STEPS_OFF)),
-        "training.rewards.step_rewards_enabled": Ignored(_STEPS, (False,)),
-        "training.rewards.step_rewards_mode": Ignored(_STEPS, ("off",)),
-        **_each("training.rewards", _STEP_REWARDS, Ignored(_STEPS)),
-        "training.max_images_per_message": Ignored(_TEXT),
-        "training.supports_vision": Ignored(_TEXT, (False,)),
-        **_each("training", "reward_positive reward_negative_no_tool reward_negative_no_answer", Ignored(_OWN_REWARD)),
-        **_each("data", "split evaluation_split", Ignored(_SEEDS)),
-        "data.episodes_per_iteration": Ignored("an iteration is batch_size x group_size rollouts"),
-        "data.evaluation_episodes": Ignored("[evaluation] says what is evaluated"),
-        "judge": Ignored(_JUDGE, ({},), _JUDGE_OFF),
-        "rubric.enabled": Ignored(_JUDGE, (False,)),
-        **_each("rubric", "model api_base api_key_env event outcome", Ignored(_JUDGE, (), _RUBRIC_OFF)),
-        "rubric.weights.env": Ignored(_JUDGE, (1, 1.0), _RUBRIC_OFF),
-        **_each("rubric.weights", "event outcome", Ignored(_JUDGE, (0, 0.0), _RUBRIC_OFF)),
-        "smoke": Ignored(_CLIENT),
+        "services.judge_url": UnsupportedKey(_JUDGE),
+        **_each("compute", "gpu_type gpu_count nodes", UnsupportedKey(_MACHINES)),
+        **_each("topology", _OF_INFERENCE, UnsupportedKey(_OPERATOR)),
+        **_each("compute.topology", _OF_INFERENCE, UnsupportedKey(_OPERATOR)),
+        "vllm": UnsupportedKey(_ENGINE),
+        **_each("reference", "port tp health_max_wait_s health_interval_ms", UnsupportedKey(_REFERENCE)),
+        "model.supports_vision": UnsupportedKey(_TEXT, (False,)),
+        **_each("model", "max_images_per_message vision_processor_id", UnsupportedKey(_TEXT)),
+        "policy.repetition_penalty": UnsupportedKey("it would make the sampled distribution another", (1.0,)),
+        "policy.stop_sequences": UnsupportedKey("a reply ends at the model's own end token", ([],)),
+        "policy.inference_url": UnsupportedKey(_ADDRESS),
+        "rollout.batches_per_step": UnsupportedKey("an iteration is one batch", (1,)),
+        **_each("rollout", "use_vision image_only_mode", UnsupportedKey(_TEXT, (False,))),
+        "rollout.max_images_per_step": UnsupportedKey(_TEXT),
+        "rollout.policy_config.use_vision": UnsupportedKey(_TEXT, (False,)),
+        "rollout.policy_config.provider": UnsupportedKey(_HERE, ("synth",)),
+        "rollout.policy_config.inference_url": UnsupportedKey(_ADDRESS),
+        "rollout.task_app_origin_rewards_only": UnsupportedKey(_JUDGE, (True,)),
+        "rollout.rubric_rewards_only": UnsupportedKey(_JUDGE, (False,)),
+        **_each(
+            "training", "gradient_accumulation_steps max_accumulated_minibatch", UnsupportedKey(_MINIBATCHES, (1,))
+        ),
+        "training.log_interval": UnsupportedKey("every iteration is an event", (1,)),
+        "training.weight_sync_interval": UnsupportedKey(_SYNC, (1,)),
+        "training.weight_sync.enable": UnsupportedKey(_SYNC, (True,)),
+        "training.weight_sync.targets": UnsupportedKey("the policy is what is synced", (["policy"],)),
+        "training.weight_sync.mode": UnsupportedKey(_BLOBS),
+        "training.weight_sync.direct": UnsupportedKey(_BLOBS, (False,)),
+        "training.weight_sync.weight_sync_interval": UnsupportedKey(_SYNC, (1,)),
+        "training.step_rewards_enabled": UnsupportedKey(_STEPS, (False,)),
+        "training.step_rewards_mode": UnsupportedKey(_STEPS, ("off",), _STEPS_OFF),
+        **_each("training", _STEP_REWARDS, UnsupportedKey(_STEPS, (), _STEPS_OFF)),
+        **_each("training", "step_rewards_weights step_rewards_k_limits", UnsupportedKey(_STEPS, ({},), _STEPS_OFF)),
+        "training.rewards.step_rewards_enabled": UnsupportedKey(_STEPS, (False,)),
+        "training.rewards.step_rewards_mode": UnsupportedKey(_STEPS, ("off",)),
+        **_each("training.rewards", _STEP_REWARDS, UnsupportedKey(_STEPS)),
+        "training.max_images_per_message": UnsupportedKey(_TEXT),
+        "training.supports_vision": UnsupportedKey(_TEXT, (False,)),
+        **_each(
+            "training", "reward_positive reward_negative_no_tool reward_negative_no_answer", UnsupportedKey(_OWN_REWARD)
+        ),
+        **_each("data", "split evaluation_split", UnsupportedKey(_SEEDS)),
+        "data.episodes_per_iteration": UnsupportedKey("an iteration is batch_size x group_size rollouts"),
+        "data.evaluation_episodes": UnsupportedKey("[evaluation] says what is evaluated"),
+        "judge": UnsupportedKey(_JUDGE, ({},), _JUDGE_OFF),
+        "rubric.enabled": UnsupportedKey(_JUDGE, (False,)),
+        **_each("rubric", "model api_base api_key_env event outcome", UnsupportedKey(_JUDGE, (), _RUBRIC_OFF)),
+        "rubric.weights.env": UnsupportedKey(_JUDGE, (1, 1.0), _RUBRIC_OFF),
+        **_each("rubric.weights", "event outcome", UnsupportedKey(_JUDGE, (0, 0.0), _RUBRIC_OFF)),
+        "smoke": UnsupportedKey(_CLIENT),
     },
     "sft": {
-        "compute": Ignored(_MACHINES),
-        "data.topology": Ignored(_MACHINES, ({},)),
-        "job.poll_seconds": Ignored("jobs are followed, not polled"),
-        "job.modalities": Ignored(_TEXT, (["text"],)),
-        "job.description": Ignored("it is a note for readers; [tags] stay with the job"),
-        "policy": Ignored("it is for RL"),
-        "metadata": Ignored("it is the client's own record of the job"),
-        "model_config.supports_vision": Ignored(_TEXT, (False,)),
-        "model_config.max_images_per_message": Ignored(_TEXT),
-        "model_config.max_model_len": Ignored("[hyperparameters] sequence_length decides"),
-        "hyperparameters.parallelism.fp16": Ignored(_FP16, (False,)),
+        "compute": UnsupportedKey(_MACHINES),
+        "data.topology": UnsupportedKey(_MACHINES, ({},)),
+        "job.poll_seconds": UnsupportedKey("jobs are followed, not polled"),
+        "job.modalities": UnsupportedKey(_TEXT, (["text"],)),
+        "job.description": UnsupportedKey("it is a note for readers; [tags] stay with the job"),
+        "policy": UnsupportedKey("it is for RL"),
+        "metadata": UnsupportedKey("it is the client's own record of the job"),
+        "model_config.supports_vision": UnsupportedKey(_TEXT, (False,)),
+        "model_config.max_images_per_message": UnsupportedKey(_TEXT),
+        "model_config.max_model_len": UnsupportedKey("[hyperparameters] sequence_length decides"),
+        "hyperparameters.parallelism.fp16": UnsupportedKey(_FP16, (False,)),
     },
     "eval": {
-        "type": Ignored("a model is evaluated the same, however it was trained"),
-        "task": Ignored("env_config is what the environment is given"),
-        **_each("eval", "split metadata metadata_sql", Ignored(_SEEDS)),
-        **_each("eval", "trace_format return_trace collect_traces trace_db", Ignored(_TRACES)),
-        "eval.provider": Ignored(_HERE, ("synth",)),
-        "eval.inference_url": Ignored(_ADDRESS),
-        **_each("eval", "use_vision image_only_mode", Ignored(_TEXT, (False,))),
-        **_each("eval", "max_steps max_steps_per_episode", Ignored("put it into env_config, under the app's own name")),
-        "eval.use_tools": Ignored("the task app says which tools there are"),
-        "eval.tool_choice": Ignored("the task app says which tools it wants called"),
-        **_each("eval", "reasoning_effort system_hint", Ignored("the task app writes the request")),
-        "eval.env_file": Ignored(_CLIENT),
-        **_each("eval", "judge judges", Ignored(_JUDGE)),
+        "type": UnsupportedKey("a model is evaluated the same, however it was trained"),
+        "task": UnsupportedKey("env_config is what the environment is given"),
+        **_each("eval", "split metadata metadata_sql", UnsupportedKey(_SEEDS)),
+        **_each("eval", "trace_format return_trace collect_traces trace_db", UnsupportedKey(_TRACES)),
+        "eval.provider": UnsupportedKey(_HERE, ("synth",)),
+        "eval.inference_url": UnsupportedKey(_ADDRESS),
+        **_each("eval", "use_vision image_only_mode", UnsupportedKey(_TEXT, (False,))),
+        **_each(
+            "eval",
+            "max_steps max_steps_per_episode",
+            UnsupportedKey("put it into env_config, under the app's own name"),
+        ),
+        "eval.use_tools": UnsupportedKey("the task app says which tools there are"),
+        "eval.tool_choice": UnsupportedKey("the task app says which tools it wants called"),
+        **_each("eval", "reasoning_effort system_hint", UnsupportedKey("the task app writes the request")),
+        "eval.env_file": UnsupportedKey(_CLIENT),
+        **_each("eval", "judge judges", UnsupportedKey(_JUDGE)),
         **{
-            f"{table}.{key}": ignored
+            f"{table}.{key}": unsupported
             for table in ("eval.policy_config", "eval.policy", "policy", "rollout.policy_config")
-            for key, ignored in (
-                ("use_vision", Ignored(_TEXT, (False,))),
-                ("provider", Ignored(_HERE, ("synth",))),
-                ("inference_url", Ignored(_ADDRESS)),
+            for key, unsupported in (
+                ("use_vision", UnsupportedKey(_TEXT, (False,))),
+                ("provider", UnsupportedKey(_HERE, ("synth",))),
+                ("inference_url", UnsupportedKey(_ADDRESS)),
             )
         },
     },
     "filter": {
-        **_each("filter", "offset shuffle shuffle_seed", Ignored("the client's filter reads it and does nothing")),
+        **_each(
+            "filter", "offset shuffle shuffle_seed", UnsupportedKey("the client's filter reads it and does nothing")
+        ),
         **_each(
             "filter",
             "min_steps_per_episode max_steps_per_episode min_achievements_per_episode detect_loops "
             "max_repeated_actions min_unique_states filter_errors filter_timeouts export_format include_images "
             "include_metadata",
-            Ignored(_FILTER),
+            UnsupportedKey(_FILTER),
         ),
-        **_each("", "sft split output", Ignored(_FILTER)),
+        **_each("", "sft split output", UnsupportedKey(_FILTER)),
     },
 }
 
 
-def ignored_keys(document: Document, kind: str) -> list[str]:
+def unsupported_keys(document: Document, kind: str) -> list[str]:
     """A sentence for the keys of the document that have no effect on this kind of job: one for a table and reason."""
     flat = kind == "eval" and "eval" not in document.data
     groups: dict[tuple[Path, str], list[Path]] = {}
-    for dotted, ignored in NOT_HONOURED[kind].items():
+    for dotted, unsupported in UNSUPPORTED[kind].items():
         path: Path = tuple(dotted.removeprefix("eval.").split(".") if flat else dotted.split("."))
         value = document.get(path)
-        if value is None or any(_same(value, harmless) for harmless in ignored.harmless):
+        if value is None or any(_same(value, harmless) for harmless in unsupported.harmless):
             continue
-        if ignored.unless is not None and _same(document.get(ignored.unless[0]), ignored.unless[1]):
+        if unsupported.unless is not None and _same(document.get(unsupported.unless[0]), unsupported.unless[1]):
             continue
-        group = groups.setdefault((path[:-1], ignored.reason), [])
+        group = groups.setdefault((path[:-1], unsupported.reason), [])
         if path not in group:
             group.append(path)
     sentences: list[str] = []

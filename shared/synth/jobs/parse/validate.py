@@ -11,14 +11,14 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from synth.errors import Problem, UserError
-from synth.jobs.parse.kinds import Kind, kind_of, unknown_kind
+from synth.jobs.parse.kinds import Kind, infer_kind, unknown_kind
 from synth.jobs.parse.problems import bad_value, nearest, table_of, unknown_key
 from synth.jobs.parse.toml import Document, Path, read_data, read_toml
-from synth.jobs.parse.unsupported import ignored_keys
-from synth.jobs.schema.eval import EvalConfig, FlatEval
+from synth.jobs.parse.unsupported import unsupported_keys
+from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
-from synth.jobs.schema.sections import PolicyConfig, keys_of
+from synth.jobs.schema.sections import PolicyConfigSection, keys_of
 from synth.jobs.schema.sft import SftConfig
 
 __all__ = [
@@ -33,13 +33,13 @@ __all__ = [
     "parse_leniently",
 ]
 
-Config = RlConfig | SftConfig | EvalConfig | FlatEval | FilterConfig
+Config = RlConfig | SftConfig | EvalConfig | FlatEvalConfig | FilterConfig
 
 _CONFIGS: dict[Kind, type[Config]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig, "filter": FilterConfig}
 #: Unknown keys for which the nearest known one is looked for; comparing words is what costs.
-_COMPARED = 100
+_MAX_COMPARISONS = 100
 #: A payload has keys of its own: only what is almost a known key is taken for one misspelt.
-_SURELY = 0.85
+_PAYLOAD_SIMILARITY = 0.85
 _LINE = re.compile(r":(\d+)(?: |$)")
 
 
@@ -92,10 +92,10 @@ def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[Pa
     A key that looks misspelt is read as the key that it resembles, so that one typo does not also show up as
     a missing key, and its value is checked too.
     """
-    kind = kind or kind_of(document)
+    kind = kind or infer_kind(document)
     if kind is None:
         return None, [unknown_kind(document)]
-    model = FlatEval if kind == "eval" and "eval" not in document.data else _CONFIGS[kind]
+    model = FlatEvalConfig if kind == "eval" and "eval" not in document.data else _CONFIGS[kind]
     repair = _Repair(document, model)
     data = repair.table(document.data, model, ())
     document = replace(document, misspelt=repair.misspelt)
@@ -103,7 +103,7 @@ def parse_leniently(document: Document, *, kind: Kind | None = None) -> tuple[Pa
     problems = repair.problems + problems
     if config is None:
         return None, problems
-    warnings = ignored_keys(document, kind) + repair.warnings + _lookalikes(document, kind)
+    warnings = unsupported_keys(document, kind) + repair.warnings + _misspelt_policy_keys(document, kind)
     return ParsedJob(kind, config, document, warnings, dropped), problems
 
 
@@ -180,10 +180,10 @@ class _Repair:
     def _unknown(self, key: str, model: type[BaseModel], path: Path, names: list[str]) -> str | None:
         """Report a key; returns the one that it is read as."""
         payload = self.document.format == "json"
-        compared = len(self.problems) + len(self.warnings) < _COMPARED
+        compared = len(self.problems) + len(self.warnings) < _MAX_COMPARISONS
         near = None
         if compared:
-            near = nearest(key, names, near=_SURELY) if payload else nearest(key, names)
+            near = nearest(key, names, cutoff=_PAYLOAD_SIMILARITY) if payload else nearest(key, names)
         if payload and near is None:
             table = f"[{'.'.join(str(p) for p in path)}]" if path else "a job"
             self.warnings.append(f"{self.document.where((*path, key))} has no effect: it is no key of {table}")
@@ -192,15 +192,15 @@ class _Repair:
         return near
 
 
-def _lookalikes(document: Document, kind: Kind) -> list[str]:
+def _misspelt_policy_keys(document: Document, kind: Kind) -> list[str]:
     """`policy_config` passes unknown keys on to the task app, so a misspelt one is only worth a warning."""
     tables: tuple[Path, ...] = ("rollout",), ("eval",), ()
-    known = list(PolicyConfig.model_fields)
+    known = list(PolicyConfigSection.model_fields)
     sentences: list[str] = []
     for table in tables if kind in ("rl", "eval") else ():
         path = (*table, "policy_config")
         config = document.get(path)
-        for key in itertools.islice(cast(dict[str, Any], config), _COMPARED) if isinstance(config, dict) else ():
+        for key in itertools.islice(cast(dict[str, Any], config), _MAX_COMPARISONS) if isinstance(config, dict) else ():
             near = None if key in known else nearest(key, known)
             if near:
                 place = document.where((*path, key))

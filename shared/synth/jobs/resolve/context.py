@@ -13,7 +13,14 @@ from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document, Path
 from synth.jobs.parse.validate import ParsedJob
 from synth.jobs.resolved import LoraSettings, Mode
-from synth.jobs.schema.sections import Algorithm, Lora, PolicyConfig, Tags, keys_of
+from synth.jobs.schema.sections import (
+    AlgorithmSection,
+    LoraSection,
+    PolicyConfigSection,
+    TagsSection,
+    default_of,
+    keys_of,
+)
 from synth.models import ModelSpec, Registry
 
 _T = TypeVar("_T")
@@ -45,7 +52,7 @@ class Overrides:
 
 
 @dataclass
-class Resolving:
+class ResolveContext:
     """One resolve in progress: collects problems, warnings and origins.
 
     origins: of each field of the job, by its dotted name: the place in the file, the flag, "registry" or "default".
@@ -63,7 +70,7 @@ class Resolving:
     _places: dict[int, Path] = field(default_factory=dict[int, Path])
 
     @classmethod
-    def of(cls, parsed: ParsedJob, overrides: Overrides, registry: Registry) -> Resolving:
+    def of(cls, parsed: ParsedJob, overrides: Overrides, registry: Registry) -> ResolveContext:
         """The start of resolving a parsed job."""
         return cls(
             parsed.document,
@@ -91,44 +98,47 @@ class Resolving:
     def warn(self, path: Path, sentence: str) -> None:
         self.warnings.append(f"{self.document.where(path)} {sentence}")
 
-    def note(self, key: str, value: _T, origin: str) -> _T:
+    def record(self, key: str, value: _T, origin: str) -> _T:
         """Record where a value of the job came from, and pass it through."""
         self.origins[key] = origin
         return value
 
-    def change(self, key: str, value: _T, why: str) -> _T:
+    def record_change(self, key: str, value: _T, why: str) -> _T:
         """Record why a field is not what was written, or that nobody wrote it, and pass the value through."""
         self.changed[key] = why
         return value
 
     def take(self, key: str, section: BaseModel, name: str, default: Any = None) -> Any:
-        """A section's field; `default` where the schema leaves it open. The origin follows from what was written."""
-        value = getattr(section, name)
-        written = name in section.model_fields_set and value is not None
-        origin = self.document.where(self.at(section, name)) if written else "default"
-        return self.note(key, default if value is None else value, origin)
+        """A section's field; `default` where it follows from other keys. The origin follows from what was written."""
+        value = value_of(section, name)
+        origin = self.document.where(self.at(section, name)) if is_written(section, name) else "default"
+        return self.record(key, default if value is None else value, origin)
 
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
-        """The first of several keys that say the same thing; a later one that says something else is warned about."""
-        given = [(s, n, v) for s, n in named if s is not None and (v := getattr(s, n)) is not None]
-        given = [(s, n, v) for s, n, v in given if n in s.model_fields_set]
+        """The first of several keys that say the same thing; a later one that says something else is warned about.
+
+        default: where it follows from other keys; else it is that of the first key whose table there is.
+        """
+        given = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
         if not given:
-            return self.note(key, default, "default")
+            if default is None:
+                default = next((default_of(type(s), n) for s, n in named if s is not None), None)
+            return self.record(key, default, "default")
         section, name, value = given[0]
         place = self.document.where(self.at(section, name))
         for other, other_name, other_value in given[1:]:
             if other_value != value:
                 decides = self.document.label(self.at(section, name))
                 self.warn(self.at(other, other_name), f"has no effect: {decides} decides")
-        return self.note(key, value, place)
+        return self.record(key, value, place)
 
-    def model(self, model_id: str | None, path: Path, *, use: Literal["rl", "sft", "eval"]) -> ModelSpec | None:
+    def find_model(self, model_id: str | None, path: Path, *, use: Literal["rl", "sft", "eval"]) -> ModelSpec | None:
         """Look the model up and check that this kind of job may use it; None when there is a problem."""
         if self.overrides.model is not None:
-            model_id, where = self.note("model", self.overrides.model, "--model"), "--model"
+            model_id, where = self.record("model", self.overrides.model, "--model"), "--model"
         else:
             where = self.document.where(path)
-            self.note("model", model_id, where)
+            self.record("model", model_id, where)
         if model_id is None:
             return None
         try:
@@ -136,7 +146,7 @@ class Resolving:
         except UserError as error:
             self.problems += error.problems
             return None
-        self.note("base_model", spec.base, "registry")
+        self.record("base_model", spec.base, "registry")
         if spec.stand_in is not None:
             what = f"{spec.stand_in!r} stands in for {spec.base!r}, whose own weights are not on this cluster"
             self.warnings.append(f"{where} {what}")
@@ -149,31 +159,31 @@ class Resolving:
             self.problems.append(Problem(what=what, fix="allow it with --allow-experimental", where=where))
         return spec
 
-    def qlora(self, place: str) -> Mode:
+    def qlora_mode(self, place: str) -> Mode:
         """The mode of an adapter over a base in 4 bits, and which base is served then. place: what asks for it."""
         self.warnings.append(
             f"{place}: the linear layers of the base are rounded to 4 bits (NF4); this rounded base, which is what is "
             "trained on, is also what is served, in rollouts and with the finished adapter"
         )
-        return self.note("mode", "qlora", place)
+        return self.record("mode", "qlora", place)
 
-    def lora(
+    def lora_settings(
         self, mode: Mode, named: Sequence[BaseModel | None], spec: ModelSpec | None, *, rl: bool
     ) -> LoraSettings | None:
         """The adapter's settings; None for a full fine-tune. named: the tables that may say, the first wins."""
         if mode == "full":
-            return self.note("lora", None, self.origins["mode"])
+            return self.record("lora", None, self.origins["mode"])
 
-        def said(key: str, default: Any) -> Any:
-            keys = [(t, key if isinstance(t, Lora) else _LORA_IN_HYPERPARAMETERS[key]) for t in named]
+        def setting(key: str, default: Any) -> Any:
+            keys = [(t, key if isinstance(t, LoraSection) else _LORA_IN_HYPERPARAMETERS[key]) for t in named]
             return self.first(f"lora.{key}", keys, default)
 
-        dropout = said("dropout", 0.0 if rl else Lora().dropout)
+        dropout = setting("dropout", 0.0 if rl else LoraSection().dropout)
         if rl and dropout:
             why = "with dropout the first ratio is not 1"
             self.warnings.append(f"{self.origins['lora.dropout']} = {dropout} becomes 0: {why}")
-            dropout = self.change("lora.dropout", 0.0, f"{dropout} becomes 0: {why}")
-        targets: str | list[str] | None = said("target_modules", None)
+            dropout = self.record_change("lora.dropout", 0.0, f"{dropout} becomes 0: {why}")
+        targets: str | list[str] | None = setting("target_modules", None)
         origin = self.origins.pop("lora.target_modules")
         if targets is None:
             targets, origin = spec.lora_targets if spec else "all-linear", "registry"
@@ -181,19 +191,19 @@ class Resolving:
             # peft knows this word as a text, and would look for a module of that name in a list.
             targets = "all-linear"
         return LoraSettings(
-            r=said("r", Lora().r),
-            alpha=said("alpha", Lora().alpha),
+            r=setting("r", LoraSection().r),
+            alpha=setting("alpha", LoraSection().alpha),
             dropout=dropout,
-            targets=self.note("lora.targets", targets, origin),
+            targets=self.record("lora.targets", targets, origin),
         )
 
     def task_url(self, written: str | None, path: Path) -> str:
         """The task app's address, without a closing slash."""
         if self.overrides.task_url is not None:
-            url, where = self.note("rollout.task_url", self.overrides.task_url, "--task-url"), "--task-url"
+            url, where = self.record("rollout.task_url", self.overrides.task_url, "--task-url"), "--task-url"
         else:
             where = self.document.where(path)
-            url = self.note("rollout.task_url", written, where)
+            url = self.record("rollout.task_url", written, where)
         if url is None:
             self.problem(
                 path,
@@ -212,8 +222,8 @@ class Resolving:
             )
         return url.rstrip("/")
 
-    def algorithm(
-        self, written: Algorithm | None, *, type: str, methods: Sequence[str], varieties: Sequence[str]
+    def check_algorithm(
+        self, written: AlgorithmSection | None, *, type: str, methods: Sequence[str], varieties: Sequence[str]
     ) -> None:
         """Check that `[algorithm]` asks for what this kind of job does."""
         if written is None:
@@ -234,10 +244,10 @@ class Resolving:
     def seed(self, section: BaseModel) -> int:
         """The job's seed: the flag's, else the file's."""
         if self.overrides.seed is not None:
-            return self.note("seed", self.overrides.seed, "--seed")
+            return self.record("seed", self.overrides.seed, "--seed")
         return self.take("seed", section, "seed")
 
-    def tags(self, *tags: Tags) -> dict[str, Any]:
+    def tags(self, *tags: TagsSection) -> dict[str, Any]:
         """The tags of all tables, later ones winning."""
         merged: dict[str, Any] = {}
         origin = "default"
@@ -245,10 +255,21 @@ class Resolving:
             if table.model_fields_set:
                 origin = self.document.where(self._places[id(table)])
             merged |= table.model_dump()
-        return self.note("tags", merged, origin)
+        return self.record("tags", merged, origin)
 
 
-def passed_on(config: PolicyConfig) -> dict[str, Any]:
+def is_written(section: BaseModel, name: str) -> bool:
+    """Whether the file gives this key a value; a null of a JSON payload is none."""
+    return name in section.model_fields_set and getattr(section, name) is not None
+
+
+def value_of(section: BaseModel, name: str) -> Any:
+    """A key's value, or where the file gives it none the field's default."""
+    value = getattr(section, name)
+    return default_of(type(section), name) if value is None else value
+
+
+def passthrough(config: PolicyConfigSection) -> dict[str, Any]:
     """What of `policy_config` the task app gets as it was written: all but what the job resolves itself."""
     written = config.model_dump(exclude_none=True)
     return {k: v for k, v in written.items() if k not in _RESOLVED}

@@ -8,22 +8,22 @@ from typing import Any
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document
 from synth.jobs.parse.validate import Kind, ParsedJob, in_file_order, line_of, parse_leniently
-from synth.jobs.resolve.context import Overrides, Resolving
+from synth.jobs.resolve.context import Overrides, ResolveContext
 from synth.jobs.resolve.eval import resolve_eval
 from synth.jobs.resolve.filter import NOT_SUBMITTED, resolve_filter
 from synth.jobs.resolve.rl import resolve_rl
 from synth.jobs.resolve.sft import resolve_sft
 from synth.jobs.resolved import Job, ResolvedJob, job_to_data
-from synth.jobs.schema.eval import EvalConfig, FlatEval
+from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
 from synth.models import Registry
 
-__all__ = ["Examined", "Overrides", "check_job", "examine", "job_of", "resolve"]
+__all__ = ["Overrides", "ValidationReport", "require_job", "resolve_job", "resolve_parsed", "validate_job"]
 
 
 @dataclass(frozen=True)
-class Examined:
+class ValidationReport:
     """All that can be said of a job file without running it.
 
     job: None where there are problems, and for a filter, which is no job of the cluster. values: everything resolved,
@@ -39,9 +39,9 @@ class Examined:
     changed: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def examine(
+def validate_job(
     document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
-) -> Examined:
+) -> ValidationReport:
     """Check and resolve in one go: every problem and every warning, whatever else is wrong.
 
     kind: where whoever sent the job already says it. uploaded: False before the upload, when a dataset may still be
@@ -49,50 +49,54 @@ def examine(
     """
     parsed, problems = parse_leniently(document, kind=kind)
     if parsed is None:
-        return Examined(kind, None, in_file_order(problems))
-    return _examined(parsed, problems, overrides, registry, uploaded=uploaded)
+        return ValidationReport(kind, None, in_file_order(problems))
+    return _report(parsed, problems, overrides, registry, uploaded=uploaded)
 
 
-def check_job(
+def resolve_job(
     document: Document, *, overrides: Overrides, registry: Registry, kind: Kind | None = None, uploaded: bool = True
 ) -> ResolvedJob:
-    """The resolved job, as `examine`. Raises UserError with every problem."""
-    return job_of(examine(document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded), document)
+    """The resolved job, as `validate_job`. Raises UserError with every problem."""
+    return require_job(
+        validate_job(document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded), document
+    )
 
 
-def resolve(parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool = True) -> ResolvedJob:
+def resolve_parsed(
+    parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool = True
+) -> ResolvedJob:
     """Apply flags, registry and defaults. Raises UserError with every problem."""
-    return job_of(_examined(parsed, [], overrides, registry, uploaded=uploaded), parsed.document)
+    return require_job(_report(parsed, [], overrides, registry, uploaded=uploaded), parsed.document)
 
 
-def job_of(examined: Examined, document: Document) -> ResolvedJob:
+def require_job(report: ValidationReport, document: Document) -> ResolvedJob:
     """The job that was found in a document. Raises UserError with every problem."""
-    if examined.kind == "filter" and not examined.problems:
+    if report.kind == "filter" and not report.problems:
         raise UserError(Problem(**NOT_SUBMITTED, where=document.where(("filter",))))
-    if examined.job is None:
-        raise UserError(examined.problems)
-    return ResolvedJob(job=examined.job, origins=examined.origins, warnings=examined.warnings)
+    if report.job is None:
+        raise UserError(report.problems)
+    return ResolvedJob(job=report.job, origins=report.origins, warnings=report.warnings)
 
 
-def _examined(
+def _report(
     parsed: ParsedJob, problems: list[Problem], overrides: Overrides, registry: Registry, *, uploaded: bool
-) -> Examined:
-    state = Resolving.of(parsed, overrides, registry)
+) -> ValidationReport:
+    context = ResolveContext.of(parsed, overrides, registry)
     config = parsed.config
     job: Job | None = None
     values: dict[str, Any] = {}
     if isinstance(config, RlConfig):
-        job = resolve_rl(config, state)
-    elif isinstance(config, EvalConfig | FlatEval):
-        job = resolve_eval(config, state)
+        job = resolve_rl(config, context)
+    elif isinstance(config, EvalConfig | FlatEvalConfig):
+        job = resolve_eval(config, context)
     elif isinstance(config, FilterConfig):
-        values = resolve_filter(config, state)
+        values = resolve_filter(config, context)
     else:
-        job = resolve_sft(config, state, uploaded=uploaded)
-    problems = in_file_order([*problems, *state.problems])
-    warnings = sorted(state.warnings, key=line_of)
+        job = resolve_sft(config, context, uploaded=uploaded)
+    problems = in_file_order([*problems, *context.problems])
+    warnings = sorted(context.warnings, key=line_of)
     if problems:
-        return Examined(parsed.kind, None, problems, warnings)
+        return ValidationReport(parsed.kind, None, problems, warnings)
     if job is not None:
         values = job_to_data(job)
-    return Examined(parsed.kind, job, [], warnings, values, state.origins, state.changed)
+    return ValidationReport(parsed.kind, job, [], warnings, values, context.origins, context.changed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import Resolving
+from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolved import Loss, Mode, Placement
-from synth.jobs.schema.rl import RlConfig, Training
+from synth.jobs.schema.rl import RlConfig, TrainingSection
 
 
 class _Defaults(NamedTuple):
@@ -27,54 +27,56 @@ DEFAULTS: dict[Loss, _Defaults] = {
     "dppo": _Defaults(0.2, 0.2, 20.0),
 }
 #: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.
-_OTHERS = 20
+_FAR_FACTOR = 20
 
 
-def resolve_loss(config: RlConfig, state: Resolving) -> Loss:
+def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
     """`[training] loss`, else what `[algorithm] variety` names."""
-    loss = state.first("loss", [(config.training, "loss"), (config.algorithm, "variety")], "gspo")
+    loss = context.first("loss", [(config.training, "loss"), (config.algorithm, "variety")], "gspo")
     # Another kind's variety is a problem already.
     return loss if loss in DEFAULTS else "gspo"
 
 
-def resolve_clip(training: Training, loss: Loss, state: Resolving) -> tuple[float, float]:
+def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> tuple[float, float]:
     """The two ends of the clip; a value that belongs to another loss's measure is warned about."""
     defaults = DEFAULTS[loss]
     found: list[float] = []
     for key, default in (("clip_low", defaults.clip_low), ("clip_high", defaults.clip_high)):
-        value: float = state.take(key, training, key, default)
-        if not default / _OTHERS <= value <= default * _OTHERS:
-            state.warn(("training", key), f"= {value:g} is far from {default:g}, what {loss} is used with")
+        value: float = context.take(key, training, key, default)
+        if not default / _FAR_FACTOR <= value <= default * _FAR_FACTOR:
+            context.warn(("training", key), f"= {value:g} is far from {default:g}, what {loss} is used with")
         found.append(value)
     return found[0], found[1]
 
 
-def resolve_truncation(training: Training, loss: Loss, state: Resolving) -> float:
+def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:
     """The cap on how much more a token may count because the policy that sampled it found it less likely."""
-    return state.take("token_truncation", training, "token_truncation", DEFAULTS[loss].token_truncation)
+    return context.take("token_truncation", training, "token_truncation", DEFAULTS[loss].token_truncation)
 
 
-def resolve_reference(config: RlConfig, mode: Mode, state: Resolving) -> Placement:
+def resolve_reference(config: RlConfig, mode: Mode, context: ResolveContext) -> Placement:
     """Where the reference model lives: "none" exactly where there is no KL term."""
-    path, asked = _asked(config)
-    where = "default" if path is None else state.document.where(path)
+    path, asked = _requested_placement(config)
+    where = "default" if path is None else context.document.where(path)
     beta = config.training.kl_beta
     if asked == "none" and beta > 0:
-        state.problem(
+        context.problem(
             ("training", "kl_beta"),
             f"kl_beta = {beta:g} has no reference model to be measured against",
             expected='[reference] placement = "shared" or "dedicated"',
             fix='set placement = "shared", or remove kl_beta',
         )
     if path is not None and asked != "none" and not beta:
-        state.warn(path, "has no effect: [training].kl_beta is 0, so there is no KL term")
-        return state.change("reference", state.note("reference", "none", where), f"{asked!r} is not used: kl_beta is 0")
+        context.warn(path, "has no effect: [training].kl_beta is 0, so there is no KL term")
+        return context.record_change(
+            "reference", context.record("reference", "none", where), f"{asked!r} is not used: kl_beta is 0"
+        )
     if path is not None and asked == "shared" and mode == "full":
-        state.warn(path, '= "shared" is a frozen copy of the source: every weight of the policy itself is trained')
-    return state.note("reference", asked, where)
+        context.warn(path, '= "shared" is a frozen copy of the source: every weight of the policy itself is trained')
+    return context.record("reference", asked, where)
 
 
-def _asked(config: RlConfig) -> tuple[Path | None, Placement]:
+def _requested_placement(config: RlConfig) -> tuple[Path | None, Placement]:
     """The published client writes "none" where its user wrote nothing, so that any other word counts for more."""
     named: list[tuple[Path, Placement | None]] = []
     if config.reference is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import Resolving, passed_on
+from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
@@ -12,51 +12,50 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
-from synth.jobs.resolve.sampling import tokens_a_call, training_sampling
-from synth.jobs.resolve.vision import vision_of
+from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
+from synth.jobs.resolve.vision import resolve_vision
 from synth.jobs.resolve.watch import resolve_watch
 from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
-from synth.jobs.schema.rl import Evaluation, RlConfig, WeightSync
+from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
 
 LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
-_ITERATIONS = 10
 _TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
-_MOST_EVALUATION_SEEDS = 10_000
+_MAX_EVALUATION_SEEDS = 10_000
 
 
-def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
-    """Resolve, collecting problems in `state`; None when there are any that leave a hole."""
-    state.algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=tuple(DEFAULTS))
-    spec = _source(config, state)
-    mode = _mode(config, state)
+def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
+    """Resolve, collecting problems in `context`; None when there are any that leave a hole."""
+    context.check_algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=tuple(DEFAULTS))
+    spec = _source(config, context)
+    mode = _mode(config, context)
     training = config.training
-    topology = rl_topology(config, state)
-    _check_rubric(config, state)
-    rollout = _rollout(config, state)
-    evaluation = _evaluation(config.evaluation, state)
-    max_staleness = state.take("max_staleness", training, "max_staleness", training.async_level)
+    topology = rl_topology(config, context)
+    _check_rubric(config, context)
+    rollout = _rollout(config, context)
+    evaluation = _evaluation(config.evaluation, context)
+    max_staleness = context.take("max_staleness", training, "max_staleness", training.async_level)
     if max_staleness < training.async_level:
-        state.problem(
+        context.problem(
             ("training", "max_staleness"),
             f"max_staleness = {max_staleness} would drop all that async_level = {training.async_level} collects",
             expected=f"at least {training.async_level}",
         )
     if training.minibatches > training.batch_size * training.group_size:
-        state.problem(
+        context.problem(
             ("training", "minibatches"),
             f"{training.minibatches} minibatches of {training.batch_size} x {training.group_size} rollouts",
             expected=f"at most {training.batch_size * training.group_size}",
         )
-    loss = resolve_loss(config, state)
-    clip_low, clip_high = resolve_clip(training, loss, state)
-    reference = resolve_reference(config, mode, state)
-    lora = state.lora(mode, [config.lora, training.lora], spec, rl=True)
-    label = state.first("label", [(config.model, "label"), (config.policy, "label")])
-    iterations = _iterations(config, state)
-    train_seeds = _train_seeds(config, evaluation, state)
+    loss = resolve_loss(config, context)
+    clip_low, clip_high = resolve_clip(training, loss, context)
+    reference = resolve_reference(config, mode, context)
+    lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
+    label = context.first("label", [(config.model, "label"), (config.policy, "label")])
+    iterations = _iterations(config, context)
+    train_seeds = _train_seeds(config, evaluation, context)
     if spec is None:
         return None
     return RlJob(
@@ -64,48 +63,48 @@ def resolve_rl(config: RlConfig, state: Resolving) -> RlJob | None:
         base_model=spec.base,
         mode=mode,
         lora=lora,
-        label=label or state.note("label", spec.base, "default"),
+        label=label or context.record("label", spec.base, "default"),
         iterations=iterations,
-        batch_size=state.take("batch_size", training, "batch_size"),
-        group_size=state.take("group_size", training, "group_size"),
-        minibatches=state.take("minibatches", training, "minibatches"),
+        batch_size=context.take("batch_size", training, "batch_size"),
+        group_size=context.take("group_size", training, "group_size"),
+        minibatches=context.take("minibatches", training, "minibatches"),
         loss=loss,
         clip_low=clip_low,
         clip_high=clip_high,
-        token_truncation=resolve_truncation(training, loss, state),
-        kl_beta=state.take("kl_beta", training, "kl_beta"),
+        token_truncation=resolve_truncation(training, loss, context),
+        kl_beta=context.take("kl_beta", training, "kl_beta"),
         reference=reference,
-        advantage_std=state.take("advantage_std", training, "advantage_std"),
-        async_level=state.take("async_level", training, "async_level"),
+        advantage_std=context.take("advantage_std", training, "advantage_std"),
+        async_level=context.take("async_level", training, "async_level"),
         max_staleness=max_staleness,
-        dynamic_sampling=state.take("dynamic_sampling", training, "dynamic_sampling"),
-        verify_every_k=state.take("verify_every_k", training.weight_sync or WeightSync(), "verify_every_k"),
-        lr=state.take("lr", training, "learning_rate", LEARNING_RATE[mode]),
-        schedule=state.take("schedule", training, "lr_scheduler"),
-        min_lr_ratio=state.take("min_lr_ratio", training, "min_lr_ratio"),
-        warmup_ratio=state.take("warmup_ratio", training, "warmup_ratio"),
-        warmup_steps=state.note("warmup_steps", None, "default"),
-        betas=tuple(state.take("betas", training, "betas")),
-        weight_decay=state.take("weight_decay", training, "weight_decay"),
-        clip_norm=state.take("clip_norm", training, "grad_clip"),
-        packing=state.packing(training),
-        micro_batch_tokens=state.take("micro_batch_tokens", training, "micro_batch_tokens"),
-        activation_checkpointing=state.take("activation_checkpointing", training, "activation_checkpointing"),
-        parallelism=rl_parallelism(topology, state),
+        dynamic_sampling=context.take("dynamic_sampling", training, "dynamic_sampling"),
+        verify_every_k=context.take("verify_every_k", training.weight_sync or WeightSyncSection(), "verify_every_k"),
+        lr=context.take("lr", training, "learning_rate", LEARNING_RATE[mode]),
+        schedule=context.take("schedule", training, "lr_scheduler"),
+        min_lr_ratio=context.take("min_lr_ratio", training, "min_lr_ratio"),
+        warmup_ratio=context.take("warmup_ratio", training, "warmup_ratio"),
+        warmup_steps=context.record("warmup_steps", None, "default"),
+        betas=tuple(context.take("betas", training, "betas")),
+        weight_decay=context.take("weight_decay", training, "weight_decay"),
+        clip_norm=context.take("clip_norm", training, "grad_clip"),
+        packing=context.packing(training),
+        micro_batch_tokens=context.take("micro_batch_tokens", training, "micro_batch_tokens"),
+        activation_checkpointing=context.take("activation_checkpointing", training, "activation_checkpointing"),
+        parallelism=rl_parallelism(topology, context),
         topology=topology,
         rollout=rollout,
         train_seeds=train_seeds,
         evaluation=evaluation,
-        watch=resolve_watch(training.watch, state),
-        checkpoint_every=state.take("checkpoint_every", training, "checkpoint_every"),
-        checkpoints_kept=state.take("checkpoints_kept", training, "keep_checkpoints"),
-        seed=state.seed(training),
-        tags=state.tags(config.tags),
-        vision=vision_of(spec, ("model",), state, rl=config),
+        watch=resolve_watch(training.watch, context),
+        checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
+        checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
+        seed=context.seed(training),
+        tags=context.tags(config.tags),
+        vision=resolve_vision(spec, ("model",), context, rl=config),
     )
 
 
-def _source(config: RlConfig, state: Resolving) -> ModelSpec | None:
+def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
     """Exactly one of [model].base and [model].source (or their [policy] namesakes), unless --model names it."""
     policy = config.policy
     named: list[tuple[Path, str | None]] = [
@@ -119,10 +118,10 @@ def _source(config: RlConfig, state: Resolving) -> ModelSpec | None:
     if served is not None and not given:
         given = [(("policy", "model"), served)]
     elif served is not None and served.lower() != str(given[0][1]).lower():
-        state.warn(("policy", "model"), f"has no effect: {state.document.label(given[0][0])} is what is trained")
-    if state.overrides.model is None and len(given) != 1:
+        context.warn(("policy", "model"), f"has no effect: {context.document.label(given[0][0])} is what is trained")
+    if context.overrides.model is None and len(given) != 1:
         keys = " and ".join(f"[{p[0]}].{p[1]}" for p, _ in given)
-        state.problem(
+        context.problem(
             given[1][0] if given else ("model",),
             f"{keys} are both given" if given else "neither base nor source is given",
             expected="exactly one of [model].base (a base model) and [model].source (a fine-tuned one)",
@@ -130,127 +129,128 @@ def _source(config: RlConfig, state: Resolving) -> ModelSpec | None:
         )
         return None
     path, value = given[0] if given else (("model",), None)
-    return state.model(value, path, use="rl")
+    return context.find_model(value, path, use="rl")
 
 
-def _mode(config: RlConfig, state: Resolving) -> Mode:
+def _mode(config: RlConfig, context: ResolveContext) -> Mode:
     named = [(config.model, "trainer_mode"), (config.policy, "trainer_mode")]
-    mode = state.first("mode", named)
-    place = state.origins["mode"]
+    mode = context.first("mode", named)
+    place = context.origins["mode"]
     tables = [(path, t) for path, t in ((("lora",), config.lora), (("training", "lora"), config.training.lora)) if t]
     if mode is None:
-        origin = state.document.where(tables[0][0]) if tables else "default"
-        return state.note("mode", "lora" if tables else "full", origin)
+        origin = context.document.where(tables[0][0]) if tables else "default"
+        return context.record("mode", "lora" if tables else "full", origin)
     if mode == "qlora":
-        return state.qlora(place)
+        return context.qlora_mode(place)
     if mode == "full":
         for path, _ in tables:
-            state.warn(path, 'has no effect: trainer_mode is "full"')
+            context.warn(path, 'has no effect: trainer_mode is "full"')
     return mode
 
 
-def _iterations(config: RlConfig, state: Resolving) -> int:
+def _iterations(config: RlConfig, context: ResolveContext) -> int:
     training = config.training
-    if training.iterations_per_epoch is None:
-        iterations = training.num_epochs * _ITERATIONS
-        state.warn(("training",), f"does not say iterations_per_epoch: the job runs {iterations} iterations")
-        return state.take("iterations", training, "num_epochs") * _ITERATIONS
-    each = state.take("iterations", training, "iterations_per_epoch")
+    each: int = value_of(training, "iterations_per_epoch")
+    if not is_written(training, "iterations_per_epoch"):
+        iterations = training.num_epochs * each
+        context.warn(("training",), f"does not say iterations_per_epoch: the job runs {iterations} iterations")
+        return context.take("iterations", training, "num_epochs") * each
+    context.take("iterations", training, "iterations_per_epoch")
     if training.num_epochs > 1:
-        state.change("iterations", each, f"num_epochs = {training.num_epochs} times {each}")
+        context.record_change("iterations", each, f"num_epochs = {training.num_epochs} times {each}")
     return each * training.num_epochs
 
 
-def _check_rubric(config: RlConfig, state: Resolving) -> None:
+def _check_rubric(config: RlConfig, context: ResolveContext) -> None:
     weights = config.rubric.weights if config.rubric else None
     if weights and not (weights.env or weights.event or weights.outcome):
-        state.problem(("rubric", "weights"), "every weight is 0, so every reward is", expected="one weight above 0")
+        context.problem(("rubric", "weights"), "every weight is 0, so every reward is", expected="one weight above 0")
 
 
-def _rollout(config: RlConfig, state: Resolving) -> RolloutSettings:
+def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
     section, training, asked = config.rollout, config.training, config.rollout.policy_config
     hint = section.episodes_per_batch
     sizes = (training.batch_size, training.batch_size * training.group_size)
     if hint is not None and hint not in sizes:
-        state.warn(
+        context.warn(
             ("rollout", "episodes_per_batch"),
             f"has no effect: an iteration is batch_size x group_size = {sizes[1]} rollouts",
         )
     turns = [(section, "max_turns"), (training, "max_turns"), (asked, "max_llm_calls"), (asked, "max_turns")]
     if asked.model is not None and asked.model not in (config.model.base, config.model.source):
-        state.warn(("rollout", "policy_config", "model"), "has no effect: the model in training is served")
+        context.warn(("rollout", "policy_config", "model"), "has no effect: the model in training is served")
     return RolloutSettings(
-        task_url=state.task_url(config.services.task_url, ("services", "task_url")),
-        env_name=state.take("rollout.env_name", section, "env_name"),
-        policy_name=state.take("rollout.policy_name", section, "policy_name"),
-        max_turns=state.first("rollout.max_turns", turns, 1),
-        ops=state.first("rollout.ops", [(section, "ops"), (training, "ops")], ["agent", "env"]),
-        env_config=state.take("rollout.env_config", section, "env_config"),
-        policy_config=passed_on(state.take("rollout.policy_config", section, "policy_config")),
-        sampling=training_sampling(config, tokens_a_call(config, state), state),
-        max_concurrent_rollouts=_concurrency(config, state),
-        failure_reward=state.take("rollout.failure_reward", section, "failure_reward"),
-        rollout_timeout_s=state.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
-        max_retries=state.take("rollout.max_retries", section, "max_retries"),
-        constrain_tools=state.take("rollout.constrain_tools", section, "constrain_tools"),
-        group_timeout_s=state.take("rollout.group_timeout_s", section, "group_timeout_s"),
-        app_id=state.note("rollout.app_id", None, "default"),
+        task_url=context.task_url(config.services.task_url, ("services", "task_url")),
+        env_name=context.take("rollout.env_name", section, "env_name"),
+        policy_name=context.take("rollout.policy_name", section, "policy_name"),
+        max_turns=context.first("rollout.max_turns", turns, 1),
+        ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
+        env_config=context.take("rollout.env_config", section, "env_config"),
+        policy_config=passthrough(context.take("rollout.policy_config", section, "policy_config")),
+        sampling=training_sampling(config, max_tokens_per_call(config, context), context),
+        max_concurrent_rollouts=_concurrency(config, context),
+        failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
+        rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
+        max_retries=context.take("rollout.max_retries", section, "max_retries"),
+        constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
+        group_timeout_s=context.take("rollout.group_timeout_s", section, "group_timeout_s"),
+        app_id=context.record("rollout.app_id", None, "default"),
     )
 
 
-def _concurrency(config: RlConfig, state: Resolving) -> int:
+def _concurrency(config: RlConfig, context: ResolveContext) -> int:
     key = "rollout.max_concurrent_rollouts"
-    wanted = state.take(key, config.rollout, "max_concurrent_rollouts")
+    wanted = context.take(key, config.rollout, "max_concurrent_rollouts")
     bound = config.training.async_semaphore_max
     if bound is None or bound >= wanted:
         return wanted
-    state.change(key, bound, f"{wanted} becomes {bound}: the smaller of the two bounds holds")
-    return state.take(key, config.training, "async_semaphore_max")
+    context.record_change(key, bound, f"{wanted} becomes {bound}: the smaller of the two bounds holds")
+    return context.take(key, config.training, "async_semaphore_max")
 
 
-def _evaluation(section: Evaluation | None, state: Resolving) -> EvaluationSettings | None:
+def _evaluation(section: EvaluationSection | None, context: ResolveContext) -> EvaluationSettings | None:
     if section is None or section.every_n_iters == 0:
         if section is not None and section.model_fields_set and "every_n_iters" not in section.model_fields_set:
-            state.warn(("evaluation",), "has no effect: every_n_iters is not given")
-        origin = "default" if section is None else state.document.where(("evaluation",))
-        return state.note("evaluation", None, origin)
+            context.warn(("evaluation",), "has no effect: every_n_iters is not given")
+        origin = "default" if section is None else context.document.where(("evaluation",))
+        return context.record("evaluation", None, origin)
     if section.seeds is None and section.instances is None:
-        state.problem(("evaluation", "seeds"), "there are no seeds to evaluate on", fix="set seeds or instances")
+        context.problem(("evaluation", "seeds"), "there are no seeds to evaluate on", fix="set seeds or instances")
         return None
     seeds = section.seeds or Seeds(start=_HELD_OUT_FROM, count=section.instances or 0)
     if section.instances is not None and section.instances > len(seeds):
-        state.warn(("evaluation", "instances"), f"becomes {len(seeds)}: there are no more seeds")
+        context.warn(("evaluation", "instances"), f"becomes {len(seeds)}: there are no more seeds")
     wanted = min(section.instances or len(seeds), len(seeds))
-    if wanted > _MOST_EVALUATION_SEEDS:
-        state.problem(
-            ("evaluation", "seeds"), f"{wanted} seeds", expected=f"at most {_MOST_EVALUATION_SEEDS} an evaluation"
+    if wanted > _MAX_EVALUATION_SEEDS:
+        context.problem(
+            ("evaluation", "seeds"), f"{wanted} seeds", expected=f"at most {_MAX_EVALUATION_SEEDS} an evaluation"
         )
         return None
-    state.take("evaluation.seeds", section, "seeds")
+    context.take("evaluation.seeds", section, "seeds")
     return EvaluationSettings(
-        every_n_iters=state.take("evaluation.every_n_iters", section, "every_n_iters"),
+        every_n_iters=context.take("evaluation.every_n_iters", section, "every_n_iters"),
         seeds=seeds.values()[:wanted],
     )
 
 
-def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, state: Resolving) -> Seeds:
+def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, context: ResolveContext) -> Seeds:
     held_out = set(evaluation.seeds) if evaluation else set[int]()
     data = config.data
     if data.seeds is not None:
-        if data.seed_start is not None:
-            state.warn(("data", "seed_start"), "has no effect: [data].seeds decides")
+        if is_written(data, "seed_start"):
+            context.warn(("data", "seed_start"), "has no effect: [data].seeds decides")
         shared = held_out.intersection(data.seeds.values()) if held_out else set[int]()
         if shared:
-            state.warn(("data", "seeds"), f"shares {len(shared)} seeds with [evaluation], such as {min(shared)}")
-        return state.take("train_seeds", data, "seeds")
-    start: int = state.take("train_seeds", data, "seed_start", 0)
+            context.warn(("data", "seeds"), f"shares {len(shared)} seeds with [evaluation], such as {min(shared)}")
+        return context.take("train_seeds", data, "seeds")
+    start: int = context.take("train_seeds", data, "seed_start")
     inside = {s for s in held_out if start <= s < start + _TRAIN_SEEDS}
     if not inside:
         return Seeds(start=start, count=_TRAIN_SEEDS)
     # A range cannot have holes, and a list of 100000 seeds does not belong into an event: begin after them.
     first = max(inside) + 1
     why = "the seeds before it are those of [evaluation]"
-    if data.seed_start is not None:
-        state.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
+    if is_written(data, "seed_start"):
+        context.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
     shifted = Seeds(start=first, count=_TRAIN_SEEDS)
-    return state.change("train_seeds", shifted, f"training begins at seed {first}: {why}")
+    return context.record_change("train_seeds", shifted, f"training begins at seed {first}: {why}")

@@ -6,26 +6,25 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from synth.jobs.resolve.context import Resolving
+from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolved import Sampling
 from synth.jobs.schema.rl import RlConfig
-from synth.jobs.schema.sections import PolicyConfig
+from synth.jobs.schema.sections import PolicyConfigSection
 
 _N = TypeVar("_N", int, float)
-_TOKENS = 512
 _OFF = "while training, what is sampled must be the policy's own"
 
 
-def training_sampling(config: RlConfig, max_tokens: int, state: Resolving) -> Sampling:
+def training_sampling(config: RlConfig, max_tokens: int, context: ResolveContext) -> Sampling:
     """Training samples from the policy itself: top_p and top_k off, and a temperature above 0."""
     asked, policy = config.rollout.policy_config, config.policy
     key = "rollout.sampling.temperature"
     # [policy] has a default of its own, as the client that writes it does.
-    temperature = state.first(
-        key, [(asked, "temperature"), (policy, "temperature")], policy.temperature if policy else 1.0
+    temperature = context.first(
+        key, [(asked, "temperature"), (policy, "temperature")], policy.temperature if policy else None
     )
     if temperature == 0:
-        state.problem(
+        context.problem(
             (("rollout", "policy_config") if asked.temperature == 0 else ("policy",)) + ("temperature",),
             "temperature = 0 samples the same reply for a whole group, so nothing can be learned",
             expected="more than 0; 1 is the policy itself",
@@ -33,31 +32,31 @@ def training_sampling(config: RlConfig, max_tokens: int, state: Resolving) -> Sa
     return Sampling(
         temperature=temperature,
         max_tokens=max_tokens,
-        top_p=_off("top_p", config, (1,), 1.0, state),
-        top_k=_off("top_k", config, (0, -1), 0, state),
-        thinking=thinking([asked], state),
-        thinking_budget=state.first("rollout.sampling.thinking_budget", [(asked, "thinking_budget")]),
+        top_p=_clamp_off("top_p", config, (1,), 1.0, context),
+        top_k=_clamp_off("top_k", config, (0, -1), 0, context),
+        thinking=resolve_thinking([asked], context),
+        thinking_budget=context.first("rollout.sampling.thinking_budget", [(asked, "thinking_budget")]),
     )
 
 
-def _off(name: str, config: RlConfig, off: tuple[int, ...], value: _N, state: Resolving) -> _N:
+def _clamp_off(name: str, config: RlConfig, off: tuple[int, ...], value: _N, context: ResolveContext) -> _N:
     """A truncation of the distribution, which is off while training whatever the file says."""
     key = f"rollout.sampling.{name}"
-    state.note(key, value, "default")
+    context.record(key, value, "default")
     for section in (config.rollout.policy_config, config.policy):
         if section is None or name not in section.model_fields_set:
             continue
         written = getattr(section, name)
         if written is None or written in off:
             continue
-        place = state.at(section, name)
-        state.warn(place, f"= {written} becomes {value} (off): {_OFF}")
-        state.note(key, value, state.document.where(place))
-        state.change(key, value, f"{written} becomes {value} (off): {_OFF}")
+        place = context.at(section, name)
+        context.warn(place, f"= {written} becomes {value} (off): {_OFF}")
+        context.record(key, value, context.document.where(place))
+        context.record_change(key, value, f"{written} becomes {value} (off): {_OFF}")
     return value
 
 
-def tokens_a_call(config: RlConfig, state: Resolving) -> int:
+def max_tokens_per_call(config: RlConfig, context: ResolveContext) -> int:
     """Sampled tokens a call, at most: the smallest of the bounds that the file sets."""
     asked = config.rollout.policy_config
     named: list[tuple[BaseModel | None, str]] = [
@@ -66,25 +65,27 @@ def tokens_a_call(config: RlConfig, state: Resolving) -> int:
         (config.training, "max_completion_tokens"),
         (config.policy, "max_tokens"),
     ]
-    return smallest(named, state)
+    return smallest_limit(named, context)
 
 
-def smallest(named: list[tuple[BaseModel | None, str]], state: Resolving) -> int:
+def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveContext) -> int:
     """The smallest of several bounds on the tokens of a call."""
     key = "rollout.sampling.max_tokens"
     given = [(getattr(s, n), s, n) for s, n in named if s is not None and n in s.model_fields_set]
     given = [(bound, s, n) for bound, s, n in given if bound is not None]
     if not given:
-        return state.note(key, _TOKENS, "default")
+        return context.first(key, named)
     bound, section, name = min(given, key=lambda g: g[0])
     if any(other != bound for other, _, _ in given):
         others = ", ".join(str(other) for other, _, _ in given if other != bound)
-        state.change(key, bound, f"the smallest of the bounds holds; the others are {others}")
-    return state.take(key, section, name)
+        context.record_change(key, bound, f"the smallest of the bounds holds; the others are {others}")
+    return context.take(key, section, name)
 
 
-def thinking(named: list[PolicyConfig | None], state: Resolving, *, also: BaseModel | None = None) -> bool | None:
+def resolve_thinking(
+    named: list[PolicyConfigSection | None], context: ResolveContext, *, also: BaseModel | None = None
+) -> bool | None:
     """Whether the model is told to think; None leaves it to the task app."""
     tables: list[BaseModel | None] = [also, *named] if also else [*named]
-    mode = state.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in tables])
+    mode = context.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in tables])
     return None if mode is None else mode == "think"

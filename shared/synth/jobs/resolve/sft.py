@@ -7,46 +7,46 @@ from typing import Literal
 from pydantic import BaseModel
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import Resolving
+from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolve.parallelism import sft_parallelism
-from synth.jobs.resolve.vision import row_at_a_time, vision_of
+from synth.jobs.resolve.vision import limit_micro_batch, resolve_vision
 from synth.jobs.resolved import Mode, SftJob
-from synth.jobs.schema.sft import Hyperparameters, SftConfig
+from synth.jobs.schema.sections import default_of
+from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
 
 LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
 _BATCH = 32
-_VALIDATION_EVERY = 100
 
 
-def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJob | None:
-    """Resolve, collecting problems in `state`; None when there are any that leave a hole."""
-    if config.job.model is None and state.overrides.model is None:
-        state.problem(
+def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | None:
+    """Resolve, collecting problems in `context`; None when there are any that leave a hole."""
+    if config.job.model is None and context.overrides.model is None:
+        context.problem(
             ("job", "model"),
             "there is no model to train",
             expected='a model id such as "tiny-qwen3" or "Qwen/Qwen3-0.6B"',
             fix="set it here, or pass --model",
         )
-    state.algorithm(
+    context.check_algorithm(
         config.algorithm,
         type="offline",
         methods=("sft", "supervised_finetune"),
         varieties=("fft", "lora", "qlora"),
     )
-    spec = state.model(config.job.model, ("job", "model"), use="sft")
-    mode = _mode(config, state)
+    spec = context.find_model(config.job.model, ("job", "model"), use="sft")
+    mode = _mode(config, context)
     hyper = config.hyperparameters
-    training_file = _training_file(config, state, uploaded=uploaded)
-    validation = _validation_file(config, state)
-    epochs, steps = _length(hyper, state)
-    batch_size = _batch_size(hyper, state)
-    lora = state.lora(mode, [config.lora, config.training.lora, hyper], spec, rl=False)
-    parallelism = sft_parallelism(hyper, state)
+    training_file = _training_file(config, context, uploaded=uploaded)
+    validation = _validation_file(config, context)
+    epochs, steps = _duration(hyper, context)
+    batch_size = _batch_size(hyper, context)
+    lora = context.lora_settings(mode, [config.lora, config.training.lora, hyper], spec, rl=False)
+    parallelism = sft_parallelism(hyper, context)
     if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
-        state.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
-    examples = state.overrides.examples
+        context.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
+    examples = context.overrides.examples
     if examples is not None and examples < 1:
-        state.problem((), f"--examples {examples} leaves nothing to train on", expected="1 or more")
+        context.problem((), f"--examples {examples} leaves nothing to train on", expected="1 or more")
     if spec is None or training_file is None:
         return None
     return SftJob(
@@ -55,80 +55,80 @@ def resolve_sft(config: SftConfig, state: Resolving, *, uploaded: bool) -> SftJo
         mode=mode,
         lora=lora,
         training_file=training_file,
-        examples=state.note("examples", examples, "--examples" if examples else "default"),
+        examples=context.record("examples", examples, "--examples" if examples else "default"),
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,
-        sequence_length=state.take("sequence_length", hyper, "sequence_length"),
-        lr=state.take("lr", hyper, "learning_rate", LEARNING_RATE[mode]),
-        schedule=state.take("schedule", hyper, "lr_scheduler"),
-        min_lr_ratio=state.take("min_lr_ratio", hyper, "min_lr_ratio"),
-        warmup_ratio=state.take("warmup_ratio", hyper, "warmup_ratio"),
-        warmup_steps=state.take("warmup_steps", hyper, "warmup_steps"),
-        betas=tuple(state.take("betas", hyper, "betas")),
-        weight_decay=state.take("weight_decay", hyper, "weight_decay"),
-        clip_norm=state.take("clip_norm", hyper, "grad_clip"),
-        packing=state.packing(hyper),
-        micro_batch_tokens=row_at_a_time(
+        sequence_length=context.take("sequence_length", hyper, "sequence_length"),
+        lr=context.take("lr", hyper, "learning_rate", LEARNING_RATE[mode]),
+        schedule=context.take("schedule", hyper, "lr_scheduler"),
+        min_lr_ratio=context.take("min_lr_ratio", hyper, "min_lr_ratio"),
+        warmup_ratio=context.take("warmup_ratio", hyper, "warmup_ratio"),
+        warmup_steps=context.take("warmup_steps", hyper, "warmup_steps"),
+        betas=tuple(context.take("betas", hyper, "betas")),
+        weight_decay=context.take("weight_decay", hyper, "weight_decay"),
+        clip_norm=context.take("clip_norm", hyper, "grad_clip"),
+        packing=context.packing(hyper),
+        micro_batch_tokens=limit_micro_batch(
             spec,
             hyper,
-            state,
-            tokens=state.take("micro_batch_tokens", hyper, "micro_batch_tokens"),
+            context,
+            tokens=context.take("micro_batch_tokens", hyper, "micro_batch_tokens"),
             row=hyper.sequence_length,
         ),
-        activation_checkpointing=state.first(
-            "activation_checkpointing", [(hyper.parallelism, "activation_checkpointing")], False
+        activation_checkpointing=context.first(
+            "activation_checkpointing", [(hyper.parallelism or ParallelismSection(), "activation_checkpointing")]
         ),
         parallelism=parallelism,
         validation_file=validation,
-        validation_every=_validation_every(config, state),
-        best_metric=_best_metric(config, validation, state),
-        checkpoint_every=state.take("checkpoint_every", hyper, "checkpoint_every"),
-        checkpoints_kept=state.take("checkpoints_kept", hyper, "keep_checkpoints"),
-        seed=state.seed(hyper),
-        tags=state.tags(config.tags),
-        vision=vision_of(spec, ("job", "model"), state, rl=None),
+        validation_every=_validation_every(config, context),
+        best_metric=_best_metric(config, validation, context),
+        checkpoint_every=context.take("checkpoint_every", hyper, "checkpoint_every"),
+        checkpoints_kept=context.take("checkpoints_kept", hyper, "keep_checkpoints"),
+        seed=context.seed(hyper),
+        tags=context.tags(config.tags),
+        vision=resolve_vision(spec, ("job", "model"), context, rl=None),
     )
 
 
-def _mode(config: SftConfig, state: Resolving) -> Mode:
+def _mode(config: SftConfig, context: ResolveContext) -> Mode:
     """What is trained: the keys that say so must agree; `[algorithm] variety` decides only when none does."""
     training, hyper = config.training, config.hyperparameters
-    said: dict[Path, Mode] = {}
+    requested: dict[Path, Mode] = {}
     if training.mode in ("lora", "full_finetune"):
-        said["training", "mode"] = "lora" if training.mode == "lora" else "full"
+        requested["training", "mode"] = "lora" if training.mode == "lora" else "full"
     if training.use_qlora:
-        said["training", "use_qlora"] = "qlora"
+        requested["training", "use_qlora"] = "qlora"
     if hyper.train_kind:
-        said["hyperparameters", "train_kind"] = "lora" if hyper.train_kind == "peft" else "full"
-    first = next(iter(said), None)
-    for other in said:
-        if first is not None and (said[other] == "full") != (said[first] == "full"):
-            state.problem(
+        requested["hyperparameters", "train_kind"] = "lora" if hyper.train_kind == "peft" else "full"
+    first = next(iter(requested), None)
+    for other in requested:
+        if first is not None and (requested[other] == "full") != (requested[first] == "full"):
+            context.problem(
                 other,
-                f"this asks for a {said[other]} fine-tune, [{first[0]}].{first[1]} for a {said[first]} one",
+                f"this asks for a {requested[other]} fine-tune, [{first[0]}].{first[1]} for a {requested[first]} one",
                 fix="keep one of the two",
             )
     tables = _lora_tables(config)
     variety = config.algorithm.variety if config.algorithm is not None else "fft"
     if first is None and variety in ("lora", "qlora"):
-        first, said["algorithm", "variety"] = ("algorithm", "variety"), "lora"
+        first, requested["algorithm", "variety"] = ("algorithm", "variety"), "lora"
     if first is None and tables:
-        first, said[tables[0]] = tables[0], "lora"
+        first, requested[tables[0]] = tables[0], "lora"
     if first is None:
-        return state.note("mode", "full", "default")
-    if said[first] == "full":
+        return context.record("mode", "full", "default")
+    if requested[first] == "full":
         for path in tables:
-            state.warn(path, f"has no effect: {state.document.label(first)} asks for every weight")
-        return state.note("mode", "full", state.document.where(first))
+            context.warn(path, f"has no effect: {context.document.label(first)} asks for every weight")
+        return context.record("mode", "full", context.document.where(first))
     # use_qlora alone speaks of the base under the adapter; where it does not, the variety may.
     if training.use_qlora:
-        return state.qlora(state.document.where(("training", "use_qlora")))
+        return context.qlora_mode(context.document.where(("training", "use_qlora")))
     if variety == "qlora" and training.use_qlora is None:
-        return state.qlora(state.document.where(("algorithm", "variety")))
+        return context.qlora_mode(context.document.where(("algorithm", "variety")))
     if variety == "qlora":
-        state.warn(("algorithm", "variety"), '= "qlora" has no effect: [training].use_qlora decides')
-    return state.note("mode", "lora", state.document.where(first))
+        context.warn(("algorithm", "variety"), '= "qlora" has no effect: [training].use_qlora decides')
+    return context.record("mode", "lora", context.document.where(first))
 
 
 def _lora_tables(config: SftConfig) -> list[Path]:
@@ -143,87 +143,91 @@ def _lora_tables(config: SftConfig) -> list[Path]:
     return [*tables, *(("hyperparameters", key) for key in keys)]
 
 
-def _training_file(config: SftConfig, state: Resolving, *, uploaded: bool) -> str | None:
+def _training_file(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> str | None:
     job = config.job
-    if state.overrides.training_file is not None:
-        return state.note("training_file", state.overrides.training_file, "--dataset")
+    if context.overrides.training_file is not None:
+        return context.record("training_file", context.overrides.training_file, "--dataset")
     if job.data is not None and job.data_path is not None and job.data != job.data_path:
-        state.problem(("job", "data_path"), "data and data_path name two datasets", fix="keep one of them")
+        context.problem(("job", "data_path"), "data and data_path name two datasets", fix="keep one of them")
     written = job.data if job.data is not None else job.data_path
     path = ("job", "data" if job.data_path is None else "data_path")
     if written is None:
-        state.problem(
+        context.problem(
             path,
             "there is no dataset",
             expected="a JSONL file whose rows have `messages`",
             fix="set it here, or pass --dataset",
         )
     elif uploaded and not written.startswith("file_"):
-        state.problem(
+        context.problem(
             path,
             f"the dataset {written!r} is a path, and was not uploaded",
             expected="the id of an uploaded file (file_…)",
             fix="`synthctl submit` uploads it; by hand: `synthctl files upload`",
         )
-    return state.note("training_file", written, state.document.where(path))
+    return context.record("training_file", written, context.document.where(path))
 
 
-def _measured_by(config: SftConfig, key: str) -> list[tuple[BaseModel | None, str]]:
+def _validation_keys(config: SftConfig, key: str) -> list[tuple[BaseModel | None, str]]:
     """The tables in which a key of `[training.validation]` may stand, the first wins."""
     hyper = config.hyperparameters
     return [(config.training.validation, key), (hyper, key), (hyper.parallelism, key)]
 
 
-def _validation_file(config: SftConfig, state: Resolving) -> str | None:
+def _validation_file(config: SftConfig, context: ResolveContext) -> str | None:
     section = config.training.validation
-    file, origin = state.overrides.validation_file, "--validation"
+    file, origin = context.overrides.validation_file, "--validation"
     if file is None:
-        file, origin = config.data.validation_path, state.document.where(("data", "validation_path"))
+        file, origin = config.data.validation_path, context.document.where(("data", "validation_path"))
     if file is None:
         if section and section.enabled and "enabled" in section.model_fields_set:
-            state.warn(("training", "validation"), "has no effect: there is no [data].validation_path")
-        return state.note("validation_file", None, "default")
+            context.warn(("training", "validation"), "has no effect: there is no [data].validation_path")
+        return context.record("validation_file", None, "default")
     if section and not section.enabled:
-        return state.note("validation_file", None, state.document.where(("training", "validation", "enabled")))
-    if state.first("validation_file", _measured_by(config, "evaluation_strategy")) == "no":
+        return context.record("validation_file", None, context.document.where(("training", "validation", "enabled")))
+    if context.first("validation_file", _validation_keys(config, "evaluation_strategy")) == "no":
         return None
-    return state.note("validation_file", file, origin)
+    return context.record("validation_file", file, origin)
 
 
-def _validation_every(config: SftConfig, state: Resolving) -> int:
-    asked = state.first("validation_every", _measured_by(config, "eval_steps"))
-    return asked or state.note("validation_every", _VALIDATION_EVERY, "default")
+def _validation_every(config: SftConfig, context: ResolveContext) -> int:
+    every = context.first("validation_every", _validation_keys(config, "eval_steps"))
+    return every or context.record("validation_every", default_of(BestModelSection, "eval_steps"), "default")
 
 
-def _best_metric(config: SftConfig, validation: str | None, state: Resolving) -> Literal["validation_loss"] | None:
+def _best_metric(
+    config: SftConfig, validation: str | None, context: ResolveContext
+) -> Literal["validation_loss"] | None:
     """What picks the checkpoint that is kept; the keys that name the metric allow one value only."""
-    named = [*_measured_by(config, "save_best_model_at_end"), *_measured_by(config, "load_best_model_at_end")]
-    best = state.first("best_metric", named, True)
+    named = [*_validation_keys(config, "save_best_model_at_end"), *_validation_keys(config, "load_best_model_at_end")]
+    best = context.first("best_metric", named)
     return "validation_loss" if validation and best else None
 
 
-def _length(hyper: Hyperparameters, state: Resolving) -> tuple[int, int | None]:
-    steps = state.first("steps", [(hyper, "total_steps"), (hyper, "train_steps"), (hyper, "steps")])
-    if steps is not None and hyper.n_epochs is not None:
-        state.warn(("hyperparameters", "n_epochs"), "has no effect: the number of steps decides")
-    return state.take("epochs", hyper, "n_epochs", 1), steps
+def _duration(hyper: HyperparametersSection, context: ResolveContext) -> tuple[int, int | None]:
+    steps = context.first("steps", [(hyper, "total_steps"), (hyper, "train_steps"), (hyper, "steps")])
+    if steps is not None and is_written(hyper, "n_epochs"):
+        context.warn(("hyperparameters", "n_epochs"), "has no effect: the number of steps decides")
+    return context.take("epochs", hyper, "n_epochs"), steps
 
 
-def _batch_size(hyper: Hyperparameters, state: Resolving) -> int:
+def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:
     """Rows an optimizer step. What fits into memory at once is micro_batch_tokens' business."""
-    device = state.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
+    device = context.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
     accumulation = hyper.gradient_accumulation_steps
     if hyper.global_batch is not None:
         if device and accumulation and device * accumulation != hyper.global_batch:
-            state.problem(
+            context.problem(
                 ("hyperparameters", "global_batch"),
                 f"global_batch = {hyper.global_batch} is not {device} rows x {accumulation} accumulation steps",
                 expected=f"{device * accumulation}",
                 fix="keep global_batch, or the other two",
             )
-        return state.take("batch_size", hyper, "global_batch")
+        return context.take("batch_size", hyper, "global_batch")
     if accumulation is None:
-        return device or state.note("batch_size", _BATCH, "default")
+        return device or context.record("batch_size", _BATCH, "default")
     if device is None:
-        return state.take("batch_size", hyper, "gradient_accumulation_steps")
-    return state.change("batch_size", device * accumulation, f"{device} rows a pass, {accumulation} passes a step")
+        return context.take("batch_size", hyper, "gradient_accumulation_steps")
+    return context.record_change(
+        "batch_size", device * accumulation, f"{device} rows a pass, {accumulation} passes a step"
+    )

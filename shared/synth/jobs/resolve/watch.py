@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from synth.jobs.resolve.context import Resolving
+from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolved import WatchSettings
-from synth.jobs.schema.watch import Watch
+from synth.jobs.schema.watch import WatchSection
 
 
-def resolve_watch(section: Watch | None, state: Resolving) -> WatchSettings | None:
+def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:
     """The watch's settings; None where it is turned off."""
-    section = section or Watch()
+    section = section or WatchSection()
     if section.enabled:
         names = WatchSettings.__struct_fields__
-        return WatchSettings(**{name: state.take(f"watch.{name}", section, name) for name in names})
+        return WatchSettings(**{name: context.take(f"watch.{name}", section, name) for name in names})
     for name in sorted(section.model_fields_set - {"enabled"}):
-        state.warn(state.at(section, name), "has no effect: enabled = false")
-    return state.take("watch", section, "enabled") or None
+        context.warn(context.at(section, name), "has no effect: enabled = false")
+    return context.take("watch", section, "enabled") or None

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from synth.jobs.schema.sections import (
+    MAX_TOKENS,
+    OPS,
     Free,
     Name,
     NonNegative,
     NonNegativeFloat,
     Ops,
-    PolicyConfig,
+    PolicyConfigSection,
     Positive,
     PositiveFloat,
     Section,
     SeedSet,
-    Tags,
+    TagsSection,
 )
 
 
-class Eval(Section):
+class EvalSection(Section):
     """`[eval]`: rollouts of one model over fixed seeds."""
 
     app_id: Name | None = None
@@ -32,33 +36,33 @@ class Eval(Section):
     """which seeds, one rollout each; a list, "0-99", or {start, count}"""
     num_episodes: Positive | None = None
     """the first so many of `seeds`; without them, so many from `seed_start` on"""
-    seed_start: NonNegative | None = None
-    """first seed, where `seeds` does not say; 0"""
-    concurrency: Positive | None = None
-    """rollouts at the task app at one time; 16"""
+    seed_start: NonNegative | None = 0
+    """first seed, where `seeds` does not say"""
+    concurrency: Positive | None = 16
+    """rollouts at the task app at one time"""
     parallel_episodes: Positive | None = None
     """the same as `concurrency`, in older files"""
     env_name: Name | None = None
     """the environment that the task app is asked for; `app_id`, else the app's own"""
-    policy_name: Name | None = None
-    """the policy that the task app is asked for; "policy\""""
+    policy_name: Name | None = "policy"
+    """the policy that the task app is asked for"""
     max_turns: Positive | None = None
     """calls of the model a rollout; `policy_config.max_llm_calls`, else 1"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
-    ops: Ops | None = None
-    """what one turn consists of; ["agent", "env"]"""
-    temperature: NonNegativeFloat | None = None
-    """of the sampling; 1, the policy as it was trained (greedy flatters it)"""
-    max_tokens: Positive | None = None
-    """sampled tokens a call, at most; 512"""
+    ops: Ops | None = Field(default=OPS)
+    """what one turn consists of"""
+    temperature: NonNegativeFloat | None = 1.0
+    """of the sampling; at 1, the policy as it was trained (greedy flatters it)"""
+    max_tokens: Positive | None = MAX_TOKENS
+    """sampled tokens a call, at most"""
     thinking_mode: Literal["think", "no_think"] | None = None
     """whether a thinking model thinks"""
     thinking_budget: Positive | None = None
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
-    env_config: Free | None = None
+    env_config: Free | None = Field(default={})
     """passed to the environment as it is"""
-    policy_config: PolicyConfig = PolicyConfig()
+    policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
     failure_reward: float = 0.0
     """reward of a rollout in which the policy itself failed"""
@@ -90,7 +94,7 @@ class Eval(Section):
     """where the client stores traces"""
     use_tools: bool | None = None
     """whether the model may call tools"""
-    policy: PolicyConfig | None = None
+    policy: PolicyConfigSection | None = None
     """the same as `policy_config`, which comes before it"""
     reasoning_effort: str | None = None
     """of hosted models"""
@@ -110,18 +114,18 @@ class Eval(Section):
     """a scoring function"""
     judges: Any = None
     """scoring functions"""
-    tags: Tags = Tags()
+    tags: TagsSection = TagsSection()
     """to find the job by"""
 
 
-class TaskApp(Section):
+class TaskAppSection(Section):
     """`[task_app]`: where the task app is, in older files."""
 
     url: Name | None = None
     """the same as `task_app_url`"""
 
 
-class EvalRollout(Section):
+class EvalRolloutSection(Section):
     """`[rollout]`: how a rollout goes, in older files; the keys of `[eval]` come before it."""
 
     env_name: Name | None = None
@@ -134,34 +138,34 @@ class EvalRollout(Section):
     """what one turn consists of"""
     env_config: Free | None = None
     """passed to the environment as it is"""
-    policy_config: PolicyConfig | None = None
+    policy_config: PolicyConfigSection | None = None
     """sampling, and what else the policy wants"""
 
 
-class Beside(Section):
+class EvalTables(Section):
     """The tables that may stand beside the keys of an evaluation."""
 
     type: Literal["rl", "sft"] | None = None
     """how the model was trained, in older files"""
-    policy: PolicyConfig | None = None
+    policy: PolicyConfigSection | None = None
     """the same as `policy_config`, which comes before it"""
-    task_app: TaskApp | None = None
+    task_app: TaskAppSection | None = None
     """where the task app is"""
-    rollout: EvalRollout | None = None
+    rollout: EvalRolloutSection | None = None
     """how a rollout goes"""
     env: Free | None = None
     """the same as `env_config`"""
     task: Free | None = None
     """of the script that ran the file"""
-    tags: Tags = Tags()
+    tags: TagsSection = TagsSection()
     """to find the job by"""
 
 
-class FlatEval(Eval, Beside):
+class FlatEvalConfig(EvalSection, EvalTables):
     """An evaluation whose keys stand at the top of the file."""
 
 
-class EvalConfig(Beside):
+class EvalConfig(EvalTables):
     """An evaluation job."""
 
-    eval: Eval
+    eval: EvalSection

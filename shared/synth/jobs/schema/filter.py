@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from synth.jobs.schema.sections import Free, Name, NonNegative, Positive, Section, Tags
+from synth.jobs.schema.sections import Free, Name, NonNegative, Positive, Section, TagsSection
 
 
-class Filter(Section):
+class FilterSection(Section):
     """`[filter]`: from a trace database to a JSONL of rows with `messages`."""
 
     db: Name | None = None
@@ -71,12 +71,12 @@ class Filter(Section):
 class FilterConfig(Section):
     """A filter."""
 
-    filter: Filter = Field(default=Filter())
+    filter: FilterSection = Field(default=FilterSection())
     sft: Free | None = None
     """how rows are cleaned, in older files"""
     split: Free | None = None
     """how rows are split, in older files"""
     output: Free | None = None
     """what else is written, in older files"""
-    tags: Tags = Tags()
+    tags: TagsSection = TagsSection()
     """to find it by"""

@@ -9,7 +9,7 @@ from pydantic import Field
 from synth.jobs.schema.sections import Free, Name, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
-class Rewards(Section):
+class RewardsSection(Section):
     """`[training.rewards]`: credit for single steps."""
 
     step_rewards_enabled: bool | None = None
@@ -26,7 +26,7 @@ class Rewards(Section):
     """whether an achievement counts once"""
 
 
-class JudgeOptions(Section):
+class JudgeOptionsSection(Section):
     """`[judge.options]`: what is asked of the judge."""
 
     event: bool | None = None
@@ -53,7 +53,7 @@ class JudgeOptions(Section):
     """sent along"""
 
 
-class Judge(Section):
+class JudgeSection(Section):
     """`[judge]`: a model that scores rollouts."""
 
     enabled: bool | None = None
@@ -64,11 +64,11 @@ class Judge(Section):
     """seconds a call"""
     reward_blend: dict[str, float] | None = None
     """weights of env, event and outcome"""
-    options: JudgeOptions | None = None
+    options: JudgeOptionsSection | None = None
     """what is asked of it"""
 
 
-class RubricWeights(Section):
+class RubricWeightsSection(Section):
     """`[rubric.weights]`."""
 
     env: NonNegativeFloat = 1.0
@@ -79,7 +79,7 @@ class RubricWeights(Section):
     """of the judge's outcome score"""
 
 
-class RubricTrack(Section):
+class RubricTrackSection(Section):
     """`[rubric.event]` and `[rubric.outcome]`: the criteria of one track."""
 
     rubric_id: Name | None = None
@@ -88,7 +88,7 @@ class RubricTrack(Section):
     """tables of key, description, weight and aggregation"""
 
 
-class Rubric(Section):
+class RubricSection(Section):
     """`[rubric]`: how the judge's scores enter the reward."""
 
     enabled: bool | None = None
@@ -99,9 +99,9 @@ class Rubric(Section):
     """where it is served"""
     api_key_env: str | None = None
     """the environment variable with its key"""
-    weights: RubricWeights | None = None
+    weights: RubricWeightsSection | None = None
     """total = env x return + event x sum of event scores + outcome x outcome score"""
-    event: RubricTrack | None = None
+    event: RubricTrackSection | None = None
     """criteria of every step"""
-    outcome: RubricTrack | None = None
+    outcome: RubricTrackSection | None = None
     """criteria of the whole episode"""

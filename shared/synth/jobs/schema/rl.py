@@ -6,33 +6,34 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from synth.jobs.schema.rewards import Judge, Rewards, Rubric
+from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
-    Algorithm,
+    OPS,
+    AlgorithmSection,
     Betas,
-    Compute,
+    ComputeSection,
     Fraction,
     Free,
     LearningRate,
-    Lora,
+    LoraSection,
     Name,
     NonNegative,
     NonNegativeFloat,
     Ops,
-    Policy,
-    PolicyConfig,
+    PolicyConfigSection,
+    PolicySection,
     Positive,
     PositiveFloat,
     Scheduler,
     Section,
     SeedSet,
-    Tags,
-    Topology,
+    TagsSection,
+    TopologySection,
 )
-from synth.jobs.schema.watch import Watch
+from synth.jobs.schema.watch import WatchSection
 
 
-class Services(Section):
+class ServicesSection(Section):
     """`[services]`: what the job talks to."""
 
     task_url: Name | None = None
@@ -41,7 +42,7 @@ class Services(Section):
     """the judge's address"""
 
 
-class Vllm(Section):
+class VllmSection(Section):
     """`[vllm]`: the serving engine's own settings."""
 
     tensor_parallel_size: Positive | None = None
@@ -52,7 +53,7 @@ class Vllm(Section):
     """such as {image = 1}"""
 
 
-class Reference(Section):
+class ReferenceSection(Section):
     """`[reference]`: the frozen model that a KL term is measured against."""
 
     placement: Literal["none", "shared", "dedicated"] = "none"
@@ -68,7 +69,7 @@ class Reference(Section):
     """milliseconds between looks at it"""
 
 
-class Model(Section):
+class ModelSection(Section):
     """`[model]`: what is trained, and how much of it."""
 
     base: Name | None = None
@@ -87,7 +88,7 @@ class Model(Section):
     """where the image processor comes from"""
 
 
-class Rollout(Section):
+class RolloutSection(Section):
     """`[rollout]`: how experience is collected."""
 
     env_name: Name | None = None
@@ -102,11 +103,11 @@ class Rollout(Section):
     """rollouts at the task app at one time, over the whole cluster, at most: the run finds how many are good for it"""
     batches_per_step: Positive | None = None
     """batches a training step"""
-    ops: Ops | None = None
-    """what one turn consists of; ["agent", "env"]"""
+    ops: Ops | None = Field(default=OPS)
+    """what one turn consists of"""
     env_config: Free = Field(default={})
     """passed to the environment as it is"""
-    policy_config: PolicyConfig = PolicyConfig()
+    policy_config: PolicyConfigSection = PolicyConfigSection()
     """sampling, and what else the policy wants"""
     failure_reward: float = 0.0
     """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
@@ -131,7 +132,7 @@ class Rollout(Section):
     """whether the environment's own reward is left out"""
 
 
-class Evaluation(Section):
+class EvaluationSection(Section):
     """`[evaluation]`: rollouts on fixed seeds that nothing is learned from."""
 
     instances: Positive | None = None
@@ -142,7 +143,7 @@ class Evaluation(Section):
     """which seeds; from 1000000 on, which task apps keep apart from training"""
 
 
-class WeightSync(Section):
+class WeightSyncSection(Section):
     """`[training.weight_sync]`: how new weights reach the serving engine."""
 
     enable: bool | None = None
@@ -160,13 +161,13 @@ class WeightSync(Section):
     """iterations between two updates"""
 
 
-class Training(Rewards):
+class TrainingSection(RewardsSection):
     """`[training]`: the optimization. One iteration = one batch of groups, and one new version of the policy."""
 
     num_epochs: Positive = 1
     """the job runs num_epochs x iterations_per_epoch iterations"""
-    iterations_per_epoch: Positive | None = None
-    """the job runs num_epochs x iterations_per_epoch iterations; 10 when not said"""
+    iterations_per_epoch: Positive | None = 10
+    """the job runs num_epochs x iterations_per_epoch iterations"""
     batch_size: Positive = 8
     """groups (seeds) an iteration"""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -227,13 +228,13 @@ class Training(Rewards):
     """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
     seed: NonNegative = 0
     """of everything random: order of seeds, initial adapter"""
-    lora: Lora | None = None
+    lora: LoraSection | None = None
     """the same as `[lora]`"""
-    weight_sync: WeightSync | None = None
+    weight_sync: WeightSyncSection | None = None
     """how new weights reach the serving engine"""
-    watch: Watch | None = None
+    watch: WatchSection | None = None
     """signs of a collapsing policy"""
-    rewards: Rewards | None = None
+    rewards: RewardsSection | None = None
     """the reward keys of `[training]`, in a table of their own"""
     gradient_accumulation_steps: Positive | None = None
     """batches an optimizer step; `minibatches` and `micro_batch_tokens` decide this here"""
@@ -261,12 +262,12 @@ class Training(Rewards):
     """of a reply without an answer"""
 
 
-class RlData(Section):
+class RlDataSection(Section):
     """`[data]`: the seeds that are trained on."""
 
     seeds: SeedSet | None = None
     """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
-    seed_start: NonNegative | None = None
+    seed_start: NonNegative | None = 0
     """first of 100000 seeds, where `seeds` does not say"""
     split: Name | None = None
     """of the dataset"""
@@ -283,21 +284,21 @@ class RlConfig(Section):
 
     type: Literal["rl"] | None = None
     """the kind of job, in older files"""
-    algorithm: Algorithm | None = None
-    services: Services = Services()
-    compute: Compute | None = None
-    topology: Topology | None = None
-    vllm: Vllm | None = None
-    reference: Reference | None = None
-    model: Model = Model()
-    policy: Policy | None = None
-    lora: Lora | None = None
-    rollout: Rollout = Rollout()
-    evaluation: Evaluation | None = None
-    training: Training = Training()
-    data: RlData = RlData()
-    judge: Judge | None = None
-    rubric: Rubric | None = None
-    tags: Tags = Tags()
+    algorithm: AlgorithmSection | None = None
+    services: ServicesSection = ServicesSection()
+    compute: ComputeSection | None = None
+    topology: TopologySection | None = None
+    vllm: VllmSection | None = None
+    reference: ReferenceSection | None = None
+    model: ModelSection = ModelSection()
+    policy: PolicySection | None = None
+    lora: LoraSection | None = None
+    rollout: RolloutSection = RolloutSection()
+    evaluation: EvaluationSection | None = None
+    training: TrainingSection = TrainingSection()
+    data: RlDataSection = RlDataSection()
+    judge: JudgeSection | None = None
+    rubric: RubricSection | None = None
+    tags: TagsSection = TagsSection()
     smoke: Free | None = None
     """of the client's own trial run"""

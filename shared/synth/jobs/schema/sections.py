@@ -1,6 +1,8 @@
 """What the tables of job files have in common, and the tables that several kinds of job share.
 
-The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default.
+The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default. A default
+that is a constant stands in its field and nowhere else; one that follows from other keys is worked out by the resolver,
+and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if left out.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ Ops = Annotated[list[Name], Field(min_length=1)]
 SeedSet = Annotated[Seeds, PlainValidator(parse_seeds)]
 Scheduler = Literal["constant", "linear", "cosine"]
 
+#: Defaults that fields of several tables share.
+OPS = ["agent", "env"]
+MAX_TOKENS = 512
+
 
 class Section(BaseModel):
     """One TOML table: exact types, no unknown keys, nothing that is not finite."""
@@ -48,7 +54,12 @@ def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in table.model_fields.items()}
 
 
-class Algorithm(Section):
+def default_of(table: type[BaseModel], name: str) -> Any:
+    """The default that stands in a table's field."""
+    return table.model_fields[name].get_default(call_default_factory=True)
+
+
+class AlgorithmSection(Section):
     """`[algorithm]`: which family of training; the kind of job is read from it first."""
 
     type: Literal["online", "offline"]
@@ -59,7 +70,7 @@ class Algorithm(Section):
     """the loss for RL: "gspo", "gspo_token", "grpo" or "dppo"; "fft", "lora" or "qlora" for SFT"""
 
 
-class Topology(Section):
+class TopologySection(Section):
     """`[topology]`, or `[compute.topology]`: how the GPUs of a node are shared out."""
 
     type: Literal["single_node_split"] = "single_node_split"
@@ -76,20 +87,20 @@ class Topology(Section):
     """where the reference model lives"""
 
 
-class Compute(Section):
+class ComputeSection(Section):
     """`[compute]`: the machines."""
 
     gpu_type: Name | None = None
     """such as "H100\""""
     gpu_count: Positive | None = None
     """GPUs a node"""
-    nodes: Positive | None = None
-    """machines; one when not said"""
-    topology: Topology | None = None
+    nodes: Positive | None = 1
+    """machines"""
+    topology: TopologySection | None = None
     """the same fields as `[topology]`"""
 
 
-class Lora(Section):
+class LoraSection(Section):
     """`[lora]`, or `[training.lora]`: the adapter."""
 
     r: Positive = 16
@@ -102,7 +113,7 @@ class Lora(Section):
     """modules to adapt; those of the model's family ("all-linear" for text) when not said"""
 
 
-class Policy(Section):
+class PolicySection(Section):
     """`[policy]`: another way to name the model and its sampling, for RL."""
 
     model_name: Name | None = None
@@ -115,7 +126,7 @@ class Policy(Section):
     """what is trained"""
     label: str | None = None
     """a name to find the job by"""
-    max_tokens: Positive = 512
+    max_tokens: Positive = MAX_TOKENS
     """sampled tokens a call, at most"""
     temperature: NonNegativeFloat = 0.7
     """of the sampling"""
@@ -131,7 +142,7 @@ class Policy(Section):
     """the platform gives each rollout an address of its own"""
 
 
-class PolicyConfig(BaseModel):
+class PolicyConfigSection(BaseModel):
     """`[….policy_config]`: sampling, and whatever else the task app's policy wants, passed on as it is."""
 
     model_config = ConfigDict(
@@ -142,14 +153,14 @@ class PolicyConfig(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    temperature: NonNegativeFloat | None = None
-    """of the sampling; 1, so that what is sampled is what is trained"""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: NonNegativeFloat | None = 1.0
+    """of the sampling; at 1, what is sampled is what is trained"""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     """nucleus sampling; clamped to off (1) in RL: a truncated distribution is not the policy's"""
-    top_k: int | None = None
+    top_k: int | None = 0
     """0 or -1 is off; clamped to off in RL, for the same reason"""
-    max_tokens: Positive | None = None
-    """sampled tokens a call, at most; 512"""
+    max_tokens: Positive | None = MAX_TOKENS
+    """sampled tokens a call, at most"""
     max_completion_tokens: Positive | None = None
     """the same, under its newer name"""
     thinking_mode: Literal["think", "no_think"] | None = None
@@ -170,7 +181,7 @@ class PolicyConfig(BaseModel):
     """the platform gives each rollout an address of its own"""
 
 
-class Tags(BaseModel):
+class TagsSection(BaseModel):
     """`[tags]`: anything, to find the job by."""
 
     model_config = ConfigDict(extra="allow", frozen=True)

@@ -7,26 +7,26 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from synth.jobs.schema.sections import (
-    Algorithm,
+    AlgorithmSection,
     Betas,
-    Compute,
+    ComputeSection,
     Fraction,
     Free,
     LearningRate,
-    Lora,
+    LoraSection,
     Name,
     NonNegative,
     NonNegativeFloat,
-    Policy,
+    PolicySection,
     Positive,
     PositiveFloat,
     Scheduler,
     Section,
-    Tags,
+    TagsSection,
 )
 
 
-class Job(Section):
+class JobSection(Section):
     """`[job]`: what is trained on what."""
 
     model: Name | None = None
@@ -43,7 +43,7 @@ class Job(Section):
     """a note for readers"""
 
 
-class SftData(Section):
+class SftDataSection(Section):
     """`[data]`: what stands beside the dataset."""
 
     topology: Free | None = None
@@ -52,44 +52,44 @@ class SftData(Section):
     """rows that are only measured, a JSONL like the dataset"""
 
 
-class BestModel(Section):
+class BestModelSection(Section):
     """When the validation loss is measured, and what it decides."""
 
-    evaluation_strategy: Literal["no", "steps"] | None = None
-    """"steps", or "no" for never; steps"""
-    eval_steps: NonNegative | None = None
-    """optimizer steps between two validations; 100 where it is 0 or not said"""
-    save_best_model_at_end: bool | None = None
-    """whether the result is the best checkpoint rather than the last; true"""
+    evaluation_strategy: Literal["no", "steps"] | None = "steps"
+    """"steps", or "no" for never"""
+    eval_steps: NonNegative | None = 100
+    """optimizer steps between two validations; 0 means the default"""
+    save_best_model_at_end: bool | None = True
+    """whether the result is the best checkpoint rather than the last"""
     load_best_model_at_end: bool | None = None
     """the same as `save_best_model_at_end`"""
-    metric_for_best_model: Literal["val.loss"] | None = None
-    """what best means; val.loss"""
-    greater_is_better: Literal[False] | None = None
+    metric_for_best_model: Literal["val.loss"] | None = "val.loss"
+    """what best means"""
+    greater_is_better: Literal[False] | None = False
     """a loss is better when smaller"""
 
 
-class Validation(BestModel):
+class ValidationSection(BestModelSection):
     """`[training.validation]`: the loss on rows that are not trained."""
 
     enabled: bool = True
     """whether the validation file is used"""
 
 
-class SftTraining(Section):
+class SftTrainingSection(Section):
     """`[training]`: what is trained."""
 
     mode: Literal["lora", "full_finetune", "sft_offline"] | None = None
     """full_finetune: every weight; lora: an adapter; sft_offline leaves it to the other keys"""
     use_qlora: bool | None = None
     """an adapter on a base in 4 bits (NF4), which is also the base that is served with it"""
-    validation: Validation | None = None
+    validation: ValidationSection | None = None
     """the loss on rows that are not trained"""
-    lora: Lora | None = None
+    lora: LoraSection | None = None
     """the same as `[lora]`"""
 
 
-class Parallelism(BestModel):
+class ParallelismSection(BestModelSection):
     """`[hyperparameters.parallelism]`: how the model is spread; the keys of `[training.validation]` may stand here."""
 
     use_deepspeed: bool | None = None
@@ -104,19 +104,19 @@ class Parallelism(BestModel):
     own setting holds"""
     fp16: bool | None = None
     """train in float16"""
-    activation_checkpointing: bool | None = None
+    activation_checkpointing: bool | None = False
     """compute activations twice rather than keep them"""
-    tensor_parallel_size: Positive | None = None
-    """GPUs that each layer is spread over; 1"""
-    pipeline_parallel_size: Positive | None = None
-    """GPUs that the layers are dealt out to; 1"""
+    tensor_parallel_size: Positive | None = 1
+    """GPUs that each layer is spread over"""
+    pipeline_parallel_size: Positive | None = 1
+    """GPUs that the layers are dealt out to"""
 
 
-class Hyperparameters(BestModel):
+class HyperparametersSection(BestModelSection):
     """`[hyperparameters]`: the optimization. One step = one optimizer step. `[training.validation]` comes before it."""
 
-    n_epochs: Positive | None = None
-    """passes over the dataset; 1"""
+    n_epochs: Positive | None = 1
+    """passes over the dataset"""
     total_steps: Positive | None = None
     """optimizer steps; where it is given it decides, whatever n_epochs says"""
     train_steps: Positive | None = None
@@ -171,11 +171,11 @@ class Hyperparameters(BestModel):
     """the same as `[lora] target_modules`"""
     world_size: Positive | None = None
     """GPUs that train; all that the trainer has when not said, more than that ends the job; no effect on CPU"""
-    parallelism: Parallelism | None = None
+    parallelism: ParallelismSection | None = None
     """how the model is spread over GPUs"""
 
 
-class ModelConfig(Section):
+class ModelConfigSection(Section):
     """`[model_config]`: what the model can do, as the file has it."""
 
     supports_vision: bool | None = None
@@ -191,16 +191,16 @@ class SftConfig(Section):
 
     type: Literal["sft"] | None = None
     """the kind of job, in older files"""
-    algorithm: Algorithm | None = None
-    job: Job = Job()
-    data: SftData = SftData()
-    compute: Compute | None = None
-    training: SftTraining = SftTraining()
-    hyperparameters: Hyperparameters = Hyperparameters()
-    lora: Lora | None = None
+    algorithm: AlgorithmSection | None = None
+    job: JobSection = JobSection()
+    data: SftDataSection = SftDataSection()
+    compute: ComputeSection | None = None
+    training: SftTrainingSection = SftTrainingSection()
+    hyperparameters: HyperparametersSection = HyperparametersSection()
+    lora: LoraSection | None = None
     # pydantic keeps the name `model_config` for itself.
-    described_model: ModelConfig | None = Field(default=None, alias="model_config")
+    described_model: ModelConfigSection | None = Field(default=None, alias="model_config")
     metadata: Free | None = None
     """what the client keeps beside the job"""
-    policy: Policy | None = None
-    tags: Tags = Tags()
+    policy: PolicySection | None = None
+    tags: TagsSection = TagsSection()

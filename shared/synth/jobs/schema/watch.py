@@ -7,7 +7,7 @@ from typing import Literal
 from synth.jobs.schema.sections import NonNegativeFloat, Positive, Section
 
 
-class Watch(Section):
+class WatchSection(Section):
     """`[training.watch]`: signs of a collapsing policy. Each has a threshold of its own, and 0 turns it off."""
 
     enabled: bool = True

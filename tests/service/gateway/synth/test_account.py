@@ -10,10 +10,9 @@ import httpx
 import pytest
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
-from synth.bus.asks import VERIFY, TaskAppAttempt, TaskAppReport, VerifyTaskApp
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
-from synth.bus.rpc import serve_asks
+from synth.bus.rpc import VERIFY, KeyResult, TaskAppReport, VerifyTaskApp, serve_questions
 from synth.events import ModelPublished, ModelRef
 from tests.service.gateway import job_histories
 from tests.service.gateway.wait import wait_until_shown
@@ -119,12 +118,14 @@ async def test_without_a_verifier_it_is_worth_trying_again(user):
 async def test_an_app_that_wants_a_key_when_there_is_none_says_what_to_do(user, bus_as):
     async def answer(question: VerifyTaskApp) -> TaskAppReport:
         assert question.org == user.org
-        refused = TaskAppAttempt(key_id=None, ok=False, path="/health", status=400, reason="refused: HTTP 400")
+        refused = KeyResult(key_id=None, ok=False, path="/health", status=400, reason="refused: HTTP 400")
         return TaskAppReport(key_ids=[], attempts=[refused])
 
     stop = asyncio.Event()
     verifier = await bus_as("verifier")
-    serving = asyncio.create_task(serve_asks(verifier, VERIFY, VerifyTaskApp, answer, stop, at_once=1, within=5))
+    serving = asyncio.create_task(
+        serve_questions(verifier, VERIFY, VerifyTaskApp, answer, stop, max_concurrent=1, within=5)
+    )
     body = {"endpoint_base_url": "http://127.0.0.1:9"}
     async with asyncio.timeout(10):
         while (reply := await user.http.post("/api/rl/verify_task_app", json=body)).status_code == 503:

@@ -15,7 +15,7 @@ import torch
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from synth.trajectories import branches_of, closed_from_bytes, records_from_bytes
+from synth.trajectories import build_branches, closed_from_bytes, records_from_bytes
 from tests.unit.inference.engines.completions import complete, endless, prompt
 from tests.unit.inference.one_model_service import API_KEY_HEADERS, CHAT_BODY, Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs
@@ -54,7 +54,7 @@ async def test_a_conversation_of_a_rollout_is_one_branch(served: Served) -> None
         messages = [*messages, reply["choices"][0]["message"], {"role": "user", "content": f"and {turn}?"}]
     records = await served.records(cid)
     assert len(records) == 3
-    assert len(branches_of(records)) == 1
+    assert len(build_branches(records)) == 1
     assert served.recorder.branch_breaks == 0
 
 

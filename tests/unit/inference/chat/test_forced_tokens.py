@@ -18,7 +18,7 @@ from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, branches_of
+from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, build_branches
 from tests.unit.inference.memorised_replies import ANSWER, ASK, BUDGET, THOUGHTS, TOOLS, WONDER, talk
 from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs, plain_model
@@ -300,7 +300,7 @@ async def test_forced_tokens_are_recorded_as_not_sampled_and_never_trained(
 
 
 def batch_of(records: list[CompletionRecord]) -> RolloutBatch:
-    branches = branches_of(records)
+    branches = build_branches(records)
     rollout = RolloutMeta(rollout_id="r", seed=0, group=0, reward=1.0)
     meta = BatchMeta(job_id="j", iteration=1, temperature=0.7, rollouts=[rollout], groups_kept=1, groups_dropped=0)
     batch = RolloutBatch.build(branches, [1.0] * len(branches), [0] * len(branches), meta)
@@ -322,8 +322,8 @@ async def test_a_turn_with_forced_tokens_is_continued_token_exactly(served: Serv
     one, two = await served.records(cid)
     begun = [*one.prompt_ids, *one.sampled_ids]
     assert two.prompt_ids[: len(begun)].tolist() == begun
-    assert len(branches_of([one, two])) == 1
-    [branch] = branches_of([one, two])
+    assert len(build_branches([one, two])) == 1
+    [branch] = build_branches([one, two])
     assert branch.loss_mask.sum() == one.sampled.sum() + two.sampled.sum()
     assert not one.sampled.all()
     assert json.loads(call["function"]["arguments"]) == {"a": 12}

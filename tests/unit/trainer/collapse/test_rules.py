@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
-from synth.jobs.schema.watch import Watch as Section
+from synth.jobs.schema.watch import WatchSection
 from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL, RULES, CollapseDetector
 
-DEFAULTS = msgspec.convert(Section().model_dump(exclude={"enabled"}), WatchSettings)
+DEFAULTS = msgspec.convert(WatchSection().model_dump(exclude={"enabled"}), WatchSettings)
 Values = dict[str, float]
 
 #: The Math demo by three learning rates, as its `train.step` events had it: 2e-4 over 80 iterations with 4 minibatches

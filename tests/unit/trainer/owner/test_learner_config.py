@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
 from synth.trainer.config import RlRecipe
@@ -30,7 +30,7 @@ kl_beta = 0.02
 def test_the_loss_its_clip_and_the_reference_of_a_file_reach_the_training_process(tmp_path: Path) -> None:
     (tmp_path / "tiny-qwen3").mkdir()
     (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
-    job = check_job(read_toml(_JOB, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
+    job = resolve_job(read_toml(_JOB, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
     assert isinstance(job, RlJob)
     recipe = recipe_of(job, TrainerSettings(reference_device="cpu"))
     assert isinstance(recipe, RlRecipe)

@@ -76,7 +76,7 @@ async def rotate_key(
 ) -> Response:
     """A new key with the name, scopes and end of the old one, which opens for `grace_s` more: by default not at all."""
     old = await _find_key(gateway, caller, key_id)
-    if not old.opens:
+    if not old.active:
         problem = Problem(what=f"the key {key_id} has ended", expected="a live key", fix="make a new one")
         raise ApiError(409, problem.text(), problems=[problem])
     key, record = await gateway.secrets.add_api_key(

@@ -22,15 +22,15 @@ from synth.gateway.api.openai.requests import (
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
 from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
-from synth.jobs.schema.rl import Training
+from synth.jobs.schema.rl import TrainingSection
 from synth.jobs.seeds import Seeds, parse_seeds
 from synth.models import parse_finetuned
 
 SEEDS = "seeds:"
 #: What a reinforcement job does where its request says "auto".
-GROUP_SIZE: int = Training.model_fields["group_size"].default
-_BATCH_SIZE: int = Training.model_fields["batch_size"].default
-_MINIBATCHES: int = Training.model_fields["minibatches"].default
+GROUP_SIZE: int = TrainingSection.model_fields["group_size"].default
+_BATCH_SIZE: int = TrainingSection.model_fields["batch_size"].default
+_MINIBATCHES: int = TrainingSection.model_fields["minibatches"].default
 _EVALUATIONS = 5
 
 #: Where a value of the configuration comes from in the request, the longest place first.

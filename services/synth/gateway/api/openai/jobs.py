@@ -35,7 +35,7 @@ from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
 from synth.jobs.parse.toml import read_data
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, RlJob, SftJob, job_from_data
 
 router = APIRouter(tags=["openai"])
@@ -182,7 +182,7 @@ def _resolved(gateway: Gateway, row: JobRow) -> SftJob | RlJob | None:
             job = job_from_data(texts.validated["job"])
         elif row.job.name == _NAME:
             document = read_data(msgspec.json.decode(texts.config), name=_NAME)
-            job = check_job(document, overrides=Overrides(allow_experimental=True), registry=gateway.registry).job
+            job = resolve_job(document, overrides=Overrides(allow_experimental=True), registry=gateway.registry).job
         else:
             return None
     except (msgspec.DecodeError, UserError):
@@ -195,7 +195,7 @@ def _configuration(gateway: Gateway, body: FineTuningRequest, submission: Transl
     overrides = Overrides(allow_experimental=body.allow_experimental)
     try:
         document = read_data(submission.config, name=_NAME)
-        check_job(document, overrides=overrides, registry=gateway.registry, kind=submission.kind)
+        resolve_job(document, overrides=overrides, registry=gateway.registry, kind=submission.kind)
     except UserError as error:
         return [place_in_request(problem) for problem in error.problems]
     return []

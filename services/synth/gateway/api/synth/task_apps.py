@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from synth.api.limits import MAX_URL
-from synth.bus.asks import KEY_REFUSED, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp
-from synth.bus.rpc import ask
+from synth.bus.rpc import KEY_REFUSED_STATUSES, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp, ask
 from synth.errors import Problem
 from synth.gateway.api.openapi import json_response
 from synth.gateway.auth import CurrentKey
@@ -65,7 +64,7 @@ def _summarise(report: TaskAppReport) -> str:
     if opened is not None:
         return f"the task app {report.task_name!r} works, with {opened.key_id or 'no key'}"
     last = report.attempts[-1]
-    if last.status not in KEY_REFUSED:
+    if last.status not in KEY_REFUSED_STATUSES:
         return last.reason
     if not report.key_ids:
         return (

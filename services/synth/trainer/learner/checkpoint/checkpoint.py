@@ -25,7 +25,7 @@ from synth.events import RESUME_FOLDER
 from synth.trainer.config import Recipe
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint import rng
-from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_whole
+from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_atomically
 
 OPTIMIZER, PROBE, RNG, BEST, _MANIFEST = (
     f"{RESUME_FOLDER}/{name}"
@@ -123,7 +123,7 @@ def save_checkpoint(
     (partial / RESUME_FOLDER).mkdir()
     save_tensors(partial / OPTIMIZER, optimizer)
     save_tensors(partial / PROBE, probe)
-    write_whole(partial / RNG, msgspec.json.encode(rng.capture()))
+    write_atomically(partial / RNG, msgspec.json.encode(rng.capture()))
     if best_file is not None:
         shutil.copyfile(best_file, partial / BEST)
         sync_path(partial / BEST)
@@ -133,7 +133,7 @@ def save_checkpoint(
         if f.is_file()
     }
     manifest = _Manifest(state=state, weights=weights_file, files=files)
-    write_whole(partial / _MANIFEST, msgspec.json.encode(manifest))
+    write_atomically(partial / _MANIFEST, msgspec.json.encode(manifest))
     os.rename(partial, folder)
     sync_path(folder.parent)
 

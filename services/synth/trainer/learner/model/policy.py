@@ -26,7 +26,7 @@ from synth.trainer.learner.distributed.process_group import ALONE, Ranks
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.qlora import quantise
 from synth.trainer.learner.model.varlen_attention import choose, ends_of, kept_by_checkpoints
-from synth.weights.policy_file import Kind, load_tensors, merge_lora, save_tensors, write_policy, write_whole
+from synth.weights.policy_file import Kind, load_tensors, merge_lora, save_tensors, write_atomically, write_policy
 
 if TYPE_CHECKING:
     from synth.trainer.learner.distributed.fsdp import Sharded
@@ -145,7 +145,7 @@ class Policy:
         if self.kind == "full":
             _write_config(self.model_dir, folder, self._served_dtype())
         else:
-            write_whole(folder / "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode())
+            write_atomically(folder / "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode())
 
     def _filed(self, name: str) -> str:
         # peft names an adapter's tensors from its own root, and leaves out which of a layer's adapters they are of.
@@ -332,7 +332,7 @@ def _write_config(model_dir: Path, folder: Path, dtype: torch.dtype) -> None:
     config = json.loads((model_dir / "config.json").read_text())
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
-    write_whole(folder / "config.json", json.dumps(config, indent=2).encode())
+    write_atomically(folder / "config.json", json.dumps(config, indent=2).encode())
 
 
 def _plain(value: Any) -> Any:

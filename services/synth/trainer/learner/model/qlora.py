@@ -29,7 +29,7 @@ class Nf4Linear(nn.Linear):
         del self.weight
         self.register_buffer("weight", parts[""], persistent=False)
         self.bias = layer.bias
-        self._state = nf4.state_of(parts)
+        self._state = nf4.quant_state(parts)
 
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = _MatMul.apply(input, self)  # pyright: ignore[reportAssignmentType]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.jobs.parse.toml import read_toml
-from synth.jobs.resolve.job import Overrides, check_job
+from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import SftJob
 from synth.models import Registry
 from synth.trainer.learner.data.packing import plan
@@ -45,13 +45,13 @@ def test_a_rank_alone_has_the_plan_as_it_is() -> None:
 
 
 @pytest.fixture
-def job_of(tmp_path: Path):
+def require_job(tmp_path: Path):
     (tmp_path / "tiny-qwen3").mkdir()
     (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
 
     def resolve(keys: str) -> SftJob:
         text = f'[job]\nmodel = "tiny-qwen3"\ndata = "file_1"\n[hyperparameters]\n{keys}\n'
-        job = check_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
+        job = resolve_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
         assert isinstance(job, SftJob)
         return job
 
@@ -73,7 +73,7 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
     settings: dict[str, object], asked: str, size: int, dtype: str, job_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    here, job = TrainerSettings.model_validate(settings), job_of(asked)
+    here, job = TrainerSettings.model_validate(settings), require_job(asked)
     check_ranks(job, here, where="")
     recipe = recipe_of(job, here)
     assert (recipe.world_size, recipe.dtype) == (size, dtype)
@@ -82,6 +82,6 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
 def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
     here = TrainerSettings(device="cuda", ranks=2)
     with pytest.raises(JobFailure, match="asks for 4 GPUs that train, and the trainer has 2") as caught:
-        check_ranks(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
+        check_ranks(require_job("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"

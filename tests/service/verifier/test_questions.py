@@ -7,9 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from synth.bus.asks import VERIFY, TaskAppReport, VerifyTaskApp
 from synth.bus.kv.secrets import EnvironmentKey
-from synth.bus.rpc import ask, serve_asks
+from synth.bus.rpc import VERIFY, TaskAppReport, VerifyTaskApp, ask, serve_questions
 from synth.errors import Permanent, Transient
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.verifier.task_app import TaskAppCheck
@@ -89,7 +88,9 @@ async def test_replicas_share_the_questions_and_end_them_before_they_stop(bus_as
     stop, gateway = asyncio.Event(), await bus_as("gateway")
     serving = [
         asyncio.create_task(
-            serve_asks(await bus_as("verifier"), VERIFY, VerifyTaskApp, answering(n), stop, at_once=2, within=1)
+            serve_questions(
+                await bus_as("verifier"), VERIFY, VerifyTaskApp, answering(n), stop, max_concurrent=2, within=1
+            )
         )
         for n in ("a", "b")
     ]
@@ -120,4 +121,6 @@ async def test_nobody_but_the_answerer_may_answer(bus_as):
         return await report(question.url)
 
     with pytest.raises(Permanent, match="answered by verifier"):
-        await serve_asks(await bus_as("trainer"), VERIFY, VerifyTaskApp, answer, asyncio.Event(), at_once=1, within=1)
+        await serve_questions(
+            await bus_as("trainer"), VERIFY, VerifyTaskApp, answer, asyncio.Event(), max_concurrent=1, within=1
+        )

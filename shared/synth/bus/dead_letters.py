@@ -12,7 +12,9 @@ from synth.runtime import logs
 log = logs.get("dead")
 
 
-async def bury(bus: Connection, subject: str, body: bytes, *, reason: str, seq: int | None = None) -> int:
+async def publish_dead_letter(
+    bus: Connection, subject: str, body: bytes, *, reason: str, seq: int | None = None
+) -> int:
     """Keep a message that nobody can handle on `dead.<service>.<its subject>`, before it is taken off its queue.
 
     Returns its sequence in the stream of dead letters.

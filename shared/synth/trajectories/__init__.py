@@ -1,0 +1,32 @@
+"""What was sampled: completion records, the trajectories made of them, and the batches that are trained.
+
+Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is ever detokenised and encoded again.
+"""
+
+from __future__ import annotations
+
+from synth.trajectories.batch import BatchMeta, RolloutBatch, RolloutMeta
+from synth.trajectories.records import (
+    ClosedRollout,
+    CompletionRecord,
+    closed_from_bytes,
+    closed_to_bytes,
+    records_from_bytes,
+    records_to_bytes,
+)
+from synth.trajectories.trajectory import Branch, RecordedTrajectory, build_branches
+
+__all__ = [
+    "BatchMeta",
+    "Branch",
+    "ClosedRollout",
+    "CompletionRecord",
+    "RecordedTrajectory",
+    "RolloutBatch",
+    "RolloutMeta",
+    "build_branches",
+    "closed_from_bytes",
+    "closed_to_bytes",
+    "records_from_bytes",
+    "records_to_bytes",
+]

@@ -1,0 +1,107 @@
+"""The batch that one training iteration reads: the sequences of its rollouts, flat, and where they came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
+from synth.trajectories.trajectory import Branch
+
+
+class RolloutMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout of a batch: who it was and what it earned."""
+
+    rollout_id: str
+    seed: int
+    group: int
+    reward: float
+
+
+class BatchMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch says of itself, carried in its safetensors header.
+
+    temperature: of the sampling; the trainer divides its logits by it (decision 25).
+    groups_kept, groups_dropped: groups whose rewards differed; those whose did not, or that were incomplete.
+    values: figures of the collection (reward mean, latency, retries …) that `train.step` repeats.
+    """
+
+    job_id: str
+    iteration: int
+    temperature: float
+    rollouts: list[RolloutMeta]
+    groups_kept: int
+    groups_dropped: int
+    values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """The S sequences of one iteration, flat over their T tokens.
+
+    tokens int32 [T] · loss_mask bool [T] · logprobs float32 [T] (behaviour, nats) · versions int32 [T]
+    cu_seqlens int32 [S+1] · advantages float32 [S] · rollout int32 [S], the index into `meta.rollouts`.
+    Sequences of groups that were dropped are not in it; `meta` counts them.
+    """
+
+    tokens: Int32
+    loss_mask: Bool
+    logprobs: Float32
+    versions: Int32
+    cu_seqlens: Int32
+    advantages: Float32
+    rollout: Int32
+    meta: BatchMeta
+
+    @property
+    def sequences(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @classmethod
+    def build(
+        cls, branches: list[Branch], advantages: list[float], rollout: list[int], meta: BatchMeta
+    ) -> RolloutBatch:
+        """Concatenate branches (one sequence each) into a batch; the three lists are parallel."""
+        lengths = [len(b.tokens) for b in branches]
+        return cls(
+            tokens=concatenate([b.tokens for b in branches], np.int32),
+            loss_mask=concatenate([b.loss_mask for b in branches], np.bool_),
+            logprobs=concatenate([b.logprobs for b in branches], np.float32),
+            versions=concatenate([b.versions for b in branches], np.int32),
+            cu_seqlens=np.cumsum([0, *lengths], dtype=np.int32),
+            advantages=np.asarray(advantages, dtype=np.float32),
+            rollout=np.asarray(rollout, dtype=np.int32),
+            meta=meta,
+        )
+
+    def to_bytes(self) -> bytes:
+        """The batch as one safetensors body."""
+        return pack_arrays(
+            {
+                "tokens": self.tokens,
+                "loss_mask": self.loss_mask,
+                "logprobs": self.logprobs,
+                "versions": self.versions,
+                "cu_seqlens": self.cu_seqlens,
+                "advantages": self.advantages,
+                "rollout": self.rollout,
+            },
+            msgspec.to_builtins(self.meta),
+        )
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> RolloutBatch:
+        """Read what `to_bytes` wrote. Raises `ValueError` on anything else."""
+        arrays, meta = unpack_arrays(body)
+        return cls(
+            tokens=arrays["tokens"],
+            loss_mask=arrays["loss_mask"],
+            logprobs=arrays["logprobs"],
+            versions=arrays["versions"],
+            cu_seqlens=arrays["cu_seqlens"],
+            advantages=arrays["advantages"],
+            rollout=arrays["rollout"],
+            meta=msgspec.convert(meta, BatchMeta),
+        )

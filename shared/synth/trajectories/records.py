@@ -1,0 +1,71 @@
+"""The records of a rollout's chat calls, as the inference service keeps them and hands them over at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from synth.trajectories.packing import Bool, Float32, Int32, pack_arrays, unpack_arrays
+
+
+@dataclass(frozen=True)
+class CompletionRecord:
+    """One recorded chat call.
+
+    prompt_ids: int32 [P]. sampled_ids: int32 [C], the stop token included when it was sampled.
+    logprobs: float32 [C], nats, of the sampled tokens under the policy that sampled them (T applied).
+    versions: int32 [C], the policy version that sampled each token.
+    sampled: bool [C], False where a token was forced (a thinking budget, a grammar) and so is not trained.
+    finish_reason: "stop", "length" or "abort".
+    """
+
+    prompt_ids: Int32
+    sampled_ids: Int32
+    logprobs: Float32
+    versions: Int32
+    sampled: Bool
+    finish_reason: str
+
+
+def records_to_bytes(records: list[CompletionRecord]) -> bytes:
+    """The records of one closed cid, in the order of their calls, as one safetensors body."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for i, r in enumerate(records):
+        arrays[f"{i}.prompt_ids"] = r.prompt_ids
+        arrays[f"{i}.sampled_ids"] = r.sampled_ids
+        arrays[f"{i}.logprobs"] = r.logprobs
+        arrays[f"{i}.versions"] = r.versions
+        arrays[f"{i}.sampled"] = r.sampled
+    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records]})
+
+
+def records_from_bytes(body: bytes) -> list[CompletionRecord]:
+    """Read what `records_to_bytes` wrote."""
+    arrays, meta = unpack_arrays(body)
+    return [
+        CompletionRecord(
+            *(arrays[f"{i}.{k}"] for k in ("prompt_ids", "sampled_ids", "logprobs", "versions", "sampled")),
+            finish_reason=reason,
+        )
+        for i, reason in enumerate(meta["finish_reasons"])
+    ]
+
+
+class ClosedRollout(msgspec.Struct, frozen=True, array_like=True):
+    """One of the rollouts that were closed together: what `records_to_bytes` wrote, or why there are no records."""
+
+    records: bytes = b""
+    refused: str | None = None
+
+
+def closed_to_bytes(closed: list[ClosedRollout]) -> bytes:
+    """Rollouts that were closed together, in the order in which they were asked for."""
+    return msgspec.msgpack.encode(closed)
+
+
+def closed_from_bytes(body: bytes) -> list[ClosedRollout]:
+    """Read what `closed_to_bytes` wrote. Raises `msgspec.DecodeError` on anything else."""
+    return msgspec.msgpack.decode(body, type=list[ClosedRollout])

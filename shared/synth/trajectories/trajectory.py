@@ -1,0 +1,106 @@
+"""A finished rollout as the trainer sees it: linear branches of tokens, made of the records of its calls."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
+from synth.trajectories.records import CompletionRecord
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One linear token segment of a rollout: what the trainer sees as one sequence.
+
+    tokens: int32 [T], prompt first. loss_mask: bool [T], True on sampled tokens only.
+    logprobs: float32 [T], 0 where the mask is False. versions: int32 [T], -1 where the mask is False.
+    """
+
+    tokens: Int32
+    loss_mask: Bool
+    logprobs: Float32
+    versions: Int32
+
+
+@dataclass(frozen=True)
+class RecordedTrajectory:
+    """One finished rollout: its branches, its reward, and what the task app said of it (`info`)."""
+
+    branches: list[Branch]
+    reward: float
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_bytes(self) -> bytes:
+        """The trajectory as one safetensors body."""
+        lengths = [len(b.tokens) for b in self.branches]
+        return pack_arrays(
+            {
+                "tokens": concatenate([b.tokens for b in self.branches], np.int32),
+                "loss_mask": concatenate([b.loss_mask for b in self.branches], np.bool_),
+                "logprobs": concatenate([b.logprobs for b in self.branches], np.float32),
+                "versions": concatenate([b.versions for b in self.branches], np.int32),
+                "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
+            },
+            {"reward": self.reward, "info": self.info},
+        )
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> RecordedTrajectory:
+        """Read what `to_bytes` wrote."""
+        arrays, meta = unpack_arrays(body)
+        cu = arrays["cu_seqlens"]
+        branches = [
+            Branch(*(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions")))
+            for a, b in itertools.pairwise(cu)
+        ]
+        return cls(branches=branches, reward=float(meta["reward"]), info=meta["info"])
+
+
+def build_branches(records: list[CompletionRecord]) -> list[Branch]:
+    """The linear segments of a rollout: a call extends the segment that is an exact prefix of its prompt.
+
+    A call whose prompt extends no earlier segment opens a new one (Qwen3's template strips earlier `<think>`
+    blocks, so this happens). Every sampled token is in exactly one segment, once.
+    """
+    branches: list[Branch] = []
+    for r in records:
+        parent = _longest_prefix(branches, r.prompt_ids)
+        start = len(branches[parent].tokens) if parent is not None else 0
+        context = r.prompt_ids[start:]
+        grown = Branch(
+            tokens=np.concatenate([context, r.sampled_ids]).astype(np.int32),
+            loss_mask=np.concatenate([np.zeros(len(context), np.bool_), r.sampled]),
+            logprobs=np.concatenate([np.zeros(len(context), np.float32), np.where(r.sampled, r.logprobs, 0)]).astype(
+                np.float32
+            ),
+            versions=np.concatenate([np.full(len(context), -1, np.int32), np.where(r.sampled, r.versions, -1)]).astype(
+                np.int32
+            ),
+        )
+        if parent is None:
+            branches.append(grown)
+        else:
+            branches[parent] = _join(branches[parent], grown)
+    return branches
+
+
+def _longest_prefix(branches: list[Branch], prompt_ids: Int32) -> int | None:
+    best: int | None = None
+    for i, b in enumerate(branches):
+        fits = len(b.tokens) <= len(prompt_ids) and np.array_equal(b.tokens, prompt_ids[: len(b.tokens)])
+        if fits and (best is None or len(b.tokens) > len(branches[best].tokens)):
+            best = i
+    return best
+
+
+def _join(a: Branch, b: Branch) -> Branch:
+    return Branch(
+        tokens=np.concatenate([a.tokens, b.tokens]),
+        loss_mask=np.concatenate([a.loss_mask, b.loss_mask]),
+        logprobs=np.concatenate([a.logprobs, b.logprobs]),
+        versions=np.concatenate([a.versions, b.versions]),
+    )
