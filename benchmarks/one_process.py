@@ -22,11 +22,11 @@ from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.rollouts.collection.batching import Collected, build_batch, collection_values
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import CompletionRecord, RolloutBatch, branches_of
 
@@ -55,13 +55,13 @@ async def run(start: Start) -> None:
     """Sample, reward, batch, train, swap weights; again."""
     job = job_from_data(start.job)
     assert isinstance(job, RlJob)
-    recipe = recipe_of(job, TrainerSettings(threads=start.threads))
-    assert isinstance(recipe, RlRecipe)
+    config = build_train_config(job, TrainerSettings(threads=start.threads))
+    assert isinstance(config, RlTrainConfig)
     model_dir = Path(start.model_dir)
     engine = await TransformersEngine.load(model_dir, settings=EngineSettings(threads=start.threads, seed=0))
     chat = ChatFormat(load_tokenizer(model_dir))
-    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
-    trainer = RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
+    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
     weights = Path(start.work_dir) / "policy.safetensors"
     for k in range(1, job.iterations + 1):
         marks, cpu = [time.perf_counter()], time.process_time()

@@ -19,13 +19,13 @@ from synth.cli.make_model import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.trainer.config import Lora, RlRecipe, SftRecipe
+from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.learner.state import peak_memory_bytes
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 Device = Literal["cpu", "cuda"]
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """A model folder on a device. steps: how many are measured. options: of the recipe, for this row alone."""
+    """A model folder on a device. steps: how many are measured. options: of the config, for this row alone."""
 
     shape: Shape
     load: Load
@@ -71,7 +71,7 @@ class Bench:
         return cls(shape, load, made.path, device, steps, options)
 
     @property
-    def _recipe(self) -> dict[str, Any]:
+    def _config_options(self) -> dict[str, Any]:
         half = self.device == "cuda"
         return {
             "lr": 1e-6,
@@ -85,26 +85,28 @@ class Bench:
     def sft_full(self) -> Measured:
         """Full fine-tuning on packed sequences, a loss on the second half of each."""
         load = self.load
-        recipe = SftRecipe(batch_size=load.sequences, sequence_length=load.length, steps=99, **self._recipe)
+        config = SftTrainConfig(
+            batch_size=load.sequences, sequence_length=load.length, steps=99, **self._config_options
+        )
         tokens, mask = self._random_tokens(0)
         sequences = Sequences(tokens, mask.astype(np.float32), np.arange(load.sequences + 1) * load.length)
-        policy = self._compiled(load_policy(self.folder, recipe))
-        return self._train(SftTrainer(policy, recipe, SftData(sequences, _NOTHING_CUT)).step, policy, FULL)
+        policy = self._compiled(load_policy(self.folder, config))
+        return self._train(SftTrainer(policy, config, SftData(sequences, _NOTHING_CUT)).step, policy, FULL)
 
     def rl_lora(self) -> Measured:
         """A GSPO iteration through a LoRA of rank 16."""
-        recipe = RlRecipe(
+        config = RlTrainConfig(
             mode="lora",
-            lora=Lora(r=16, alpha=32),
+            lora=AdapterConfig(r=16, alpha=32),
             steps=99,
             # Random log-probabilities of the sampling policy would be rejected as drift.
-            gate_fresh=(0.0, 1e30),
-            gate_stale=(0.0, 1e30),
-            **self._recipe,
+            gate_on_policy=(0.0, 1e30),
+            gate_off_policy=(0.0, 1e30),
+            **self._config_options,
         )
-        policy = self._compiled(load_policy(self.folder, recipe, dropout=False))
-        trainer = RlTrainer(policy, recipe)
-        return self._train(lambda: trainer.step(self._batch(trainer.run.step + 1)), policy, LORA)
+        policy = self._compiled(load_policy(self.folder, config, dropout=False))
+        trainer = RlTrainer(policy, config)
+        return self._train(lambda: trainer.step(self._batch(trainer.state.step + 1)), policy, LORA)
 
     def sampling(self) -> Measured:
         """Continuous batching of `sequences` requests, each with its own prompt of half a sequence."""

@@ -11,10 +11,10 @@ import msgspec
 
 from synth.trainer.errors import TrainingFailed
 
-R = TypeVar("R", bound="Recipe")
+R = TypeVar("R", bound="TrainConfig")
 
 
-class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A LoRA adapter. targets: "all-linear" (every linear layer but the LM head), a regex, or module names."""
 
     r: int = 16
@@ -23,7 +23,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     targets: str | list[str] = "all-linear"
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What SFT and RL have in common.
 
     mode: "lora" trains an adapter, "qlora" one over a base in 4 bits.
@@ -40,7 +40,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     mode: Literal["full", "lora", "qlora"] = "full"
-    lora: Lora = Lora()
+    lora: AdapterConfig = AdapterConfig()
     lr: float
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     min_lr_ratio: float = 0.0
@@ -67,7 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.world_size > 1 and self.sharding != "replicated"
 
 
-class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Supervised fine-tuning.
 
     steps, when given, wins over epochs. examples: only the first rows of the dataset.
@@ -85,7 +85,7 @@ class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     best_metric: Literal["validation_loss"] | None = None
 
 
-class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Reinforcement learning.
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer moves in one iteration.
@@ -94,7 +94,7 @@ class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kl_beta: weight of the KL to the reference. reference: where that is (see `load_reference`); reference_device:
     the torch device of a dedicated one, the policy's where None.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
-    gate_fresh, gate_stale: the range that the geometric mean of π_old/μ may take over a sequence's tokens
+    gate_on_policy, gate_off_policy: the range that the geometric mean of π_old/μ may take over a sequence's tokens
     of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28).
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
     verify_every_k: versions between two that are published with a canary; 0 is never.
@@ -109,24 +109,24 @@ class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reference: Literal["none", "shared", "dedicated"] = "none"
     reference_device: str | None = None
     token_truncation: float = 2.0
-    gate_fresh: tuple[float, float] = (0.99, 1.01)
-    gate_stale: tuple[float, float] = (0.5, 2.0)
+    gate_on_policy: tuple[float, float] = msgspec.field(default=(0.99, 1.01), name="gate_fresh")
+    gate_off_policy: tuple[float, float] = msgspec.field(default=(0.5, 2.0), name="gate_stale")
     max_staleness: int = 8
     verify_every_k: int = 1
 
 
-def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:
-    """The recipe in a `start` message. Raises `TrainingFailed` naming the field that is wrong."""
+def parse_train_config(given: dict[str, Any], kind: type[R]) -> R:
+    """The config in a `start` message. Raises `TrainingFailed` naming the field that is wrong."""
     try:
-        recipe = msgspec.convert(given, kind)
+        config = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise TrainingFailed("bad_recipe", f"recipe: {error}") from error
     for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "world_size"):
-        if not getattr(recipe, name) > 0:
-            raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(recipe, name)}; expected above 0")
-    return recipe
+        if not getattr(config, name) > 0:
+            raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(config, name)}; expected above 0")
+    return config
 
 
-def recipe_as_json(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as it reads back from JSON (lists for tuples), so that two can be compared."""
-    return msgspec.json.decode(msgspec.json.encode(recipe))
+def config_as_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as it reads back from JSON (lists for tuples), so that two can be compared."""
+    return msgspec.json.decode(msgspec.json.encode(config))

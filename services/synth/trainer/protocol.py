@@ -17,7 +17,7 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     """First message. work_dir: of this attempt alone; everything that is written goes below it."""
 
     kind: Literal["sft", "rl"]
-    recipe: dict[str, Any]
+    config: dict[str, Any]
     model_dir: str
     work_dir: str
     adapter_dir: str | None = None
@@ -27,7 +27,7 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     cache_dir: str | None = None
 
 
-class Step(msgspec.Struct, tag="step", tag_field="op"):
+class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):
     """RL: train on the batch of an iteration, a file that `RolloutBatch.from_bytes` reads."""
 
     iteration: int

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import torch
 
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.model.policy import Policy
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 # Behaviour log-probabilities that no policy gave must not be gated away.
-OPEN_GATES: dict[str, Any] = {"gate_fresh": (0.0, 1e30), "gate_stale": (0.0, 1e30)}
+OPEN_GATES: dict[str, Any] = {"gate_on_policy": (0.0, 1e30), "gate_off_policy": (0.0, 1e30)}
 
 # Each loss with its clip.
 LOSSES: list[dict[str, Any]] = [
@@ -26,8 +26,8 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-def rl_recipe(**changes: Any) -> RlRecipe:
-    return RlRecipe(**{"lr": 1e-3, "steps": 20, "warmup_steps": 0, "micro_batch_tokens": 256, **changes})
+def rl_config(**changes: Any) -> RlTrainConfig:
+    return RlTrainConfig(**{"lr": 1e-3, "steps": 20, "warmup_steps": 0, "micro_batch_tokens": 256, **changes})
 
 
 def random_batch(

@@ -28,7 +28,7 @@ def loss_inputs(
         keep_S=torch.tensor(keep or [True] * len(counts)),
         advantage_S=torch.tensor(advantages, dtype=logp.dtype),
         cu_seqlens=torch.tensor([0, *counts]).cumsum(0),
-        sequences=len(counts),
+        num_sequences=len(counts),
         token_advantage_N=token_advantages,
     )
 

@@ -10,14 +10,17 @@ import math
 import time
 from pathlib import Path
 
-from synth.trainer.config import SftRecipe
+from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint.rng import reseed, shuffled
-from synth.trainer.learner.data.packing import collate, plan
+from synth.trainer.learner.checkpoint.rng import permutation, reseed
+from synth.trainer.learner.data.packing import collate, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.memory import peak_memory_bytes
+from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
-from synth.trainer.learner.state import Progress, Run, StepResult, mean_nll, peak_memory_bytes
+from synth.trainer.learner.step_result import ProgressCallback, StepResult
+from synth.trainer.learner.training_state import TrainingState
 from synth.weights.policy_file import load_tensors, save_tensors
 
 
@@ -27,56 +30,56 @@ class SftTrainer:
     def __init__(
         self,
         policy: Policy,
-        recipe: SftRecipe,
+        config: SftTrainConfig,
         data: SftData,
         *,
         validation: SftData | None = None,
         best_file: Path | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         """best_file: where the best weights are kept; needed with `best_metric`."""
-        if recipe.best_metric and (validation is None or best_file is None or not recipe.validation_every):
+        if config.best_metric and (validation is None or best_file is None or not config.validation_every):
             raise TrainingFailed(
                 "bad_recipe",
-                f"best_metric {recipe.best_metric!r} needs a validation file and validation_every above 0",
+                f"best_metric {config.best_metric!r} needs a validation file and validation_every above 0",
             )
         self.policy = policy
-        self.recipe = recipe
+        self.config = config
         self.data = data
         self.validation = validation
-        self.run = Run(policy)
-        self._ranks = policy.ranks
+        self.state = TrainingState(policy)
+        self._process_group = policy.process_group
         self._best_file = best_file
-        self._progress: Progress = progress or (lambda stage, done, of: None)
-        self._steps_per_epoch = math.ceil(len(data.sequences) / recipe.batch_size)
-        self.total = recipe.steps if recipe.steps is not None else recipe.epochs * self._steps_per_epoch
+        self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
+        self._steps_per_epoch = math.ceil(len(data.sequences) / config.batch_size)
+        self.total = config.steps if config.steps is not None else config.epochs * self._steps_per_epoch
         self._order: tuple[int, list[int]] = (-1, [])
 
     def step(self) -> StepResult:
         """One optimizer step over `batch_size` rows. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
         started = time.perf_counter()
-        step = self.run.step + 1
-        rate = learning_rate(self.recipe, step, self.total)
+        step = self.state.step + 1
+        lr = learning_rate(self.config, step, self.total)
         sequences = self.data.sequences
         rows = self._rows(step)
-        weight = float(sum(sequences.weights[sequences.trained(i)].sum() for i in rows))
-        if not self._ranks.leads:
+        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
+        if not self._process_group.is_main:
             # Rank 0 goes on with the generator that a checkpoint keeps; the others need none that lasts.
-            reseed(self.recipe.seed, step, self._ranks.rank)
+            reseed(self.config.seed, step, self._process_group.rank)
         sums = self._backward(rows, weight)
         loss = sums["loss"]
         if not math.isfinite(loss):
             raise TrainingFailed(
                 "nan_loss", f"the loss of step {step} is {loss}; resume from before it with a lower learning rate"
             )
-        grad_norm = self.run.optimizer.move(rate)
-        self.run.step = step
-        self.run.keep_probe(sequences, rows)
-        tokens = sum(sequences.lengths_of(rows).values())
+        grad_norm = self.state.optimizer.step(lr)
+        self.state.step = step
+        self.state.set_probe(sequences, rows)
+        tokens = sum(sequences.lengths(rows).values())
         seconds = time.perf_counter() - started
-        values = self.run.reports[step] = {
+        values = self.state.reports[step] = {
             "loss": loss,
-            "lr": rate,
+            "lr": lr,
             "grad_norm": grad_norm,
             "epoch": step / self._steps_per_epoch,
             "tokens": float(tokens),
@@ -93,20 +96,20 @@ class SftTrainer:
 
     def _backward(self, rows: list[int], weight: float) -> dict[str, float]:
         """The gradients of these rows; what all ranks saw of them: loss, trained tokens, memory."""
-        recipe, sequences = self.recipe, self.data.sequences
-        groups = plan(
-            sequences.lengths_of(rows),
-            budget=recipe.micro_batch_tokens,
-            packing=recipe.packing,
-            ranks=self._ranks.size,
+        config, sequences = self.config, self.data.sequences
+        groups = plan_micro_batches(
+            sequences.lengths(rows),
+            budget=config.micro_batch_tokens,
+            packing=config.packing,
+            num_ranks=self._process_group.size,
         )
-        mine = self._ranks.share(groups)
+        mine = self._process_group.shard_micro_batches(groups)
         loss, trained = 0.0, 0
-        for done, (group, idle) in enumerate(mine, start=1):
-            micro = collate(sequences, group, packing=recipe.packing, device=self.policy.device, idle=idle)
+        for done, (group, dummy) in enumerate(mine, start=1):
+            micro = collate(sequences, group, packing=config.packing, device=self.policy.device, dummy=dummy)
             logp_N, _ = self.policy.logprobs(micro)
             part = -(logp_N * micro.gather(sequences.weights)).sum() / weight
-            if micro.idle:
+            if micro.dummy:
                 (part * 0.0).backward()
                 continue
             part.backward()
@@ -114,24 +117,24 @@ class SftTrainer:
             trained += len(logp_N)
             self._progress("train", done, len(mine))
         memory = peak_memory_bytes(self.policy.device)
-        return self._ranks.together({"loss": loss, "trained": float(trained), "memory/max": memory})
+        return self._process_group.reduce_metrics({"loss": loss, "trained": float(trained), "memory/max": memory})
 
     def use_best(self) -> None:
         """Put the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
-        if self.recipe.best_metric and self.run.best is not None and self._best_file is not None:
-            self._ranks.meet()  # rank 0 has written it
+        if self.config.best_metric and self.state.best is not None and self._best_file is not None:
+            self._process_group.barrier()  # rank 0 has written it
             best, _ = load_tensors(self._best_file)
             self.policy.load(best)
 
     def _rows(self, step: int) -> list[int]:
         epoch, place = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
-            self._order = (epoch, shuffled(len(self.data.sequences), self.recipe.seed, epoch))
-        size = self.recipe.batch_size
+            self._order = (epoch, permutation(len(self.data.sequences), self.config.seed, epoch))
+        size = self.config.batch_size
         return self._order[1][place * size : (place + 1) * size]
 
     def _validate(self, step: int) -> dict[str, float]:
-        every = self.recipe.validation_every
+        every = self.config.validation_every
         if self.validation is None or not every or (step % every and step != self.total):
             return {}
         started = time.perf_counter()
@@ -140,11 +143,11 @@ class SftTrainer:
             self.validation.sequences,
             on_micro=lambda done, of: self._progress("validate", done, of),
         )
-        if self.recipe.best_metric and (self.run.best is None or loss < self.run.best[0]):
+        if self.config.best_metric and (self.state.best is None or loss < self.state.best[0]):
             assert self._best_file is not None
-            self.run.best = (loss, step)
+            self.state.best = (loss, step)
             snapshot = self.policy.snapshot()
-            if self._ranks.leads:
+            if self._process_group.is_main:
                 save_tensors(self._best_file, snapshot)
         values = {"validation_loss": loss, "seconds_validate": time.perf_counter() - started}
-        return values if self.run.best is None else {**values, "best_step": float(self.run.best[1])}
+        return values if self.state.best is None else {**values, "best_step": float(self.state.best[1])}

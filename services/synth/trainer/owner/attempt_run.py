@@ -21,11 +21,11 @@ from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
 from synth.trainer.owner.announcer import Announcer, Past
 from synth.trainer.owner.checkpoint_retention import kept_checkpoints
 from synth.trainer.owner.collapse_watch import Watching
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.owner.learner_process import TrainingProcess, TrainingProcesses, TrainingStopped
 from synth.trainer.owner.owner import Attempt, JobFailure
 from synth.trainer.owner.rollout_feed import RolloutFeed
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Step, Stepped
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
 from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import LocalModel, training_source
 
@@ -187,7 +187,7 @@ async def _rl(run: _Run, job: RlJob) -> Done | Paused:
             waited = time.monotonic()
             batch, path = await run.unless_paused(feed.batch(k))
             waited = time.monotonic() - waited
-            await run.child.say(Step(iteration=k, batch=str(path)))
+            await run.child.say(TrainBatch(iteration=k, batch=str(path)))
             stepped = await run.hear(Stepped)
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
@@ -235,7 +235,7 @@ async def _start_message(
     data = [str(await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl")) if ref else None for ref in files]
     return Start(
         kind="rl" if isinstance(job, RlJob) else "sft",
-        recipe=msgspec.to_builtins(recipe_of(job, attempt.settings)),
+        config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
         model_dir=str(source.model),
         adapter_dir=str(source.adapter) if source.adapter else None,
         work_dir=str(work_dir),

@@ -15,13 +15,13 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch
-from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe, scored_by
+from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_config, scored_by
 
 
 def trainer_for(model_dir: Path, **changes: object) -> RlTrainer:
-    recipe = rl_recipe(**changes)
-    torch.manual_seed(recipe.seed)
-    return RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+    config = rl_config(**changes)
+    torch.manual_seed(config.seed)
+    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
 
 
 def weights(policy: Policy) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from synth.events import RESUME_FOLDER
-from synth.trainer.config import Recipe
+from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint import rng
 from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_whole
@@ -58,7 +58,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["sft", "rl"]
     step: int
-    recipe: dict[str, Any]
+    config: dict[str, Any] = msgspec.field(name="recipe")
     fingerprint: Fingerprint
     reports: dict[int, dict[str, float]]
     loss: float | None
@@ -78,7 +78,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: dict[str, _FileEntry]
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class LoadedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that was read and verified. weights: `Policy.snapshot`'s; rng: `rng.capture`'s."""
 
     state: CheckpointState
@@ -89,18 +89,18 @@ class Checkpoint(msgspec.Struct, frozen=True):
     best_file: Path | None
 
 
-def fingerprint(recipe: Recipe) -> Fingerprint:
-    """The fingerprint of this process under a recipe."""
-    on_gpu = recipe.device == "cuda"
+def fingerprint(config: TrainConfig) -> Fingerprint:
+    """The fingerprint of this process under a config."""
+    on_gpu = config.device == "cuda"
     return Fingerprint(
         torch=str(torch.__version__),
         instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
         device=torch.cuda.get_device_name() if on_gpu else "cpu",
         threads=torch.get_num_threads(),
-        world_size=recipe.world_size,
-        sharding=recipe.sharding if recipe.world_size > 1 else "none",
-        dtype=recipe.dtype,
-        deterministic=recipe.deterministic,
+        world_size=config.world_size,
+        sharding=config.sharding if config.world_size > 1 else "none",
+        dtype=config.dtype,
+        deterministic=config.deterministic,
     )
 
 
@@ -138,7 +138,7 @@ def save_checkpoint(
     sync_path(folder.parent)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
+def load_checkpoint(folder: Path) -> LoadedCheckpoint:
     """Read a checkpoint and verify every file. Raises `TrainingFailed` (bad_checkpoint) naming what is wrong."""
     try:
         manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=_Manifest)
@@ -152,7 +152,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
                 f"{folder.name}/{name} is not what its manifest says ({entry.size} bytes, sha256 "
                 f"{entry.sha256[:12]}…); fetch the checkpoint again, or resume from the one before",
             )
-    return Checkpoint(
+    return LoadedCheckpoint(
         state=manifest.state,
         weights=load_tensors(folder / manifest.weights)[0],
         optimizer=load_tensors(folder / OPTIMIZER)[0],

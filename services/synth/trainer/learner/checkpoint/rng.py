@@ -25,7 +25,7 @@ def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
     torch.manual_seed(seed)
 
 
-def shuffled(n: int, *key: int) -> list[int]:
+def permutation(n: int, *key: int) -> list[int]:
     """0..n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
     return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
 

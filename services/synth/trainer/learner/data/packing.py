@@ -28,14 +28,14 @@ class Sequences:
     weights: npt.NDArray[np.float32]
     cu_seqlens: npt.NDArray[Any]
 
-    def lengths_of(self, rows: list[int]) -> dict[int, int]:
+    def lengths(self, rows: list[int]) -> dict[int, int]:
         """Tokens of each of these sequences, by index."""
         return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in rows}
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
 
-    def trained(self, i: int) -> npt.NDArray[np.int64]:
+    def trained_positions(self, i: int) -> npt.NDArray[np.int64]:
         """The flat positions of sequence i's trained tokens. Its first token has no prediction, so never that."""
         start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
@@ -59,7 +59,7 @@ class MicroBatch:
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
     target_N: int64, that token. source_N: where it is in `Sequences.tokens`.
     cu_seqlens: int64 [len(rows)+1], how the N trained tokens divide among the rows.
-    idle: run for the sake of the other ranks alone: it adds nothing to any sum.
+    dummy: run for the sake of the other ranks alone: it adds nothing to any sum.
     """
 
     rows: list[int]
@@ -69,42 +69,42 @@ class MicroBatch:
     target_N: Tensor
     source_N: npt.NDArray[np.int64]
     cu_seqlens: Tensor
-    idle: bool = False
+    dummy: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
         """A per-token array of the whole set of sequences, at this micro-batch's trained tokens."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
 
 
-def plan(
-    lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"], ranks: int = 1
+def plan_micro_batches(
+    lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"], num_ranks: int = 1
 ) -> list[list[int]]:
     """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
     padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
     by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
-    ranks: processes that take turns at them: as many for each where there are rows enough, of like cost in a turn.
+    num_ranks: processes that take turns at them: as many for each where there are rows enough, of like cost in a turn.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
-    pack = _padded if packing == "padded" else _packed
-    return _dealt(lengths, pack(lengths, by_length, budget), ranks)
+    pack = _padded_groups if packing == "padded" else _packed_groups
+    return _split_for_ranks(lengths, pack(lengths, by_length, budget), num_ranks)
 
 
-def _dealt(lengths: dict[int, int], groups: list[list[int]], ranks: int) -> list[list[int]]:
-    if ranks == 1:
+def _split_for_ranks(lengths: dict[int, int], groups: list[list[int]], num_ranks: int) -> list[list[int]]:
+    if num_ranks == 1:
         return groups
 
     def cost(group: list[int]) -> int:
         return sum(lengths[i] ** 2 for i in group)
 
-    while len(groups) % ranks and any(len(group) > 1 for group in groups):
+    while len(groups) % num_ranks and any(len(group) > 1 for group in groups):
         costliest = max((group for group in groups if len(group) > 1), key=cost)
         groups.remove(costliest)
         groups += [costliest[::2], costliest[1::2]]
     return sorted(groups, key=cost, reverse=True)
 
 
-def _padded(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
+def _padded_groups(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for i in by_length:
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
@@ -114,7 +114,7 @@ def _padded(lengths: dict[int, int], by_length: list[int], budget: int) -> list[
     return batches
 
 
-def _packed(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
+def _packed_groups(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     count = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
     bins: list[list[int]] = [[] for _ in range(count)]
     tokens, cost = [0] * count, [0] * count
@@ -138,7 +138,7 @@ def collate(
     *,
     packing: Literal["packed", "padded"],
     device: torch.device | str = "cpu",
-    idle: bool = False,
+    dummy: bool = False,
 ) -> MicroBatch:
     """Lay some sequences out for one forward."""
     starts = [int(sequences.cu_seqlens[i]) for i in rows]
@@ -151,7 +151,7 @@ def collate(
     sources, predicts = [], []
     for i, start, length, offset in zip(rows, starts, lengths, offsets, strict=True):
         input_ids[offset : offset + length] = sequences.tokens[start : start + length]
-        trained = sequences.trained(i)
+        trained = sequences.trained_positions(i)
         sources.append(trained)
         predicts.append(trained - start - 1 + offset)
     source = np.concatenate(sources)
@@ -164,5 +164,5 @@ def collate(
         target_N=torch.from_numpy(sequences.tokens[source].astype(np.int64)).to(device),
         source_N=source,
         cu_seqlens=torch.tensor([0, *itertools.accumulate(len(s) for s in sources)], device=device),
-        idle=idle,
+        dummy=dummy,
     )

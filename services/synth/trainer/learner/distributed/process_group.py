@@ -23,66 +23,66 @@ _T = TypeVar("_T")
 
 #: The others wait for so long while one tokenises a large dataset or writes a large checkpoint. A rank that hangs is
 #: found sooner, by the service's `child_silence_s`.
-_PATIENCE = datetime.timedelta(hours=2)
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessGroup:
     """This process among `size` of them, from 0; one alone by default, which talks to nobody."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is rank 0: it alone writes files and speaks to the service."""
         return self.rank == 0
 
-    def share(self, parts: list[_T]) -> list[tuple[_T, bool]]:
+    def shard_micro_batches(self, micro_batches: list[_T]) -> list[tuple[_T, bool]]:
         """This rank's of the micro-batches, and whether it is idle with one: as many for every rank.
 
         One that has less runs the last of all once more, idly: a sharded forward needs everybody. Rank 0 never does.
         """
-        mine = [(part, False) for part in parts[self.rank :: self.size]]
-        rounds = math.ceil(len(parts) / self.size)
-        return mine if len(mine) == rounds else [*mine, (parts[-1], True)]
+        shard = [(micro_batch, False) for micro_batch in micro_batches[self.rank :: self.size]]
+        rounds = math.ceil(len(micro_batches) / self.size)
+        return shard if len(shard) == rounds else [*shard, (micro_batches[-1], True)]
 
-    def together(self, mine: dict[str, float]) -> dict[str, float]:
+    def reduce_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         """The figures of all ranks in one: a `…/max` is their maximum, all others their sum, in the ranks' order."""
         if self.size == 1:
-            return mine
-        every: list[dict[str, float]] = [{}] * self.size
-        dist.all_gather_object(every, mine)
+            return metrics
+        gathered: list[dict[str, float]] = [{}] * self.size
+        dist.all_gather_object(gathered, metrics)
         total: dict[str, float] = {}
-        for figures in every:
-            for name, value in figures.items():
+        for rank_metrics in gathered:
+            for name, value in rank_metrics.items():
                 so_far = total.get(name)
-                joined = value if so_far is None else max(so_far, value) if name.endswith("/max") else so_far + value
-                total[name] = joined
+                combined = value if so_far is None else max(so_far, value) if name.endswith("/max") else so_far + value
+                total[name] = combined
         return total
 
-    def agree(self, said: bool) -> bool:
+    def broadcast(self, value: bool) -> bool:
         """What rank 0 says."""
         if self.size == 1:
-            return said
-        answer = [said]
-        dist.broadcast_object_list(answer, src=0)
-        return answer[0]
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank is here."""
-        self.agree(True)
+        self.broadcast(True)
 
     @contextlib.contextmanager
-    def leader_first(self) -> Iterator[None]:
+    def main_process_first(self) -> Iterator[None]:
         """Rank 0 does what is inside, then the others do: they find what it has left on disk."""
-        if not self.leads:
-            self.meet()
+        if not self.is_main:
+            self.barrier()
         yield
-        if self.leads:
-            self.meet()
+        if self.is_main:
+            self.barrier()
 
-    def add_up(self, gradients: Iterable[Tensor]) -> None:
+    def all_reduce_(self, gradients: Iterable[Tensor]) -> None:
         """Replace each gradient by the sum over the ranks, in place."""
         if self.size > 1:
             for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
@@ -90,20 +90,20 @@ class Ranks:
                 work.wait()
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = ProcessGroup()
 
 
-def listen(port: int = 0) -> socket.socket:
+def bind_store(port: int = 0) -> socket.socket:
     """A socket on loopback for rank 0 to meet the others at; any free port for 0."""
     return socket.create_server(("127.0.0.1", port))
 
 
-def join(
-    rank: int, size: int, *, device: Literal["cpu", "cuda"], port: int, listening: socket.socket | None = None
-) -> Ranks:
+def init_process_group(
+    rank: int, size: int, *, device: Literal["cpu", "cuda"], port: int, store_socket: socket.socket | None = None
+) -> ProcessGroup:
     """Meet the other ranks of this machine, over gloo on CPU and NCCL on GPUs, a GPU each.
 
-    listening: rank 0's, from `listen`; it takes the socket over. Returns when all are there.
+    store_socket: rank 0's, from `bind_store`; it takes the socket over. Returns when all are there.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
@@ -116,11 +116,11 @@ def join(
         "127.0.0.1",
         port,
         size,
-        is_master=listening is not None,
-        timeout=_PATIENCE,
+        is_master=store_socket is not None,
+        timeout=COLLECTIVE_TIMEOUT,
         wait_for_workers=False,
-        master_listen_fd=None if listening is None else listening.detach(),
+        master_listen_fd=None if store_socket is None else store_socket.detach(),
     )
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-    return Ranks(rank, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+    return ProcessGroup(rank, size)

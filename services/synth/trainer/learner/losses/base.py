@@ -33,7 +33,7 @@ class LossInputs:
     weight_N: correction of each token (1 is none). keep_S: bool, False where a sequence was rejected.
     advantage_S. token_advantage_N: where credit is given within a sequence; None: each token has its sequence's.
     cu_seqlens: int64 [S+1], into N.
-    sequences: the normaliser, a count over every micro-batch and rank, known before the forward.
+    num_sequences: the normaliser, a count over every micro-batch and rank, known before the forward.
     Raises `TypeError` on half precision, in which GSPO's clip band does not exist.
     """
 
@@ -44,7 +44,7 @@ class LossInputs:
     keep_S: Tensor
     advantage_S: Tensor
     cu_seqlens: Tensor
-    sequences: int
+    num_sequences: int
     token_advantage_N: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class LossInputs:
         """Each token's advantage."""
         if self.token_advantage_N is not None:
             return self.token_advantage_N
-        return self.advantage_S[row_of_token(self.cu_seqlens)]
+        return self.advantage_S[sequence_index(self.cu_seqlens)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LossOutput:
     advantage_U: Tensor
 
 
-def row_of_token(cu_seqlens: Tensor) -> Tensor:
+def sequence_index(cu_seqlens: Tensor) -> Tensor:
     """int64 [N]: which sequence each token belongs to."""
     counts = cu_seqlens.diff()
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
@@ -84,10 +84,10 @@ def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
     """
     counts = cu_seqlens.diff()
     sums = torch.zeros(len(counts), dtype=values_N.dtype, device=values_N.device)
-    return sums.index_add(0, row_of_token(cu_seqlens), values_N) / counts.clamp(min=1)
+    return sums.index_add(0, sequence_index(cu_seqlens), values_N) / counts.clamp(min=1)
 
 
-def ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
+def importance_ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
     """exp(log_ratio) in value, with the gradient of π: `sg[ratio] · π / sg[π]`.
 
     The cap on an exploded ratio is on the value alone: it takes no gradient away.
@@ -97,20 +97,20 @@ def ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
 
 def clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, clip: Clip) -> Tensor:
     """max(−r·A, −clip(r, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347, eq. 7, negated)."""
-    held_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
-    return torch.maximum(-ratio_N * advantage_N, -held_N * advantage_N)
+    clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
+    return torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
 
 
-def beyond_clip(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
+def clip_mask(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
     """bool: where `clipped_surrogate` has no gradient, as the ratio has left the range on its advantage's side."""
     outside_U = torch.where(advantage_U > 0, ratio_U > 1 + clip.high, ratio_U < 1 - clip.low)
     return outside_U & (advantage_U != 0)
 
 
-def over_sequences(inputs: LossInputs, loss_N: Tensor) -> Tensor:
-    """The weighted losses of tokens as one scalar: their mean within a sequence, then over `inputs.sequences`.
+def sequence_mean(inputs: LossInputs, loss_N: Tensor) -> Tensor:
+    """The weighted losses of tokens as one scalar: their mean within a sequence, then over `inputs.num_sequences`.
 
     A rejected sequence (keep_S False) adds nothing but stays in the normaliser.
     """
     loss_S = segment_mean(inputs.weight_N * loss_N, inputs.cu_seqlens)
-    return (loss_S * inputs.keep_S).sum() / inputs.sequences
+    return (loss_S * inputs.keep_S).sum() / inputs.num_sequences

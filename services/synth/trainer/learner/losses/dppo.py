@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from synth.trainer.learner.losses.base import Clip, LossInputs, LossOutput, over_sequences, ratio
+from synth.trainer.learner.losses.base import Clip, LossInputs, LossOutput, importance_ratio, sequence_mean
 
 
 def dppo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
@@ -22,11 +22,13 @@ def dppo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     moved it. w_t is π_old/μ, so that w_t·r_t is the paper's π/μ.
     """
     advantage_N = inputs.advantage_N()
-    rise_N = inputs.logp_N.detach().exp() - inputs.behaviour_logp_N.exp()
-    masked_N = torch.where(advantage_N > 0, rise_N > clip.high, rise_N < -clip.low) & (advantage_N != 0)
-    r_N = ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)
+    probability_change_N = inputs.logp_N.detach().exp() - inputs.behaviour_logp_N.exp()
+    masked_N = torch.where(advantage_N > 0, probability_change_N > clip.high, probability_change_N < -clip.low) & (
+        advantage_N != 0
+    )
+    r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)
     return LossOutput(
-        loss=over_sequences(inputs, torch.where(masked_N, 0.0, -r_N * advantage_N)),
+        loss=sequence_mean(inputs, torch.where(masked_N, 0.0, -r_N * advantage_N)),
         clipped_U=masked_N,
         advantage_U=advantage_N,
     )

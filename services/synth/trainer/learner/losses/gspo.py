@@ -9,12 +9,12 @@ from synth.trainer.learner.losses.base import (
     Clip,
     LossInputs,
     LossOutput,
-    beyond_clip,
+    clip_mask,
     clipped_surrogate,
-    over_sequences,
-    ratio,
-    row_of_token,
+    importance_ratio,
     segment_mean,
+    sequence_index,
+    sequence_mean,
 )
 
 
@@ -29,11 +29,11 @@ def gspo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     One advantage a sequence: `token_advantage_N` is not looked at.
     """
     log_s_S = _log_ratio(inputs)
-    row_N = row_of_token(inputs.cu_seqlens)
-    s_N = ratio(log_s_S[row_N], inputs.logp_N)
+    sequence_N = sequence_index(inputs.cu_seqlens)
+    s_N = importance_ratio(log_s_S[sequence_N], inputs.logp_N)
     return LossOutput(
-        loss=over_sequences(inputs, clipped_surrogate(s_N, inputs.advantage_S[row_N], clip)),
-        clipped_U=beyond_clip(_value(log_s_S), inputs.advantage_S, clip),
+        loss=sequence_mean(inputs, clipped_surrogate(s_N, inputs.advantage_S[sequence_N], clip)),
+        clipped_U=clip_mask(_capped_exp(log_s_S), inputs.advantage_S, clip),
         advantage_U=inputs.advantage_S,
     )
 
@@ -46,12 +46,12 @@ def gspo_token_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
 
     With one advantage in a sequence it is GSPO in value and in gradient; the clip is counted by tokens.
     """
-    log_s_N = _log_ratio(inputs)[row_of_token(inputs.cu_seqlens)]
+    log_s_N = _log_ratio(inputs)[sequence_index(inputs.cu_seqlens)]
     advantage_N = inputs.advantage_N()
-    s_N = ratio(log_s_N, inputs.logp_N)
+    s_N = importance_ratio(log_s_N, inputs.logp_N)
     return LossOutput(
-        loss=over_sequences(inputs, clipped_surrogate(s_N, advantage_N, clip)),
-        clipped_U=beyond_clip(_value(log_s_N), advantage_N, clip),
+        loss=sequence_mean(inputs, clipped_surrogate(s_N, advantage_N, clip)),
+        clipped_U=clip_mask(_capped_exp(log_s_N), advantage_N, clip),
         advantage_U=advantage_N,
     )
 
@@ -60,5 +60,5 @@ def _log_ratio(inputs: LossInputs) -> Tensor:
     return segment_mean((inputs.logp_N - inputs.old_logp_N).detach(), inputs.cu_seqlens)
 
 
-def _value(log_ratio: Tensor) -> Tensor:
+def _capped_exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(max=LOG_RATIO_CAP).exp()

@@ -35,7 +35,7 @@ class Nf4Linear(nn.Linear):
         out: Tensor = _MatMul.apply(input, self)  # pyright: ignore[reportAssignmentType]
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
-    def decoded(self, dtype: torch.dtype) -> Tensor:
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in], rounded as it is served, in this dtype."""
         if self._state.absmax.device != self.weight.device:
             self._state.to(self.weight.device)
@@ -50,16 +50,16 @@ class _MatMul(torch.autograd.Function):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         ctx.layer, ctx.dtype = layer, x.dtype
-        return x.to(dtype) @ layer.decoded(dtype).T
+        return x.to(dtype) @ layer.dequantized(dtype).T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
         if not ctx.needs_input_grad[0]:
             return None, None
-        return (grads[0] @ ctx.layer.decoded(grads[0].dtype)).to(ctx.dtype), None
+        return (grads[0] @ ctx.layer.dequantized(grads[0].dtype)).to(ctx.dtype), None
 
 
-def quantise(model: Any, model_dir: Path) -> None:
+def replace_with_nf4(model: Any, model_dir: Path) -> None:
     """Put a rounded folder's 4 bits in the place of its linear layers' weights. Raises `TrainingFailed` (bad_model)."""
     try:
         codes = nf4.read_codes(model_dir)

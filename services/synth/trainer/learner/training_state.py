@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import resource
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from synth.trainer.config import RlRecipe, recipe_as_json
+from synth.trainer.config import RlTrainConfig, config_as_json
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.checkpoint.checkpoint import (
@@ -22,27 +20,17 @@ from synth.trainer.learner.checkpoint.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from synth.trainer.learner.data.packing import Sequences, collate, plan
+from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.adamw import Optimizer
 
-# (stage, done, of): called at least once a micro-batch.
-Progress = Callable[[str, int, int], None]
-
-_OF_THE_MACHINE = frozenset(
+_MACHINE_FIELDS = frozenset(
     {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device"}
 )
 
 # Sequences of the last batch that a checkpoint keeps, to prove itself with on resume.
-_PROBE_ROWS = 8
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One step of training. step counts from 1 and is the policy version after it."""
-
-    step: int
-    values: dict[str, float]
+_PROBE_SEQUENCES = 8
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class Resumed:
 
 
 @dataclass
-class Run:
+class TrainingState:
     """Where a training run stands.
 
     step: steps done. reports: what each step since the last checkpoint reported, which the next one keeps.
@@ -78,31 +66,33 @@ class Run:
     canary: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.optimizer = Optimizer(self.policy.trainable(), self.policy.recipe, ranks=self.policy.ranks)
+        self.optimizer = Optimizer(
+            self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
+        )
 
-    def keep_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
+    def set_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
         """Remember the first few of these rows as what the next checkpoint proves itself with."""
         if rows:
-            self.probe = sequences.select(rows[:_PROBE_ROWS])
+            self.probe = sequences.select(rows[:_PROBE_SEQUENCES])
             self.temperature = temperature
 
     def save(self, folder: Path, *, best_file: Path | None = None) -> None:
         """Write the resume checkpoint of the step that was just done. Every rank calls it; rank 0 writes."""
-        recipe = self.policy.recipe
-        optimizer = self.optimizer.state()
+        config = self.policy.config
+        optimizer = self.optimizer.state_dict()
         state = CheckpointState(
-            kind="rl" if isinstance(recipe, RlRecipe) else "sft",
+            kind="rl" if isinstance(config, RlTrainConfig) else "sft",
             step=self.step,
-            recipe=recipe_as_json(recipe),
-            fingerprint=fingerprint(recipe),
+            config=config_as_json(config),
+            fingerprint=fingerprint(config),
             reports=self.reports,
             loss=self._probe_loss(),
             temperature=self.temperature,
             best=self.best,
             canary=self.canary,
         )
-        if not self.policy.ranks.leads:
-            self.policy.write_model(folder, exact=True)
+        if not self.policy.process_group.is_main:
+            self.policy.write_model(folder, master_weights=True)
             self.reports = {}
             return
         probe = (
@@ -117,7 +107,7 @@ class Run:
         save_checkpoint(
             folder,
             state,
-            write_model=functools.partial(self.policy.write_model, exact=True),
+            write_model=functools.partial(self.policy.write_model, master_weights=True),
             weights_file=self.policy.weights_file,
             optimizer=optimizer,
             probe=probe,
@@ -133,21 +123,21 @@ class Run:
         found = load_checkpoint(folder)
         state = found.state
         if (
-            _asked(state.recipe) != _asked(recipe_as_json(self.policy.recipe))
-            or found.weights.keys() != self.policy.names()
+            _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
+            or found.weights.keys() != self.policy.snapshot_names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
                 f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
             )
         self.policy.load(found.weights)
-        self.optimizer.load(found.optimizer)
+        self.optimizer.load_state_dict(found.optimizer)
         self.step, self.best = state.step, state.best
         self.temperature, self.canary = state.temperature, state.canary
         if found.probe:
             self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
         now = self._probe_loss()
-        here = fingerprint(self.policy.recipe)
+        here = fingerprint(self.policy.config)
         if now is not None and state.loss is not None:
             check_same_loss(state, now, here)
         rng.restore(found.rng)
@@ -163,49 +153,6 @@ class Run:
         return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)
 
 
-def _asked(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What the job asks of a recipe; the rest is the machine's, which the fingerprint is for (decision 29)."""
-    return {name: value for name, value in recipe.items() if name not in _OF_THE_MACHINE}
-
-
-@torch.no_grad()
-def mean_nll(
-    policy: Policy,
-    sequences: Sequences,
-    *,
-    temperature: float = 1.0,
-    on_micro: Callable[[int, int], None] | None = None,
-) -> float:
-    """The weighted mean negative log-likelihood of the trained tokens, in nats; dropout off."""
-    recipe, ranks = policy.recipe, policy.ranks
-    groups = ranks.share(
-        plan(
-            sequences.lengths_of(list(range(len(sequences)))),
-            budget=recipe.micro_batch_tokens,
-            packing=recipe.packing,
-            ranks=ranks.size,
-        )
-    )
-    total = weight = 0.0
-    policy.model.eval()
-    try:
-        for done, (rows, idle) in enumerate(groups, start=1):
-            micro = collate(sequences, rows, packing=recipe.packing, device=policy.device, idle=idle)
-            logp_N, _ = policy.logprobs(micro, temperature=temperature)
-            if not micro.idle:
-                weight_N = micro.gather(sequences.weights)
-                total -= float((logp_N * weight_N).double().sum())
-                weight += float(weight_N.double().sum())
-            if on_micro is not None:
-                on_micro(done, len(groups))
-    finally:
-        policy.model.train()
-    sums = ranks.together({"total": total, "weight": weight})
-    return sums["total"] / sums["weight"]
-
-
-def peak_memory_bytes(device: torch.device) -> float:
-    """Of the GPU's allocator, or this process's largest resident size."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+def _job_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """What the job asks of a config; the rest is the machine's, which the fingerprint is for (decision 29)."""
+    return {name: value for name, value in config.items() if name not in _MACHINE_FIELDS}
