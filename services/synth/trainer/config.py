@@ -1,6 +1,6 @@
-"""What a training process is told: every number resolved, nothing left to guess.
+"""The configuration of a training process: every number resolved, nothing left to guess.
 
-The defaults are the ones of design/training.md; the service resolves a job's TOML into one of these.
+The service builds one from a resolved job (`owner/learner_config.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from synth.trainer.errors import TrainingFailed
 
-R = TypeVar("R", bound="TrainConfig")
+ConfigT = TypeVar("ConfigT", bound="TrainConfig")
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,18 +24,18 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What SFT and RL have in common.
+    """The fields that SFT and RL share.
 
     mode: "lora" trains an adapter, "qlora" one over a base in 4 bits.
     warmup_steps, when given, wins over warmup_ratio (a share of all steps); steps as `train.step` counts them.
-    min_lr_ratio: where cosine and linear end, as a share of lr.
-    clip_norm: of the whole gradient, L2.
-    dtype: of the forward and of what is served; master weights, log-probabilities and loss are float32.
+    min_lr_ratio: the end of a cosine or linear schedule, as a share of lr.
+    clip_norm: the largest L2 norm of the whole gradient.
+    dtype: of the forward and of the served weights; master weights, log-probabilities and loss are float32.
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
-    micro_batch_tokens: tokens in one forward, padding included; one longer row is a forward by itself.
+    micro_batch_tokens: tokens in one forward, padding included; a longer row is a forward of its own.
     checkpoint_every: steps between resume checkpoints; the last step always makes one.
-    world_size: processes that train together, a GPU each. sharding: what each of them holds a part of only:
-    nothing ("replicated"), the masters, gradients and optimizer state ("gradients"), or the gathered weights too,
+    world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
+    nothing ("replicated"); of master weights, gradients and optimizer state ("gradients"); or of the weights too,
     between a block's forward and its backward ("parameters").
     """
 
@@ -63,7 +63,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def sharded(self) -> bool:
-        """Whether a rank holds only a part of the model."""
+        """Whether a rank holds only a shard of the model."""
         return self.world_size > 1 and self.sharding != "replicated"
 
 
@@ -73,7 +73,7 @@ class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     steps, when given, wins over epochs. examples: only the first rows of the dataset.
     batch_size: rows in one optimizer step, accumulation included.
     sequence_length: tokens of a row that are kept. validation_every: steps; 0 is never.
-    best_metric: what picks the model that is exported; None exports the last.
+    best_metric: the metric by which the exported model is picked; None exports the last.
     """
 
     batch_size: int
@@ -88,14 +88,15 @@ class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Reinforcement learning.
 
-    steps: iterations of the job, one rollout batch each. minibatches: optimizer moves in one iteration.
+    steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
     loss: the policy-gradient loss. clip_low, clip_high: how far it lets the policy go, in its own measure: the
     ratio of a sequence (gspo, gspo_token) or of a token (grpo), or a token's probability (dppo).
-    kl_beta: weight of the KL to the reference. reference: where that is (see `load_reference`); reference_device:
-    the torch device of a dedicated one, the policy's where None.
+    kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
+    reference_device: the torch device of a dedicated reference; None is the policy's.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
     gate_on_policy, gate_off_policy: the range that the geometric mean of π_old/μ may take over a sequence's tokens
-    of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28).
+    of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28). Checkpoints store them as
+    `gate_fresh` and `gate_stale`.
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
     verify_every_k: versions between two that are published with a canary; 0 is never.
     """
@@ -115,10 +116,10 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     verify_every_k: int = 1
 
 
-def parse_train_config(given: dict[str, Any], kind: type[R]) -> R:
-    """The config in a `start` message. Raises `TrainingFailed` naming the field that is wrong."""
+def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
+    """The config in a `start` message. Raises `TrainingFailed` (bad_recipe), which names the field that is wrong."""
     try:
-        config = msgspec.convert(given, kind)
+        config = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise TrainingFailed("bad_recipe", f"recipe: {error}") from error
     for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "world_size"):
@@ -128,5 +129,5 @@ def parse_train_config(given: dict[str, Any], kind: type[R]) -> R:
 
 
 def config_as_json(config: TrainConfig) -> dict[str, Any]:
-    """The config as it reads back from JSON (lists for tuples), so that two can be compared."""
+    """The config as JSON gives it back (lists for tuples), so that two can be compared."""
     return msgspec.json.decode(msgspec.json.encode(config))

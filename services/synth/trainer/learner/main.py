@@ -1,6 +1,7 @@
 """The training process itself: `python -m synth.trainer.learner.main`, one JSON line in, JSON lines out.
 
-The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The messages are in `protocol.py`.
+The service starts this process, sends it batches and watches it; the process knows neither bus nor HTTP. The messages
+are in `protocol.py`.
 
 Where a config asks for several ranks, this process is rank 0 and starts the others, which run the very same code on the
 same messages: what differs between ranks is in `ProcessGroup`.
@@ -36,7 +37,7 @@ from synth.trajectories import RolloutBatch
 
 
 def main() -> NoReturn:
-    """Speak the protocol on stdin and stdout until done; stray prints go to stderr."""
+    """Serve the protocol on stdin and stdout until training is done; stray prints go to stderr."""
     lines_out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     channel = OwnerChannel(sys.stdin.buffer, lines_out)
@@ -65,19 +66,19 @@ def main() -> NoReturn:
 
 
 def _log_to_stderr() -> None:
-    """What the algorithms choose, and why, for the service's log; of libraries only what is wrong."""
+    """Log to stderr, for the service's log: what our algorithms choose and why, and the warnings of libraries."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("synth").setLevel(logging.INFO)
 
 
 def _warm_up() -> None:
-    """Import what every job needs, before the job is there."""
+    """Import what every job needs, while there is no job yet."""
     import transformers.models.auto.modeling_auto
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
 
 def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None:
-    """RL: load, say ready, then a step for each batch that the parent sends, until it says finish, or pause."""
+    """RL: load, send `ready`, then train on each batch that the owner sends, until it sends `finish` or `pause`."""
     work = Path(start.work_dir)
     process_group = channel.init_process_group(config)
     policy = _load(start, config, channel, dropout=False)
@@ -109,7 +110,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
 
 
 def _canary(trainer: RlTrainer, config: RlTrainConfig) -> Canary | None:
-    """The canary of the version that was just made, when it is its turn."""
+    """Score the canary with the version that was just made, when that version is to be verified; else None."""
     state = trainer.state
     if not config.verify_every_k or state.step % config.verify_every_k or state.canary is None:
         return None
@@ -117,7 +118,7 @@ def _canary(trainer: RlTrainer, config: RlTrainConfig) -> Canary | None:
 
 
 def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> None:
-    """SFT: tokenise, load, say ready, then step after step to the end, and the model."""
+    """SFT: tokenise, load, send `ready`, then train step after step to the end, and write the model."""
     if start.dataset is None:
         raise TrainingFailed("bad_message", "`start` of an SFT run has no dataset")
     work = Path(start.work_dir)
@@ -151,7 +152,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     _ready(trainer.state, resumed, trainer.total, channel)
     while trainer.state.step < trainer.total:
         if process_group.broadcast(channel.has_message()):
-            # While it trains the parent has but one thing to say.
+            # During training the owner sends nothing but `pause`.
             _pause(trainer.state, work, channel, best_file=best_file)
             return
         result = trainer.step()
@@ -202,7 +203,7 @@ def _checkpoint(
 
 
 def _pause(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None = None) -> None:
-    # What was reported since the last checkpoint is what it does not cover.
+    # `reports` holds the steps that the last checkpoint does not cover.
     folder = _save(state, work, channel, best_file=best_file) if state.reports else None
     channel.send(Paused(step=state.step, checkpoint=folder))
 

@@ -1,4 +1,4 @@
-"""The figures of one RL step: plain numbers, each a mean over what it names."""
+"""The metrics of one RL step, under the names that `train.step` reports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from synth.trainer.learner.data.packing import Sequences
-from synth.trainer.learner.distributed.process_group import ProcessGroup
+from synth.trainer.learner.distributed.process_group import ProcessGroup, add_metrics
 from synth.trainer.learner.losses.importance_correction import correction_metrics
 from synth.trajectories import RolloutBatch
 
 
 @dataclass
 class StepMetrics:
-    """Adds up what the micro-batches of a step saw. lr: the learning rate of the step."""
+    """Adds up the metrics of a step's micro-batches. lr: the learning rate of the step.
+
+    sums: over tokens, sequences or micro-batches. correction: `ImportanceCorrection.sums`. grad_norms: by minibatch.
+    """
 
     lr: float
     sums: dict[str, float] = field(default_factory=dict)
@@ -35,9 +37,11 @@ class StepMetrics:
         first_minibatch: bool,
         reference_kl_N: Tensor | None = None,
     ) -> None:
-        """One trained micro-batch. log_ratio_N: log π/π_old. first_minibatch: of the step's first minibatch.
+        """Add one trained micro-batch.
 
-        U: sequences or tokens, whichever the loss clips. reference_kl_N: KL(π ‖ π_ref), where there is a reference.
+        log_ratio_N: log π/π_old, nats. entropy_N: of the distribution at each token, nats. advantage_U, clipped_U: of
+        `LossOutput`, U sequences or tokens, whichever the loss clips. first_minibatch: whether the micro-batch belongs
+        to the step's first minibatch. reference_kl_N: KL(π ‖ π_ref), where there is a reference.
         """
         x = log_ratio_N.double()
         # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
@@ -58,20 +62,20 @@ class StepMetrics:
             sums["ref_kl"] = float(reference_kl_N.double().sum())
         if first_minibatch:
             sums |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
-        _accumulate(self.sums, sums)
-        _accumulate(self.correction, correction)
+        add_metrics(self.sums, sums)
+        add_metrics(self.correction, correction)
 
     def add_optimizer_step(self, grad_norm: float) -> None:
-        """One minibatch is done; grad_norm 0 is a move that was not made."""
+        """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 where no parameter changed."""
         self.grad_norms.append(grad_norm)
 
     def all_reduce(self, process_group: ProcessGroup) -> None:
-        """Make this the step_metrics of all ranks."""
+        """Replace the sums by those over all ranks."""
         self.sums = process_group.reduce_metrics(self.sums)
         self.correction = process_group.reduce_metrics(self.correction)
 
     def compute(self) -> dict[str, float]:
-        """Rates per token or per sequence; `skipped` alone (with lr) where nothing was trained.
+        """Means over tokens, sequences or minibatches; only lr, moves and `skipped` where nothing was trained.
 
         A clip rate is a share of what the loss clips: sequences or tokens.
         """
@@ -101,14 +105,16 @@ class StepMetrics:
 
 def batch_metrics(
     batch: RolloutBatch,
-    sequences: Sequences,
     lag_T: npt.NDArray[np.int32],
     trained_rows: list[int],
     eos_ids: set[int],
 ) -> dict[str, float]:
-    """What the batch itself says. trained_rows: the sequences that were trained.
+    """The metrics of the batch itself: rewards, counts, lengths and staleness.
 
-    The collector's own figures win over ours: it has sums the groups that were dropped.
+    lag_T: versions between the policy that sampled a token and the one in training. trained_rows: the indices of the
+    sequences that were trained. eos_ids: the tokens that end a completion; one without is counted as truncated.
+    A metric that the collector computed (`batch.meta.values`) replaces ours: the collector has also seen the groups
+    that were dropped.
     """
     rewards = np.array([r.reward for r in batch.meta.rollouts] or [0.0])
     mask = batch.loss_mask
@@ -147,9 +153,3 @@ def batch_metrics(
 
 def _count_unique(batch: RolloutBatch) -> int:
     return len({batch.tokens[a:b].tobytes() for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)})
-
-
-def _accumulate(total: dict[str, float], new: dict[str, float]) -> None:
-    for name, value in new.items():
-        so_far = total.get(name, 0.0)
-        total[name] = max(so_far, value) if name.endswith("/max") else so_far + value

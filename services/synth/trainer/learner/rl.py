@@ -1,11 +1,12 @@
 """Reinforcement learning, one rollout batch at a time.
 
-A step: split the batch into minibatches, score all of it under the policy as it stands (π_old), then for each
-minibatch: forward, correct for the policy that sampled, loss (and KL to the reference), backward, move.
+A step: split the batch into minibatches, compute log-probabilities of all of it under the policy before the step
+(π_old), then for each minibatch: forward, correct for the policy that sampled, loss (and KL to the reference),
+backward, optimizer step.
 
-Invariants: π_old comes from the very micro-batches that are trained, so the first minibatch's ratio is exactly 1;
+Invariants: π_old is computed on the same micro-batches that are trained, so the first minibatch's ratio is exactly 1;
 micro-batches and their order are a pure function of (seed, step, batch, ranks); the normaliser of a minibatch is its
-number of sequences, the zero-advantage and rejected ones included, known before the forward.
+number of sequences, those with zero advantage or rejected included, known before the forward.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, 
 
 @dataclass(frozen=True)
 class _Minibatch:
-    """One optimizer move. micros: this rank's. rows: all that are put through the model, on whichever rank.
+    """What one optimizer step trains on.
 
-    num_sequences: all that count, those that are not put through it included.
+    micros: the micro-batches of this rank. rows: the sequences that go through the model, on any rank. num_sequences:
+    those and the ones that do not, as their advantage is zero: the normaliser of the loss.
     """
 
     micros: list[MicroBatch]
@@ -56,7 +58,7 @@ class _Minibatch:
 class RlTrainer:
     """Trains a policy, one `step` for each batch, in the order of their iterations (from 1).
 
-    reference: what `load_reference` made for this config. Raises `TrainingFailed` (bad_recipe) when that is missing.
+    reference: from `load_reference`, for this config. Raises `TrainingFailed` (bad_recipe) where that is missing.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RlTrainer:
         self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
 
     def step(self, batch: RolloutBatch) -> StepResult:
-        """Train on one batch; with nothing to learn from, the step counts and the policy stays (`skipped` = 1).
+        """Train on one batch. With nothing to learn from, the step counts and the policy stays (`skipped` = 1).
 
         Raises `TrainingFailed`: out_of_order, bad_batch, nan_loss, nan_gradient.
         """
@@ -94,7 +96,7 @@ class RlTrainer:
         within_staleness_S = self._within_staleness(batch, lag_T)
         minibatches = self._minibatches(sequences, np.where(within_staleness_S, batch.advantages, 0.0), step)
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
-        scored = time.perf_counter()
+        old_logps_done = time.perf_counter()
         done, forwards = 0, sum(len(minibatch.micros) for minibatch in minibatches)
         for k, (minibatch, micro_old_logps) in enumerate(zip(minibatches, old_logps, strict=True)):
             for micro, old_logp_N in zip(minibatch.micros, micro_old_logps, strict=True):
@@ -111,11 +113,11 @@ class RlTrainer:
         self.state.canary = self.state.canary or canary_tokens(sequences)
         now = time.perf_counter()
         values = self.state.reports[step] = {
-            **batch_metrics(batch, sequences, lag_T, trained_rows, self.policy.eos_ids),
+            **batch_metrics(batch, lag_T, trained_rows, self.policy.eos_ids),
             **step_metrics.compute(),
             "sequences_stale": float((~within_staleness_S).sum()),
-            "seconds_old_logprobs": scored - started,
-            "seconds_train": now - scored,
+            "seconds_old_logprobs": old_logps_done - started,
+            "seconds_train": now - old_logps_done,
             "tokens_per_second": len(batch.tokens) / (now - started),
             "peak_memory_bytes": self._peak_memory(),
         }
@@ -126,13 +128,13 @@ class RlTrainer:
         return self.policy.process_group.reduce_metrics(local)["memory/max"]
 
     def _read_batch(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
-        """The batch as sequences, and the lag of each token in policy versions."""
+        """The batch as sequences, and each token's lag in policy versions. Raises `TrainingFailed`."""
         if batch.meta.iteration != step:
             raise TrainingFailed(
                 "out_of_order",
                 f"the batch is of iteration {batch.meta.iteration}; expected {step}: {step - 1} steps are done",
             )
-        # The version of the policy is the number of steps that made it.
+        # A policy's version is the number of steps that made it.
         lag_T = np.where(batch.loss_mask, (step - 1) - batch.versions, 0).astype(np.int32)
         if lag_T.size and lag_T.min() < 0:
             raise TrainingFailed(
@@ -144,13 +146,16 @@ class RlTrainer:
         return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
 
     def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Which sequences have no token older than `max_staleness`: the bound at use, whatever was admitted."""
+        """bool [S]: which sequences have no token older than `max_staleness`.
+
+        The collector applies a bound when it admits a rollout; this one is applied when the rollout is used.
+        """
         if not batch.sequences:
             return np.zeros(0, np.bool_)
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
 
-    def _minibatches(self, sequences: Sequences, advantages: npt.NDArray[np.float32], step: int) -> list[_Minibatch]:
-        """Each minibatch that has something to learn from.
+    def _minibatches(self, sequences: Sequences, advantage_S: npt.NDArray[np.float32], step: int) -> list[_Minibatch]:
+        """The minibatches that have something to learn from.
 
         A sequence with advantage 0 adds nothing to the gradient: it is counted, and not put through the model.
         """
@@ -158,31 +163,34 @@ class RlTrainer:
         process_group = self.policy.process_group
         minibatches: list[_Minibatch] = []
         for part in np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches):
-            trained_rows = [int(i) for i in part if advantages[i] != 0 and len(sequences.trained_positions(int(i)))]
+            rows = [int(i) for i in part if advantage_S[i] != 0 and len(sequences.trained_positions(int(i)))]
             groups = plan_micro_batches(
-                sequences.lengths(trained_rows),
+                sequences.lengths(rows),
                 budget=self.config.micro_batch_tokens,
                 packing=self.config.packing,
                 num_ranks=process_group.size,
             )
             micros = [
-                collate(sequences, rows, packing=self.config.packing, device=self.policy.device, dummy=dummy)
-                for rows, dummy in process_group.shard_micro_batches(groups)
+                collate(sequences, micro_rows, packing=self.config.packing, device=self.policy.device, dummy=dummy)
+                for micro_rows, dummy in process_group.shard_micro_batches(groups)
             ]
             if micros:
-                minibatches.append(_Minibatch(micros, trained_rows, len(part)))
+                minibatches.append(_Minibatch(micros, rows, len(part)))
         return minibatches
 
     @torch.no_grad()
     def _old_logps(self, minibatches: list[_Minibatch], temperature: float) -> list[list[Tensor | None]]:
-        """log π_old of every micro-batch. The first minibatch trains on unmoved weights: its own forward is π_old."""
-        micro_old_logps: list[list[Tensor | None]] = []
+        """log π_old of every micro-batch, [N] each.
+
+        None for those of the first minibatch: it trains on weights that are still π_old, so its own forward is π_old.
+        """
+        old_logps: list[list[Tensor | None]] = []
         for k, minibatch in enumerate(minibatches):
-            micro_old_logps.append([])
+            old_logps.append([])
             for n, micro in enumerate(minibatch.micros):
-                micro_old_logps[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
+                old_logps[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
                 self._progress("old_logprobs", n + 1, len(minibatch.micros))
-        return micro_old_logps
+        return old_logps
 
     def _train_micro(
         self,
@@ -196,7 +204,7 @@ class RlTrainer:
         first_minibatch: bool,
     ) -> None:
         temperature = batch.meta.temperature
-        # Before the forward that is differentiated: a shared reference switches the policy's own adapter.
+        # This comes before the forward that is differentiated, as a shared reference switches the policy's own adapter.
         reference_logp_N = self._reference.logprobs(micro, temperature=temperature) if self._reference else None
         logp_N, entropy_N = self.policy.logprobs(micro, temperature=temperature)
         old_logp_N = logp_N.detach() if old_logp_N is None else old_logp_N

@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: load rows, loop over epochs, step, validate now and then, keep the best.
+"""Supervised fine-tuning: loop over epochs of tokenised rows, step, validate at intervals, keep the best weights.
 
-Invariants: the loss of a step is Σ weight·nll / Σ weight over its whole batch, however it is cut and shared out;
-which rows a step takes is a pure function of (seed, step), so the step is the data cursor.
+Invariants: the loss of a step is Σ weight·nll / Σ weight over its whole batch, however the batch is divided into
+micro-batches and ranks; the rows of a step are a pure function of (seed, step), so the step is the data cursor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from synth.weights.policy_file import load_tensors, save_tensors
 
 
 class SftTrainer:
-    """Trains a policy on tokenised rows; `step` until `run.step` reaches `total`, then `use_best`."""
+    """Trains a policy on tokenised rows: call `step` until `state.step` reaches `total`, then `use_best`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SftTrainer:
         best_file: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
-        """best_file: where the best weights are kept; needed with `best_metric`."""
+        """best_file: where the best weights are kept; `best_metric` needs it. Raises `TrainingFailed` (bad_recipe)."""
         if config.best_metric and (validation is None or best_file is None or not config.validation_every):
             raise TrainingFailed(
                 "bad_recipe",
@@ -64,7 +64,7 @@ class SftTrainer:
         rows = self._rows(step)
         weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
         if not self._process_group.is_main:
-            # Rank 0 goes on with the generator that a checkpoint keeps; the others need none that lasts.
+            # Rank 0 continues the generator that a checkpoint stores; that of another rank need not last.
             reseed(self.config.seed, step, self._process_group.rank)
         sums = self._backward(rows, weight)
         loss = sums["loss"]
@@ -95,7 +95,10 @@ class SftTrainer:
         return StepResult(step=step, values=values)
 
     def _backward(self, rows: list[int], weight: float) -> dict[str, float]:
-        """The gradients of these rows; what all ranks saw of them: loss, trained tokens, memory."""
+        """Compute the gradient of these rows. Returns loss, trained tokens and peak memory over all ranks.
+
+        weight: the sum of the weights of all their tokens.
+        """
         config, sequences = self.config, self.data.sequences
         groups = plan_micro_batches(
             sequences.lengths(rows),
@@ -103,35 +106,35 @@ class SftTrainer:
             packing=config.packing,
             num_ranks=self._process_group.size,
         )
-        mine = self._process_group.shard_micro_batches(groups)
+        micro_batches = self._process_group.shard_micro_batches(groups)
         loss, trained = 0.0, 0
-        for done, (group, dummy) in enumerate(mine, start=1):
-            micro = collate(sequences, group, packing=config.packing, device=self.policy.device, dummy=dummy)
+        for done, (micro_rows, dummy) in enumerate(micro_batches, start=1):
+            micro = collate(sequences, micro_rows, packing=config.packing, device=self.policy.device, dummy=dummy)
             logp_N, _ = self.policy.logprobs(micro)
-            part = -(logp_N * micro.gather(sequences.weights)).sum() / weight
+            micro_loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight
             if micro.dummy:
-                (part * 0.0).backward()
+                (micro_loss * 0.0).backward()
                 continue
-            part.backward()
-            loss += float(part.detach())
+            micro_loss.backward()
+            loss += float(micro_loss.detach())
             trained += len(logp_N)
-            self._progress("train", done, len(mine))
+            self._progress("train", done, len(micro_batches))
         memory = peak_memory_bytes(self.policy.device)
         return self._process_group.reduce_metrics({"loss": loss, "trained": float(trained), "memory/max": memory})
 
     def use_best(self) -> None:
-        """Put the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
+        """Load the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
         if self.config.best_metric and self.state.best is not None and self._best_file is not None:
             self._process_group.barrier()  # rank 0 has written it
             best, _ = load_tensors(self._best_file)
             self.policy.load(best)
 
     def _rows(self, step: int) -> list[int]:
-        epoch, place = divmod(step - 1, self._steps_per_epoch)
+        epoch, batch_index = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, permutation(len(self.data.sequences), self.config.seed, epoch))
         size = self.config.batch_size
-        return self._order[1][place * size : (place + 1) * size]
+        return self._order[1][batch_index * size : (batch_index + 1) * size]
 
     def _validate(self, step: int) -> dict[str, float]:
         every = self.config.validation_every

@@ -1,4 +1,4 @@
-"""One training run as state: what RL and SFT share, and how it is saved and taken up again."""
+"""The state of a training run, which RL and SFT share: how it is saved, and how a run resumes from it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.adamw import Optimizer
 
+# Config fields that the machine decides, not the job; their differences are in the fingerprint (decision 29).
 _MACHINE_FIELDS = frozenset(
     {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device"}
 )
 
-# Sequences of the last batch that a checkpoint keeps, to prove itself with on resume.
+# How many sequences of the last batch a checkpoint keeps: a resumed policy has to give them the same loss.
 _PROBE_SEQUENCES = 8
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """loss_then, loss_now: of the probe, when it was saved and now; None before anything was trained.
+    """What `TrainingState.resume` found.
 
-    same_fingerprint: False where the bytes of a straight run can no longer be expected.
-    reports: of the steps that the checkpoint covers and the one before it does not.
+    loss_then, loss_now: the loss of the probe when it was saved, and now; None before anything was trained.
+    same_fingerprint: False where the bytes of an uninterrupted run can no longer be expected. best_file: the best
+    weights so far, in the checkpoint. reports: the metrics of the steps since the checkpoint before this one.
     """
 
     loss_then: float | None
@@ -50,11 +52,11 @@ class Resumed:
 
 @dataclass
 class TrainingState:
-    """Where a training run stands.
+    """The progress of a training run, beside the policy itself.
 
-    step: steps done. reports: what each step since the last checkpoint reported, which the next one keeps.
-    probe: a few sequences of the last batch, and the temperature at which they are scored.
-    best: the best validation figure and its step. canary: the tokens of the job's canary.
+    step: steps done. reports: the metrics of each step since the last checkpoint; the next checkpoint stores them.
+    probe: a few sequences of the last batch. temperature: at which they are scored. best: the lowest validation loss
+    and its step. canary: the tokens of the job's canary.
     """
 
     policy: Policy
@@ -71,13 +73,13 @@ class TrainingState:
         )
 
     def set_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
-        """Remember the first few of these rows as what the next checkpoint proves itself with."""
+        """Keep the first few of these rows; the next checkpoint stores them with their loss, for `resume` to check."""
         if rows:
             self.probe = sequences.select(rows[:_PROBE_SEQUENCES])
             self.temperature = temperature
 
     def save(self, folder: Path, *, best_file: Path | None = None) -> None:
-        """Write the resume checkpoint of the step that was just done. Every rank calls it; rank 0 writes."""
+        """Write the resume checkpoint of the step that was just done. Every rank calls this; rank 0 writes."""
         config = self.policy.config
         optimizer = self.optimizer.state_dict()
         state = CheckpointState(
@@ -116,9 +118,9 @@ class TrainingState:
         self.reports = {}
 
     def resume(self, folder: Path) -> Resumed:
-        """Take a run up from a checkpoint, and prove that the policy is the one that was saved.
+        """Load a checkpoint, and check that the policy is the one that was saved.
 
-        Raises `TrainingFailed`: bad_checkpoint, or resume_mismatch when the stored loss does not come back.
+        Raises `TrainingFailed`: bad_checkpoint, or resume_mismatch when the policy does not reproduce the stored loss.
         """
         found = load_checkpoint(folder)
         state = found.state
@@ -154,5 +156,5 @@ class TrainingState:
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """What the job asks of a config; the rest is the machine's, which the fingerprint is for (decision 29)."""
+    """The fields of a config that the job decides."""
     return {name: value for name, value in config.items() if name not in _MACHINE_FIELDS}

@@ -1,4 +1,4 @@
-"""Sequences into micro-batches: a pure function of the lengths and ranks, so that a replay makes the same ones.
+"""Divides sequences into micro-batches, by a pure function of lengths and ranks, so that a replay makes the same ones.
 
 Invariants: every sequence is in exactly one micro-batch; no token attends outside its own sequence;
 packed and padded give the same log-probabilities up to rounding.
@@ -29,19 +29,19 @@ class Sequences:
     cu_seqlens: npt.NDArray[Any]
 
     def lengths(self, rows: list[int]) -> dict[int, int]:
-        """Tokens of each of these sequences, by index."""
+        """The number of tokens of each of these sequences, by index."""
         return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in rows}
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
 
     def trained_positions(self, i: int) -> npt.NDArray[np.int64]:
-        """The flat positions of sequence i's trained tokens. Its first token has no prediction, so never that."""
+        """The flat positions of sequence i's trained tokens. Its first token is never one: nothing predicts it."""
         start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
 
     def select(self, rows: list[int]) -> Sequences:
-        """Some of the sequences, as a set of their own."""
+        """A set of only these sequences, in this order."""
         spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in rows]
         return Sequences(
             tokens=np.concatenate([self.tokens[s] for s in spans]),
@@ -57,9 +57,9 @@ class MicroBatch:
     rows: the sequences in it, in order. input_ids_BL: int64, right-padded ("padded") or B = 1 ("packed").
     position_ids_BL: int64 when packed, restarting at 0 with each sequence; None when padded.
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
-    target_N: int64, that token. source_N: where it is in `Sequences.tokens`.
+    target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
     cu_seqlens: int64 [len(rows)+1], how the N trained tokens divide among the rows.
-    dummy: run for the sake of the other ranks alone: it adds nothing to any sum.
+    dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
     rows: list[int]
@@ -72,7 +72,7 @@ class MicroBatch:
     dummy: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
-        """A per-token array of the whole set of sequences, at this micro-batch's trained tokens."""
+        """The values at this micro-batch's trained tokens [N], from an array over all tokens of the `Sequences`."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
 
 
@@ -83,11 +83,12 @@ def plan_micro_batches(
 
     padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
     by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
-    num_ranks: processes that take turns at them: as many for each where there are rows enough, of like cost in a turn.
+    num_ranks: processes that take the micro-batches in turn. Their number is a multiple of it where there are rows
+    enough, and those of one turn cost about the same.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
-    pack = _padded_groups if packing == "padded" else _packed_groups
-    return _split_for_ranks(lengths, pack(lengths, by_length, budget), num_ranks)
+    group_rows = _padded_groups if packing == "padded" else _packed_groups
+    return _split_for_ranks(lengths, group_rows(lengths, by_length, budget), num_ranks)
 
 
 def _split_for_ranks(lengths: dict[int, int], groups: list[list[int]], num_ranks: int) -> list[list[int]]:
@@ -115,9 +116,9 @@ def _padded_groups(lengths: dict[int, int], by_length: list[int], budget: int) -
 
 
 def _packed_groups(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
-    count = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
-    bins: list[list[int]] = [[] for _ in range(count)]
-    tokens, cost = [0] * count, [0] * count
+    num_bins = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    tokens, cost = [0] * num_bins, [0] * num_bins
     for i in by_length:
         fitting = [b for b in range(len(bins)) if not bins[b] or tokens[b] + lengths[i] <= budget]
         if not fitting:

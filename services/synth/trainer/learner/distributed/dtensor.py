@@ -1,4 +1,4 @@
-"""Tensors that may be spread over ranks, to whom it is all the same whether they are."""
+"""Gathers and distributes tensors, sharded (DTensor) or not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether the tensor is this rank's part of one (a DTensor, told without the second that importing it takes)."""
+    """Whether the tensor is a DTensor, of which this rank holds a shard. Importing the class would take a second."""
     return hasattr(tensor, "device_mesh")
 
 
 def gather_full(tensor: Any) -> Tensor:
-    """The tensor, gathered where it is a shard: then every rank calls this, for the same tensors in the same order."""
+    """The full tensor. For a DTensor every rank calls this, for the same tensors in the same order."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def distribute_like(tensor: Tensor, parameter: Any) -> Tensor:
-    """A tensor that every rank has whole, on the device of a parameter and sharded as that is."""
+    """Put a full tensor, the same on every rank, on the device of a parameter, sharded as the parameter is."""
     tensor = tensor.to(parameter.device)
     if not is_dtensor(parameter):
         return tensor

@@ -1,11 +1,11 @@
-"""The other processes of a training group, as rank 0 has them: started, told what it is told, and watched.
+"""How rank 0 starts the other ranks, forwards the service's messages to them, and watches them.
 
-They have torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), but no
+The ranks have torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), but no
 launcher above them: rank 0 is the process that the service watches.
 
-Invariants: the end of rank 0 is the end of their input, which ends them; a rank that fails says why and ends the group
-with it; one that ends without a word (killed, out of memory in the kernel) ends the group without a word, so that
-another attempt resumes.
+Invariants: when rank 0 ends, the input of the other ranks ends, and they exit; a rank that fails sends why, and the
+whole group ends with that reason; when a rank ends without a message (killed, out of memory in the kernel), the group
+ends without a message too, so that another attempt resumes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import msgspec
 
 from synth.trainer.protocol import Failed
 
-#: A rank that is killed breaks the others' collectives: within so many seconds its own end is known too.
+#: Seconds. A rank that is killed breaks the collectives of the others; within this time its own end is seen too.
 _GRACE_S = 5.0
 _EXIT_LOST_RANK = 4
 
 
 class RankLauncher:
-    """ProcessGroup 1 and up of a group of `world_size`."""
+    """Starts and watches ranks 1 to `world_size` - 1."""
 
     def __init__(self, world_size: int, *, port: int, fail: Callable[[Failed], NoReturn]) -> None:
-        """port: where rank 0 listens for them. fail: ends this process with the reason that one of them gave."""
+        """port: of rank 0's store. fail: ends this process with the reason that another rank gave."""
         self._fail = fail
         self._rank_failed = threading.Event()
         self._rank_lost = threading.Event()
@@ -40,18 +40,18 @@ class RankLauncher:
             threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
 
     def forward(self, line: bytes) -> None:
-        """Pass on a line of the service's."""
+        """Send a line of the service to every other rank."""
         for process in self._processes:
             assert process.stdin is not None
             try:
                 process.stdin.write(line)
                 process.stdin.flush()
             except BrokenPipeError:
-                # It is gone: its watcher knows why, and ends this process.
+                # The rank has ended: its watcher knows why, and ends this process.
                 continue
 
     def await_cause(self) -> None:
-        """After an error here that another rank's end may have caused: let its watcher say so, if there is one."""
+        """After an error here that another rank's end may have caused: give that rank's watcher time to report it."""
         if self._rank_failed.wait(_GRACE_S):
             time.sleep(2 * _GRACE_S)
 
@@ -64,7 +64,7 @@ class RankLauncher:
         self._rank_failed.set()
         try:
             failed = msgspec.json.decode(output, type=Failed)
-        except msgspec.DecodeError:  # killed, before it had output anything or in the middle of it
+        except msgspec.DecodeError:  # killed, before or while it wrote its reason
             self._rank_lost.set()
             print(f"rank {rank} ended by itself ({code})", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(_EXIT_LOST_RANK)

@@ -26,7 +26,7 @@ def gspo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
 
     s has its value from the whole sequence and its gradient from each token (`sg[s]·π/sg[π]`), so that a token's
     correction w_t scales the gradient of that token alone; with w = 1 it is eq. 5 in value and in gradient.
-    One advantage a sequence: `token_advantage_N` is not looked at.
+    A sequence has one advantage: `token_advantage_N` is not used.
     """
     log_s_S = _log_ratio(inputs)
     sequence_N = sequence_index(inputs.cu_seqlens)
@@ -44,7 +44,8 @@ def gspo_token_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
         s_t  = sg[s] · π/sg[π]                                   s as in GSPO
         loss = mean_S mean_t w_t · max(−s_t·A_t, −clip(s_t, 1 − low, 1 + high)·A_t)
 
-    With one advantage in a sequence it is GSPO in value and in gradient; the clip is counted by tokens.
+    Where all tokens of a sequence have one advantage, it equals GSPO in value and gradient; its clip is counted in
+    tokens.
     """
     log_s_N = _log_ratio(inputs)[sequence_index(inputs.cu_seqlens)]
     advantage_N = inputs.advantage_N()

@@ -1,8 +1,8 @@
-"""Mismatch is not staleness: how a batch's tokens are corrected for the policy that sampled them.
+"""Corrects a batch's tokens for the policy that sampled them, with mismatch and staleness kept apart.
 
 π_old is the trainer's own policy at the start of the iteration; μ is what the inference engine recorded. At lag 0
-they are the same weights, and what differs is numerics; at lag ≥ 1 they are honestly different policies. So the
-tight gate looks at lag-0 tokens only (decision 28).
+both have the same weights and differ in numerics only (mismatch); at lag ≥ 1 they are different policies (staleness).
+So the tight gate looks at lag-0 tokens only (decision 28).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ImportanceCorrection:
 def correct_importance(
     old_logp_N: Tensor, behaviour_logp_N: Tensor, lag_N: Tensor, cu_seqlens: Tensor, config: RlTrainConfig
 ) -> ImportanceCorrection:
-    """Token truncation at `token_truncation`, and rejection of sequences by their geometric mean, gated by lag.
+    """Truncate token weights at `token_truncation`, and reject sequences by the geometric mean of their ratios, by lag.
 
     old_logp_N, behaviour_logp_N: float32, nats. lag_N: int, in policy versions, ≥ 0. cu_seqlens: [S+1] into N.
     """
@@ -43,7 +43,7 @@ def correct_importance(
         ("lag0", lag_N == 0, config.gate_on_policy),
         ("lag1", lag_N >= 1, config.gate_off_policy),
     ):
-        # A mean over the tokens of this lag: segment means of the value and of the indicator.
+        # The mean over the tokens of this lag: the segment mean of the value, divided by that of the indicator.
         share_S = segment_mean(has_lag_N.float(), cu_seqlens)
         mean_S = segment_mean(log_ratio_N * has_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
         geometric_S = mean_S.exp()
@@ -63,7 +63,7 @@ def correct_importance(
 
 
 def correction_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """The figures of a step from the summed `sums` of its micro-batches; a lag without tokens has none."""
+    """The metrics of a step from the added-up `sums` of its micro-batches; a lag without tokens has none."""
     out: dict[str, float] = {}
     for name in ("lag0", "lag1"):
         tokens, sequences = sums.get(f"{name}/tokens", 0.0), sums.get(f"{name}/sequences", 0.0)

@@ -18,9 +18,12 @@ def mean_nll(
     temperature: float = 1.0,
     on_micro: Callable[[int, int], None] | None = None,
 ) -> float:
-    """The weighted mean negative log-likelihood of the trained tokens, in nats; dropout off."""
+    """The weighted mean negative log-likelihood of the trained tokens, in nats, without dropout.
+
+    Every rank calls this, and gets the mean over all of them. on_micro: called with (done, of) after each forward.
+    """
     config, process_group = policy.config, policy.process_group
-    groups = process_group.shard_micro_batches(
+    micro_batches = process_group.shard_micro_batches(
         plan_micro_batches(
             sequences.lengths(list(range(len(sequences)))),
             budget=config.micro_batch_tokens,
@@ -31,7 +34,7 @@ def mean_nll(
     total = weight = 0.0
     policy.model.eval()
     try:
-        for done, (rows, dummy) in enumerate(groups, start=1):
+        for done, (rows, dummy) in enumerate(micro_batches, start=1):
             micro = collate(sequences, rows, packing=config.packing, device=policy.device, dummy=dummy)
             logp_N, _ = policy.logprobs(micro, temperature=temperature)
             if not micro.dummy:
@@ -39,7 +42,7 @@ def mean_nll(
                 total -= float((logp_N * weight_N).double().sum())
                 weight += float(weight_N.double().sum())
             if on_micro is not None:
-                on_micro(done, len(groups))
+                on_micro(done, len(micro_batches))
     finally:
         policy.model.train()
     sums = process_group.reduce_metrics({"total": total, "weight": weight})

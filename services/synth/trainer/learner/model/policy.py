@@ -1,7 +1,8 @@
-"""The model in training: loaded from a local folder, whole or through a LoRA adapter, and written back out.
+"""The model in training: loaded from a local folder, trained in full or through a LoRA adapter, and written.
 
-Master weights are float32. With dtype "bf16" the forward runs under autocast and what is served is cast, because
-AdamW at 1e-6 on bfloat16 weights rounds most of its updates away. Only the LoRA paths import peft.
+Master weights are float32. With dtype "bf16" the forward runs under autocast and the served weights are cast, because
+AdamW at a learning rate of 1e-6 would lose most of its updates to the rounding of bfloat16 weights. Only the LoRA paths
+import peft.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "mer
 
 @dataclass
 class Policy:
-    """A causal language model and what of it is trained.
+    """A causal language model and its trained parameters.
 
     model: the Hugging Face model, with LoRA layers in place unless the mode is "full" (`peft_model` wraps it then).
     process_group: the ranks that train it, set by `shard`; then every rank calls each method that computes, gathers or
@@ -66,7 +67,7 @@ class Policy:
         return set(found) if isinstance(found, list) else {found} - {None}
 
     def shard(self, process_group: ProcessGroup) -> None:
-        """Train it together with the other ranks, which hold the same weights; the first thing done with it."""
+        """Train with the other ranks, which hold the same weights. It is called before any other method."""
         self.process_group = process_group
         if self.config.sharded:
             from synth.trainer.learner.distributed.fsdp import ShardedModel
@@ -82,9 +83,9 @@ class Policy:
         return {self._saved_name(name) for name in self.trainable_parameters()}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The trained parameters in float32, on the CPU, as a model's file names them; `load` puts them back.
+        """The trained parameters in float32, on the CPU, by their names in a model file; `load` restores them.
 
-        Rank 0's to use: on the others it is empty.
+        It is empty on every rank but 0.
         """
         return self._gather_to_cpu(
             {self._saved_name(n): p for n, p in self.trainable_parameters().items()}, torch.float32
@@ -102,8 +103,8 @@ class Policy:
         return compute(micro, temperature=temperature)
 
     def _compute_logprobs(self, micro: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
-        # No attention mask: rows are padded on the right, where causal attention never looks, and packed rows
-        # are told apart by where they end, or by position ids that restart.
+        # There is no attention mask: rows are padded on the right, where causal attention never looks, and packed
+        # sequences are told apart by their ends, or by position ids that restart.
         with self._autocast():
             out = self.model.base_model(
                 input_ids=micro.input_ids_BL,
@@ -116,7 +117,7 @@ class Policy:
             self.model.get_output_embeddings().weight,
         )
         if isinstance(self.config, SftTrainConfig):
-            # A ratio of two policies wants what float32 masters leave in the hidden state; a cross-entropy does not.
+            # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
             hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
         return token_logprobs(hidden_ND, head_VD, micro.target_N, temperature=temperature)
 
@@ -129,13 +130,13 @@ class Policy:
 
     @property
     def weights_file(self) -> str:
-        """What a model folder calls its weights."""
+        """The name of the weights file in a model folder."""
         return "model.safetensors" if self.kind == "full" else "adapter_model.safetensors"
 
     def write_model(self, folder: Path, *, master_weights: bool = False) -> None:
-        """Write the model as it stands: a Hugging Face folder, or an adapter's, with its tokenizer and template.
+        """Write the model as it is now: a Hugging Face folder, or an adapter's, with its tokenizer and template.
 
-        master_weights: the float32 masters, to train on from; else what is served.
+        master_weights: write the float32 masters, to continue training from; else the weights in the served dtype.
         """
         tensors = self._gather_to_cpu(self._state_dict(), torch.float32 if master_weights else self._served_dtype())
         if not self.process_group.is_main:
@@ -151,7 +152,7 @@ class Policy:
             write_whole(folder / "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode())
 
     def _saved_name(self, name: str) -> str:
-        # peft names an adapter's tensors from its own root, and leaves out which of a layer's adapters they are of.
+        # peft names an adapter's tensors from its own root, and leaves out the name of the adapter.
         return name if self.peft_model is None else f"base_model.model.{name.replace('.default.', '.')}"
 
     def _is_copied(self, name: str) -> bool:
@@ -177,7 +178,7 @@ class Policy:
         return {n: t for n, t in self.model.state_dict().items() if n in kept}
 
     def _gather_to_cpu(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Whole tensors on the CPU, for rank 0; one at a time, so that no device holds the whole model."""
+        """Full tensors on the CPU of rank 0, gathered one at a time, so that no device holds the whole model."""
         gathered: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             full = gather_full(tensor.detach())
@@ -189,7 +190,7 @@ class Policy:
         if self.peft_model is None:
             return None
         peft_config = self.peft_model.peft_config["default"].to_dict()
-        # peft notes the folder of the base, which means nothing on another machine.
+        # peft stores the folder of the base, which means nothing on another machine.
         peft_config["base_model_name_or_path"] = None
         peft_config["inference_mode"] = True
         return json.loads(json.dumps(peft_config, default=_to_json, sort_keys=True))
@@ -201,9 +202,9 @@ def load_policy(
     """Load a model folder (never the network) for training.
 
     model_dir: for mode "qlora" one that `nf4.write_rounded_model` wrote.
-    adapter_dir: a LoRA adapter that the source model consists of. Mode "full" merges it into the float32 base, the
-    others continue it when rank and targets agree. dropout False switches every dropout off: RL needs a
-    ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
+    adapter_dir: the LoRA adapter of the source model. Mode "full" merges it into the float32 base; the other modes
+    continue it where rank and targets agree. dropout: False switches every dropout off, as RL needs a ratio of
+    exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
     """
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -211,7 +212,7 @@ def load_policy(
 
     disable_progress_bar()
     try:
-        # A frozen base can be as small as what is served; a trained one is the float32 master.
+        # A frozen base can have the served dtype; a trained model is the float32 master.
         bf16_base = config.mode != "full" and config.dtype == "bf16"
         model_config: Any = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -234,7 +235,7 @@ def load_policy(
     if not dropout:
         _disable_dropout(model)
     if not config.sharded:
-        # Else each block goes there by itself, and only a share of it stays.
+        # A sharded model moves block by block, and only its shard stays on the device.
         model.to(config.device)
     model.train()
     if config.activation_checkpointing:
@@ -242,13 +243,13 @@ def load_policy(
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": contexts}
         )
-        # Otherwise the first block's input has no gradient, and a frozen base then trains nothing.
+        # Otherwise the first block's input has no gradient, and with a frozen base nothing would be trained.
         model.enable_input_require_grads()
     return Policy(model=model, peft_model=peft_model, model_dir=model_dir, config=config)
 
 
 def merge_adapter(model: Any, adapter_dir: Path) -> None:
-    """Fold the adapter of a folder into the loaded float32 model."""
+    """Merge the adapter of a folder into the loaded float32 model."""
     adapter_config = json.loads((adapter_dir / "adapter_config.json").read_text())
     adapter, _ = load_tensors(adapter_dir / "adapter_model.safetensors")
     model.load_state_dict(
@@ -258,7 +259,7 @@ def merge_adapter(model: Any, adapter_dir: Path) -> None:
 
 
 def without_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without the second name of a tensor that has two: the tied LM head."""
+    """A state dict without the second name of a tensor that has two, such as a tied LM head."""
     seen: set[int] = set()
     return {n: t for n, t in state.items() if not (t.data_ptr() in seen or seen.add(t.data_ptr()))}
 
@@ -297,7 +298,7 @@ def _add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, d
 
 
 def _leave_casts_to_autocast(peft_model: Any, config: TrainConfig) -> Any:
-    # peft casts what enters an adapter to float32, which autocast casts back, in every layer, for the same figures.
+    # peft casts the input of each adapter to float32, and autocast casts it back: the same numbers, for more time.
     if config.dtype == "bf16":
         for layer in peft_model.modules():
             if hasattr(layer, "lora_A"):

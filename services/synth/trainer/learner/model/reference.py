@@ -1,6 +1,6 @@
-"""The frozen model that a policy is held near, and the KL term that holds it.
+"""The frozen reference model, and the KL term that holds a policy near it.
 
-The reference is the job's source, whatever checkpoint training is resumed from.
+The reference is the job's source model, whatever checkpoint training resumes from.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ class Reference(Protocol):
     """A frozen language model."""
 
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
-        """log π_ref of the micro-batch's trained tokens: float32 [N], nats, where the micro-batch is, no gradient."""
+        """log π_ref of the micro-batch's trained tokens: float32 [N], nats, on its device, without gradient."""
         ...
 
 
 @dataclass(frozen=True)
 class SharedBaseReference:
-    """The policy's own base: with its adapter off, or with the adapter that it began as. No memory to speak of."""
+    """The policy's own base, with its adapter off, or with the adapter that the job started from.
+
+    It takes almost no memory. has_source_adapter: whether the job started from an adapter.
+    """
 
     policy: Policy
     has_source_adapter: bool
@@ -63,7 +66,7 @@ class SharedBaseReference:
 
 @dataclass(frozen=True)
 class FrozenCopyReference:
-    """A copy of the source as training loaded it, in the same precision: at step 0 the KL is exactly 0."""
+    """A copy of the source model in the precision of training, so that the KL is exactly 0 at step 0."""
 
     policy: Policy
     device: torch.device
@@ -84,9 +87,9 @@ def load_reference(
 ) -> Reference | None:
     """The reference that the config asks for; None without a KL term.
 
-    policy: as `load_policy` made it, of the same folder and `adapter_dir`, before it is spread over `ranks`. "shared"
-    with an adapter uses the policy's own base; everything else is a frozen copy, as large as the policy's weights:
-    "dedicated" on `config.reference_device`, or, sharded as the policy is, among the ranks.
+    policy: from `load_policy`, of the same folder and `adapter_dir`, before it is sharded over `process_group`.
+    "shared" with an adapter uses the policy's own base; everything else is a frozen copy, as large as the policy's
+    weights: a "dedicated" one is on `config.reference_device`, or sharded over the ranks where the policy is.
     Raises `TrainingFailed`: bad_recipe where there is no such device, and what `load_policy` raises.
     """
     if config.reference == "none":
@@ -97,15 +100,15 @@ def load_reference(
         return SharedBaseReference(policy, has_source_adapter=adapter_dir is not None)
     dedicated_device = config.reference_device if config.reference == "dedicated" and not config.sharded else None
     device = _device(dedicated_device or config.device)
-    # From the CPU to where it stays: never twice on the policy's device.
+    # Loaded on the CPU and then moved, so that the policy's device never holds it twice.
     on_cpu = msgspec.structs.replace(config, device="cpu", activation_checkpointing=False)
-    # A fresh adapter is drawn at random, and does nothing: but what is drawn after it must not change by it.
+    # A new adapter draws random numbers, though it does nothing here; what training draws must not depend on that.
     with torch.random.fork_rng(devices=[]):
         copy = load_policy(policy.model_dir, on_cpu, adapter_dir=adapter_dir, dropout=False)
     copy.model.requires_grad_(False).eval()
     copy.config = msgspec.structs.replace(on_cpu, device=device.type)
     if device.type == config.device:
-        # Another kernel than the policy's would be a KL of its own, and slower.
+        # Another attention kernel than the policy's would give a KL above 0, and be slower.
         copy.model.set_attn_implementation(policy.model.config._attn_implementation)
     if not config.sharded:
         copy.model.to(device)
@@ -130,7 +133,7 @@ def _to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
 
 @dataclass(frozen=True)
 class KlOutput:
-    """loss: a scalar to differentiate, normalised as the policy loss. kl_N: its tokens' values, nats, no gradient."""
+    """loss: a scalar to differentiate, normalised like the policy loss. kl_N: of each token, nats, without gradient."""
 
     loss: Tensor
     kl_N: Tensor
@@ -143,8 +146,8 @@ def reference_kl(inputs: LossInputs, reference_logp_N: Tensor) -> KlOutput:
         kl_t = w_t · r_t · (e^x_t − 1 − x_t)                       Schulman's k3, joschu.net/blog/kl-approx.html
         loss = mean_S mean_t kl_t,  with the gradient  −w_t · r_t · x_t · ∇logp_t
 
-    k3 has the right expectation under π alone, and differentiating it as it stands gives the gradient of the other
-    KL, of π_ref from π. Weighting it by π/μ (w_t·r_t) and differentiating the weight too mends both (DeepSeek-V3.2,
+    k3 has the right expectation only for samples of π, and its plain derivative is the gradient of the other KL, of
+    π_ref from π. Weighting k3 by π/μ (w_t·r_t) and differentiating the weight too corrects both (DeepSeek-V3.2,
     arXiv 2512.02556, "unbiased KL estimate"); the derivative is written out, as its two large terms cancel.
     A rejected sequence adds nothing. reference_logp_N: as `inputs.logp_N`, without gradient.
     """

@@ -1,9 +1,10 @@
-"""Attention over packed rows: a sequence attends to itself alone, and no [length × length] mask is ever made.
+"""Attention over packed rows: a sequence attends only to itself, and no [length × length] mask is made.
 
-transformers tells packed sequences apart by such a mask, which costs memory and time with the square of the whole row
-and keeps the flash kernels away. Here the kernel is told where the sequences end, or is called once for each.
+transformers tells packed sequences apart by such a mask. Its memory and time grow with the square of the whole row, and
+the flash kernels cannot be used with it. Here the kernel gets the ends of the sequences, or is called once for each.
 
-q_BHLD, k_BHLD, v_BHLD: B = 1 row of L packed tokens, or B padded rows, which are causal and no more.
+q_BHLD, k_BHLD, v_BHLD: B = 1 row of L packed tokens, or B padded rows, which need a causal mask only. H heads of
+dimension D.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _TOLERANCE = 2e-2
 
 
 def varlen_kwargs(position_ids_BL: Tensor | None) -> dict[str, Any]:
-    """What a model's forward takes to tell the sequences of a packed row apart; nothing for padded rows.
+    """The keyword arguments that tell a model's forward where the sequences of a packed row end; none for padded rows.
 
     position_ids_BL: int64 [1, L], restarting at 0 with each sequence. The names are those that transformers' flash
-    attention reads; `bounds`, the same on the CPU, is for `attention_by_sequence`.
+    attention reads; `bounds`, the same numbers on the CPU, is for `attention_by_sequence`.
     """
     if position_ids_BL is None:
         return {}
@@ -47,7 +48,7 @@ def varlen_kwargs(position_ids_BL: Tensor | None) -> dict[str, Any]:
 
 
 def choose_attention(model_config: Any, device: torch.device, dtype: torch.dtype) -> str:
-    """The attention for a model on a device, by the name that transformers knows it by; logs which, and why.
+    """The attention implementation for a model on a device, by its name in transformers; logs which, and why.
 
     dtype: of the computation. The fast kernels are for bfloat16 on a GPU; torch's must agree there with
     `attention_by_sequence`.
@@ -80,7 +81,7 @@ def attention_by_sequence(
     bounds: tuple[int, ...] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention, one call of torch's for each packed sequence. Returns [B, L, H, D]."""
+    """Causal attention, one call of torch's kernel for each packed sequence. Returns [B, L, H, D]."""
     bounds = bounds or (0, q_BHLD.shape[2])
     parts = [
         scaled_dot_product_attention(
@@ -118,7 +119,7 @@ def varlen_attention(
         )
     from torch.nn.attention.varlen import varlen_attn
 
-    # Under autocast the norms of queries and keys leave them in float32; this kernel is not on autocast's list.
+    # Under autocast the norms of queries and keys return float32, and autocast does not cast for this kernel.
     q_LHD, k_LHD, v_LHD = (x[0].transpose(0, 1).to(torch.bfloat16) for x in (q_BHLD, k_BHLD, v_BHLD))
     known: dict[str, Any] = {"scale": scaling, "enable_gqa": True}
     takes = inspect.signature(varlen_attn).parameters
@@ -134,7 +135,7 @@ def varlen_attention(
 
 
 def ops_saved_by_checkpointing() -> set[Any]:
-    """The kernels whose results are kept where activations are computed again: attention's, which cost the most."""
+    """The operators whose outputs activation checkpointing keeps: attention's, which cost the most to run again."""
     names = (
         (torch.ops.aten, "_scaled_dot_product_flash_attention"),
         (torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"),

@@ -1,4 +1,4 @@
-"""AdamW over a policy's trained parameters, one careful move, and its state as named tensors."""
+"""AdamW over a policy's trained parameters, with clipped gradients, and its state as named tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, Proc
 
 
 class Optimizer:
-    """AdamW with the gradient clipped as a whole. Weight decay acts on matrices, not on norms and biases.
+    """AdamW with the L2 norm of the whole gradient clipped. Weight decay acts on matrices, not on norms and biases.
 
-    With several ranks each calls every method. Gradients are their sum: FSDP's own, or added up here where every rank
-    holds the whole parameter.
+    With several ranks, every rank calls every method. A gradient is the sum over the ranks: FSDP sums those of sharded
+    parameters, and `step` those of parameters that every rank holds in full.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Optimizer:
         )
 
     def step(self, lr: float) -> float:
-        """Clip, update, clear. Returns the L2 norm of the gradient before it was clipped.
+        """Clip the gradient, update the parameters, clear the gradient. Returns its L2 norm before it was clipped.
 
-        A gradient of exactly zero (everything clipped or rejected) moves nothing: Adam's momentum would.
-        Raises `TrainingFailed` (nan_gradient) before anything has moved.
+        A gradient of exactly zero (everything clipped or rejected) changes nothing; Adam's momentum alone would.
+        Raises `TrainingFailed` (nan_gradient) before any parameter has changed.
         """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         self._process_group.all_reduce_(gradient for gradient in gradients if not is_dtensor(gradient))
@@ -54,7 +54,10 @@ class Optimizer:
         return norm
 
     def state_dict(self) -> dict[str, Tensor]:
-        """`<parameter>/<exp_avg | exp_avg_sq | step>`, on the CPU; empty before the first move, and but for rank 0."""
+        """Full tensors on the CPU, named `<parameter>/<exp_avg | exp_avg_sq | step>`; empty on every rank but 0.
+
+        Empty, too, before the first step.
+        """
         state: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             for key, value in self._adamw.state.get(parameter, {}).items():
@@ -64,10 +67,10 @@ class Optimizer:
         return state
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         for key, value in tensors.items():
             name, kind = key.rsplit("/", 1)
             parameter = self._parameters[name]
-            # The count of steps is nobody's part.
+            # Adam's step count is a scalar, which is not sharded.
             local = distribute_like(value, parameter) if value.ndim else value.to(parameter.device)
             self._adamw.state[parameter][kind] = local

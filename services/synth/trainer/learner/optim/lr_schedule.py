@@ -8,9 +8,9 @@ from synth.trainer.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
-    """The rate of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
+    """The learning rate of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
 
-    The last step of cosine and linear has exactly lr · min_lr_ratio.
+    The last step of a cosine or linear schedule has exactly lr · min_lr_ratio.
     """
     warmup = config.warmup_steps
     if warmup is None:
