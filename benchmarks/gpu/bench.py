@@ -72,10 +72,10 @@ class Bench:
 
     @property
     def _config_options(self) -> dict[str, Any]:
-        half = self.device == "cuda"
+        bf16 = self.device == "cuda"
         return {
             "lr": 1e-6,
-            "dtype": "bf16" if half else "fp32",
+            "dtype": "bf16" if bf16 else "fp32",
             "device": self.device,
             "deterministic": False,
             "packing": "packed",
@@ -114,13 +114,13 @@ class Bench:
 
     async def _sampling(self) -> Measured:
         rows, half = self.load.sequences, self.load.length // 2
-        self._forget()
+        self._reset_peak_memory()
         settings = EngineSettings(device=self.device, max_rows=rows, seed=0)
         engine = await TransformersEngine.load(self.folder, settings=settings)
-        chance = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
 
         async def one(index: int, most: int) -> int:
-            prompt = chance.integers(5, 300, half).tolist()
+            prompt = rng.integers(5, 300, half).tolist()
             params = SamplingParams(max_tokens=most)
             done = [d async for d in engine.generate(prompt, params, request_id=str(index), timeout=600)]
             return len(done[-1].token_ids)
@@ -174,7 +174,7 @@ class Bench:
     def _train(self, step: Callable[[], object], policy: Policy, cost: Cost) -> Measured:
         for _ in range(_WARM_UP):
             step()
-        self._forget()
+        self._reset_peak_memory()
         # A step ends with the gradient's norm on the CPU: it has waited for the device.
         seconds = statistics.median(_timed(step) for _ in range(self.steps))
         attention = policy.model.config._attn_implementation
@@ -190,7 +190,7 @@ class Bench:
             attention=attention,
         )
 
-    def _forget(self) -> None:
+    def _reset_peak_memory(self) -> None:
         if self.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

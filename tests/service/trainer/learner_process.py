@@ -1,4 +1,4 @@
-"""The training process as its service sees it: a real process, two pipes, and a deadline on every wait."""
+"""A training process as its service sees it: a real process, two pipes, and a deadline on every wait."""
 
 from __future__ import annotations
 

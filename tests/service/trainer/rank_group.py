@@ -29,18 +29,18 @@ _RL = {"minibatches": 2, **OPEN_GATES}
 CONFIGS: dict[str, TrainConfig] = {
     "sft full": sft_config(**_SFT, sharding="parameters"),
     "sft lora": sft_config(**_SFT, mode="lora", sharding="replicated"),
-    # The reference is a frozen copy, spread over the ranks as the policy is.
+    # The reference is a frozen copy, sharded over the ranks as the policy is.
     "rl full": rl_config(**_RL, sharding="gradients", activation_checkpointing=True, reference="shared", kl_beta=0.1),
-    # The reference is the adapter switched off: what FSDP gathers then must not stay switched off.
+    # The reference is the policy with its adapter off; what FSDP gathers then must have gradients afterwards.
     "rl lora": rl_config(**_RL, mode="lora", sharding="parameters", loss="grpo", reference="shared", kl_beta=0.1),
-    # What is dropped depends on how many they are: it has no equal on one rank.
+    # Dropout masks depend on the number of ranks: one rank trains other weights.
     "sft dropout": sft_config(**_SFT, mode="lora", lora=AdapterConfig(dropout=0.1)),
 }
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What one run reported, by step, and a resume checkpoint from the middle of it."""
+class TrainedRun:
+    """The metrics of a run by step, and the losses of the probe if it was resumed."""
 
     values: dict[int, dict[str, float]]
     loss_then: float | None
@@ -54,8 +54,8 @@ def train(
     *,
     process_group: ProcessGroup = SINGLE_PROCESS,
     resume: Path | None = None,
-) -> Trained:
-    """Train one of `CONFIGS` to its end. The checkpoint of the middle, the model and what is served are in `folder`."""
+) -> TrainedRun:
+    """Train one of `CONFIGS` to its end. `folder` gets the checkpoint of the middle, the model and the served weights."""
     config = CONFIGS[name]
     changed: Any = {field: getattr(config, field) for field in config.__struct_fields__} | {
         "world_size": process_group.size
@@ -76,7 +76,7 @@ def train(
     resumed = trainer.state.resume(resume) if resume else None
     values: dict[int, dict[str, float]] = {}
     for step in range(trainer.state.step + 1, STEPS + 1):
-        # One sequence alone in step 7: a rank has nothing to do. Nothing at all to learn from in step 8.
+        # Step 7 has one sequence, so that one rank runs a dummy; step 8 has nothing to learn from.
         batch = random_batch(step, version=max(0, step - 2), zero={7: 15, 8: 16}.get(step, 2))
         result = trainer.step(batch) if isinstance(config, RlTrainConfig) else trainer.step()
         values[step] = result.values
@@ -84,11 +84,11 @@ def train(
             trainer.state.save(folder / "checkpoint")
     policy.write_model(folder / "model")
     policy.write_serving(folder / "policy.safetensors", version=STEPS)
-    return Trained(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)
+    return TrainedRun(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)
 
 
 def train_on_two_ranks(model_dir: Path, folder: Path, resumes: dict[str, Path]) -> None:
-    """Two processes that train each of `CONFIGS`, and go on from the checkpoints of `resumes`; see `read_trained`.
+    """Two processes train each of `CONFIGS`, and resume from the checkpoints of `resumes`; see `read_trained`.
 
     resumes: the folders of checkpoints, by config; those that the processes have written themselves by then included.
     """
@@ -106,10 +106,10 @@ def train_on_two_ranks(model_dir: Path, folder: Path, resumes: dict[str, Path]) 
         assert process.exitcode == 0
 
 
-def read_trained(folder: Path) -> Trained:
-    """What the two processes reported of a run."""
+def read_trained(folder: Path) -> TrainedRun:
+    """The run that two processes trained into this folder."""
     found = json.loads((folder / "trained.json").read_text())
-    return Trained({int(k): v for k, v in found["values"].items()}, found["loss_then"], found["loss_now"])
+    return TrainedRun({int(k): v for k, v in found["values"].items()}, found["loss_then"], found["loss_now"])
 
 
 def _rank(rank: int, port: int, model_dir: Path, folder: Path, resumes: dict[str, Path]) -> None:

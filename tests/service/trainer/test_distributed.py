@@ -1,4 +1,4 @@
-"""A job on two ranks: what it trains is what one rank trains, and it ends as one process does."""
+"""A job on two ranks trains what one rank trains, and ends as one process does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from synth.weights.policy_file import load_tensors
 from tests.service.trainer.learner_process import LearnerProcess
-from tests.service.trainer.rank_group import CONFIGS, MIDDLE, STEPS, Trained, read_trained, train, train_on_two_ranks
+from tests.service.trainer.rank_group import CONFIGS, MIDDLE, STEPS, TrainedRun, read_trained, train, train_on_two_ranks
 from tests.service.trainer.test_learner import start_message
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
@@ -22,15 +22,15 @@ pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 60
 RANK_INVARIANT = tuple(name for name in CONFIGS if name != "sft dropout")
 RESUMED = ("rl full", "rl lora")
-#: Of the clock and of the machine.
+#: Metrics of the clock and of the machine, which differ from run to run.
 _WALL_CLOCK_METRICS = ("seconds", "tokens_per_second", "peak_memory")
 
 
 @pytest.fixture(scope="session")
-def alone(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Trained]]:
-    """Every config that comes to the same on one rank, trained by one."""
+def alone(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, TrainedRun]]:
+    """Every config of `RANK_INVARIANT`, trained by one rank."""
     folder = tmp_path_factory.mktemp("alone")
-    trained: dict[str, tuple[Path, Trained]] = {}
+    trained: dict[str, tuple[Path, TrainedRun]] = {}
     for name in RANK_INVARIANT:
         (folder / name).mkdir()
         trained[name] = (folder / name, train(name, model_dir, folder / name))
@@ -39,16 +39,16 @@ def alone(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="session")
 def two_rank_runs(
-    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, alone: dict[str, tuple[Path, Trained]]
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, alone: dict[str, tuple[Path, TrainedRun]]
 ) -> Path:
-    """Every config trained by two ranks, and some again from the middle: a folder of each."""
+    """Every config trained by two ranks, and some resumed from the middle; a folder for each."""
     folder = tmp_path_factory.mktemp("together")
     resumes = {name: alone[name][0] / "checkpoint" for name in RESUMED}
     train_on_two_ranks(model_dir, folder, resumes | {"sft dropout": folder / "sft dropout" / "straight" / "checkpoint"})
     return folder
 
 
-def assert_same_metrics(two: Trained, one: Trained, steps: range) -> None:
+def assert_same_metrics(two: TrainedRun, one: TrainedRun, steps: range) -> None:
     assert list(two.values) == list(steps)
     for step in steps:
         assert two.values[step].keys() == one.values[step].keys()
@@ -65,7 +65,7 @@ def assert_close_weights(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RANK_INVARIANT)
-def test_two_ranks_train_as_one(name: str, alone: dict[str, tuple[Path, Trained]], two_rank_runs: Path) -> None:
+def test_two_ranks_train_as_one(name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path) -> None:
     (one, trained), two = alone[name], two_rank_runs / name / "straight"
     assert_same_metrics(read_trained(two), trained, range(1, STEPS + 1))
     assert_close_weights(one / "policy.safetensors", two / "policy.safetensors")
@@ -75,7 +75,7 @@ def test_two_ranks_train_as_one(name: str, alone: dict[str, tuple[Path, Trained]
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_two_ranks_go_on_from_the_checkpoint_of_one(
-    name: str, alone: dict[str, tuple[Path, Trained]], two_rank_runs: Path
+    name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path
 ) -> None:
     two = read_trained(two_rank_runs / name / "resumed")
     assert two.loss_now == pytest.approx(two.loss_then, abs=1e-5)
@@ -84,7 +84,7 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(
 
 @pytest.mark.parametrize("name", RANK_INVARIANT)
 def test_one_rank_goes_on_from_the_checkpoint_of_two(
-    name: str, alone: dict[str, tuple[Path, Trained]], two_rank_runs: Path, model_dir: Path, tmp_path: Path
+    name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path, model_dir: Path, tmp_path: Path
 ) -> None:
     one = train(name, model_dir, tmp_path, resume=two_rank_runs / name / "straight" / "checkpoint")
     assert one.loss_now == pytest.approx(one.loss_then, abs=1e-5)
@@ -97,8 +97,8 @@ def test_two_ranks_that_go_on_are_two_ranks_straight_through_to_the_byte(two_ran
     assert (one / "policy.safetensors").read_bytes() == (other / "policy.safetensors").read_bytes()
 
 
-def two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[LearnerProcess, psutil.Process]:
-    """A training process that is one step into its job, and the other rank."""
+def start_two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[LearnerProcess, psutil.Process]:
+    """A training process after the first step of its job, and the process of rank 1."""
     child = LearnerProcess()
     config = rl_config(world_size=2, minibatches=1, **OPEN_GATES)
     child.send(**start_message(work, model_dir, "rl", config))
@@ -111,7 +111,7 @@ def two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[LearnerProcess,
 
 def test_a_rank_that_fails_says_why_and_ends_the_others(model_dir: Path, tmp_path: Path) -> None:
     first, second = random_batch(1), random_batch(2)
-    # Rank 0 takes the longest: what is wrong with another's is for that rank to find.
+    # Rank 0 takes the longest sequence, so that the NaN in the shortest is found by rank 1.
     lengths = np.diff(second.cu_seqlens)
     shortest = int(lengths.argmin())
     second.advantages[:] = 0
@@ -120,7 +120,7 @@ def test_a_rank_that_fails_says_why_and_ends_the_others(model_dir: Path, tmp_pat
     second.logprobs[span] = np.nan
     for k, batch in enumerate((first, second), start=1):
         (tmp_path / f"{k}").write_bytes(batch.to_bytes())
-    child, other_rank = two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
+    child, other_rank = start_two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
     with child:
         child.send(op="step", iteration=2, batch=str(tmp_path / "2"))
         failed = child.recv()
@@ -131,10 +131,10 @@ def test_a_rank_that_fails_says_why_and_ends_the_others(model_dir: Path, tmp_pat
 
 
 def test_a_rank_that_is_killed_ends_the_others_without_a_word(model_dir: Path, tmp_path: Path) -> None:
-    """So that another attempt resumes, as after the death of a process alone."""
+    """Another attempt then resumes, as after the death of a single process."""
     for k in (1, 2):
         (tmp_path / f"{k}").write_bytes(random_batch(k).to_bytes())
-    child, other_rank = two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
+    child, other_rank = start_two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
     with child:
         os.kill(other_rank.pid, signal.SIGSTOP)
         child.send(op="step", iteration=2, batch=str(tmp_path / "2"))

@@ -15,7 +15,7 @@ from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 from tests.unit.trainer.sft_rows import addition_rows, sft_config, write_rows
 
 STEPS, CUT = 20, 10
-# What is equal to the byte between a straight run and one that was killed; the manifest holds wall-clock figures.
+# Files that have the same bytes after an uninterrupted run and after a resumed one; the manifest holds wall times.
 STATE_FILES = ("resume/optimizer.safetensors", "resume/probe.safetensors", "resume/rng.json")
 
 
@@ -60,7 +60,7 @@ def assert_same_state(one: str, other: str) -> None:
         assert (Path(one) / name).read_bytes() == (Path(other) / name).read_bytes(), name
 
 
-# Held near the job's source, which is loaded anew on resume, beside a policy that comes from the checkpoint.
+# A run with a reference model, which a resume loads from the job's source and not from the checkpoint.
 KL = {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2, "reference": "dedicated", "kl_beta": 0.1}
 
 
@@ -109,7 +109,7 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
 
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: Path, tmp_path: Path, mode: str) -> None:
-    # Dropout on: the generators' state has to come back too.
+    # Dropout is on, so the state of the generators has to be restored too.
     config = sft_config(
         steps=STEPS,
         mode=mode,
@@ -252,7 +252,7 @@ def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
         ready = start("resumed", child, paused["checkpoint"])
         assert ready["step"] == paused["step"]
         assert ready["loss_then"] == ready["loss_now"] is not None
-        # Of the steps that nobody was told of, as no checkpoint covered them.
+        # The steps that were not announced, as no checkpoint covered them.
         assert list(ready["reports"]) == [str(k) for k in range(1, paused["step"] + 1)]
         rest = to_the_end(child)
     assert_same_state(straight[-2]["checkpoint"], rest[-2]["checkpoint"])

@@ -51,7 +51,7 @@ def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, d
 
 
 def test_the_best_weights_are_kept(model_dir: Path, data: SftData, tmp_path: Path) -> None:
-    # A rate that grows out of hand: the first validation is the best one.
+    # The learning rate grows too large: the first validation is the best one.
     config = sft_config(steps=8, lr=0.3, validation_every=2, warmup_steps=8, best_metric="validation_loss")
     policy = load_policy(model_dir, config)
     trainer = SftTrainer(policy, config, data, validation=data, best_file=tmp_path / "best")
@@ -82,19 +82,19 @@ def test_a_loss_that_is_not_a_number_stops(model_dir: Path, data: SftData) -> No
 
 
 @pytest.mark.parametrize(("schedule", "end"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])
-def test_the_rate_warms_up_and_ends_where_it_should(schedule: str, end: float) -> None:
+def test_the_learning_rate_warms_up_and_ends_at_its_floor(schedule: str, end: float) -> None:
     config = parse_train_config(
         {"lr": 1.0, "schedule": schedule, "min_lr_ratio": 0.1, "warmup_ratio": 0.05}
         | {"batch_size": 1, "sequence_length": 8},
         SftTrainConfig,
     )
-    rates = np.array([learning_rate(config, s, 100) for s in range(1, 101)])
-    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert rates[-1] == pytest.approx(end)
-    assert (np.diff(rates[4:]) <= 0).all()
+    lrs = np.array([learning_rate(config, s, 100) for s in range(1, 101)])
+    assert lrs[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert lrs[-1] == pytest.approx(end)
+    assert (np.diff(lrs[4:]) <= 0).all()
 
 
-def test_a_recipe_that_is_wrong_is_refused_by_field() -> None:
+def test_a_wrong_config_is_refused_by_field() -> None:
     with pytest.raises(TrainingFailed, match="batch_size"):
         parse_train_config({"lr": 1e-3, "sequence_length": 8}, SftTrainConfig)
     with pytest.raises(TrainingFailed, match="bogus"):

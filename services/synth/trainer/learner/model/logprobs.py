@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens, without the [tokens × vocabulary] matrix.
 
-Shapes: N positions, in chunks of C; D hidden, V vocabulary. The logits, the division by the temperature and the log-softmax are
-float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is 0.0007 wide.
-A GPU's tensor cores sum products of bfloat16 in float32, so bfloat16 operands need no cast.
+Shapes: N positions, in chunks of C; D hidden, V vocabulary. The logits, the division by the temperature and the
+log-softmax are float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is
+0.0007 wide. A GPU's tensor cores sum products of bfloat16 in float32, so bfloat16 operands need no cast.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_a_checkpoint_appears_whole(folder: Path) -> None:
     assert found.optimizer
 
 
-def test_a_resumed_run_has_the_step_and_its_figures(model_dir: Path, folder: Path) -> None:
+def test_a_resumed_run_has_the_step_and_its_metrics(model_dir: Path, folder: Path) -> None:
     trainer = trainer_for(model_dir)
     resumed = trainer.state.resume(folder)
     assert trainer.state.step == 1
@@ -45,7 +45,7 @@ def test_a_resumed_run_has_the_step_and_its_figures(model_dir: Path, folder: Pat
     assert resumed.reports[1]["trained_tokens"] > 0
 
 
-def test_a_checkpoint_keeps_the_figures_of_every_step_since_the_one_before(model_dir: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_the_metrics_of_every_step_since_the_one_before(model_dir: Path, tmp_path: Path) -> None:
     trainer = trainer_for(model_dir)
     for k in (1, 2, 3):
         last = trainer.step(random_batch(k, version=k - 1))
@@ -73,18 +73,18 @@ def test_a_missing_file_is_named(model_dir: Path, folder: Path, name: str) -> No
     assert caught.value.code == "bad_checkpoint"
 
 
-def test_another_recipe_is_not_resumed(model_dir: Path, folder: Path) -> None:
+def test_a_checkpoint_of_another_config_is_not_resumed(model_dir: Path, folder: Path) -> None:
     with pytest.raises(TrainingFailed, match="another recipe"):
         trainer_for(model_dir, lr=1e-4).state.resume(folder)
 
 
-def test_what_the_machine_decides_is_no_other_recipe(model_dir: Path, folder: Path) -> None:
+def test_a_checkpoint_is_resumed_under_other_machine_fields(model_dir: Path, folder: Path) -> None:
     resumed = trainer_for(model_dir, threads=2, deterministic=False).state.resume(folder)
     assert resumed.loss_now == pytest.approx(resumed.loss_then, abs=1e-3)
 
 
 def test_weights_that_do_not_reproduce_the_loss_stop_the_resume(model_dir: Path, folder: Path) -> None:
-    """A checkpoint of the right bytes on the wrong code: only the loss can tell."""
+    """The bytes of the checkpoint are right and the code is wrong: only the loss shows it."""
     trainer = trainer_for(model_dir)
     scale = trainer.policy.model.model.rotary_emb
     scale.inv_freq.mul_(1.01)

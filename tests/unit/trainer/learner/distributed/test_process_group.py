@@ -1,4 +1,4 @@
-"""How work is shared among ranks, and how many of them a job has: what needs no second process to be seen."""
+"""How micro-batches are sharded over ranks, and how many ranks a job has: all that one process can show."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_a_token_ratio_is_capped_and_never_raised() -> None:
     ("lag", "shift", "kept"),
     [(0, 0.005, True), (0, 0.02, False), (0, -0.02, False), (1, 0.02, True), (1, 0.8, False), (3, -0.8, False)],
 )
-def test_the_tight_gate_is_for_fresh_tokens_and_the_loose_one_for_stale(lag: int, shift: float, kept: bool) -> None:
+def test_the_tight_gate_is_for_on_policy_tokens_and_the_loose_one_for_stale(lag: int, shift: float, kept: bool) -> None:
     behaviour = torch.tensor([-1.0, -2.0])
     lags = torch.full((2,), lag, dtype=torch.int32)
     found = correct_importance(behaviour + shift, behaviour, lags, torch.tensor([0, 2]), rl_config())
@@ -33,10 +33,10 @@ def test_the_tight_gate_is_for_fresh_tokens_and_the_loose_one_for_stale(lag: int
 def test_a_sequence_across_two_versions_is_gated_span_by_span() -> None:
     behaviour = torch.tensor([-1.0, -1.0, -1.0, -1.0])
     old = behaviour + torch.tensor([0.3, 0.3, 0.0, 0.0])
-    stale_then_fresh = torch.tensor([1, 1, 0, 0], dtype=torch.int32)
+    stale_then_on_policy = torch.tensor([1, 1, 0, 0], dtype=torch.int32)
     cu = torch.tensor([0, 4])
-    assert correct_importance(old, behaviour, stale_then_fresh, cu, rl_config()).keep_S.item()
-    assert not correct_importance(old, behaviour, 1 - stale_then_fresh, cu, rl_config()).keep_S.item()
+    assert correct_importance(old, behaviour, stale_then_on_policy, cu, rl_config()).keep_S.item()
+    assert not correct_importance(old, behaviour, 1 - stale_then_on_policy, cu, rl_config()).keep_S.item()
 
 
 def test_rates_are_reported_by_lag_and_absent_where_there_is_none() -> None:

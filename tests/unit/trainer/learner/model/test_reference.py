@@ -38,7 +38,7 @@ def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapter(model_dir: Path, tmp_path: Path) -> Path:
-    """An adapter that a job goes on from."""
+    """An adapter that a job starts from."""
     trainer = trainer_for(model_dir, mode="lora", kl_beta=0.0, reference="none")
     trained(trainer, range(1, 3))
     trainer.policy.write_model(tmp_path / "adapter", master_weights=True)
@@ -152,7 +152,7 @@ def test_a_resumed_run_has_the_reference_of_the_job_and_not_of_its_checkpoint(
     assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
 
 
-def test_a_reference_draws_nothing_from_the_run_s_chance(model_dir: Path) -> None:
+def test_loading_a_reference_leaves_the_random_state_as_it_was(model_dir: Path) -> None:
     states = []
     for reference in ("none", "dedicated"):
         config = rl_config(mode="lora", reference=reference, kl_beta=0.1)
