@@ -55,7 +55,7 @@ def train(
     process_group: ProcessGroup = SINGLE_PROCESS,
     resume: Path | None = None,
 ) -> TrainedRun:
-    """Train one of `CONFIGS` to its end. `folder` gets the checkpoint of the middle, the model and the served weights."""
+    """Train one of `CONFIGS` to its end. `folder` gets the checkpoint of the middle, the model and the serving file."""
     config = CONFIGS[name]
     changed: Any = {field: getattr(config, field) for field in config.__struct_fields__} | {
         "world_size": process_group.size
