@@ -164,7 +164,7 @@ class RlTrainer:
         minibatches: list[_Minibatch] = []
         for part in np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches):
             rows = [int(i) for i in part if advantage_S[i] != 0 and len(sequences.trained_positions(int(i)))]
-            groups = plan_micro_batches(
+            plan = plan_micro_batches(
                 sequences.lengths(rows),
                 budget=self.config.micro_batch_tokens,
                 packing=self.config.packing,
@@ -172,7 +172,7 @@ class RlTrainer:
             )
             micros = [
                 collate(sequences, micro_rows, packing=self.config.packing, device=self.policy.device, dummy=dummy)
-                for micro_rows, dummy in process_group.shard_micro_batches(groups)
+                for micro_rows, dummy in process_group.shard_micro_batches(plan)
             ]
             if micros:
                 minibatches.append(_Minibatch(micros, rows, len(part)))

@@ -100,13 +100,13 @@ class SftTrainer:
         weight: the sum of the weights of all their tokens.
         """
         config, sequences = self.config, self.data.sequences
-        groups = plan_micro_batches(
+        plan = plan_micro_batches(
             sequences.lengths(rows),
             budget=config.micro_batch_tokens,
             packing=config.packing,
             num_ranks=self._process_group.size,
         )
-        micro_batches = self._process_group.shard_micro_batches(groups)
+        micro_batches = self._process_group.shard_micro_batches(plan)
         loss, trained = 0.0, 0
         for done, (micro_rows, dummy) in enumerate(micro_batches, start=1):
             micro = collate(sequences, micro_rows, packing=config.packing, device=self.policy.device, dummy=dummy)

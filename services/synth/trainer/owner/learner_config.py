@@ -12,7 +12,7 @@ from synth.trainer.settings import TrainerSettings
 
 
 def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainConfig:
-    """The recipe of a job on this machine."""
+    """The training config of a job on this machine."""
     given: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(job).items() if value is not None}
     given |= {
         "device": settings.device,

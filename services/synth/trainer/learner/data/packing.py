@@ -87,25 +87,25 @@ def plan_micro_batches(
     enough, and those of one turn cost about the same.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
-    group_rows = _padded_groups if packing == "padded" else _packed_groups
-    return _split_for_ranks(lengths, group_rows(lengths, by_length, budget), num_ranks)
+    fill_bins = _padded_bins if packing == "padded" else _packed_bins
+    return _split_for_ranks(lengths, fill_bins(lengths, by_length, budget), num_ranks)
 
 
-def _split_for_ranks(lengths: dict[int, int], groups: list[list[int]], num_ranks: int) -> list[list[int]]:
+def _split_for_ranks(lengths: dict[int, int], bins: list[list[int]], num_ranks: int) -> list[list[int]]:
     if num_ranks == 1:
-        return groups
+        return bins
 
-    def cost(group: list[int]) -> int:
-        return sum(lengths[i] ** 2 for i in group)
+    def cost(rows: list[int]) -> int:
+        return sum(lengths[i] ** 2 for i in rows)
 
-    while len(groups) % num_ranks and any(len(group) > 1 for group in groups):
-        costliest = max((group for group in groups if len(group) > 1), key=cost)
-        groups.remove(costliest)
-        groups += [costliest[::2], costliest[1::2]]
-    return sorted(groups, key=cost, reverse=True)
+    while len(bins) % num_ranks and any(len(rows) > 1 for rows in bins):
+        costliest = max((rows for rows in bins if len(rows) > 1), key=cost)
+        bins.remove(costliest)
+        bins += [costliest[::2], costliest[1::2]]
+    return sorted(bins, key=cost, reverse=True)
 
 
-def _padded_groups(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
+def _padded_bins(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for i in by_length:
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
@@ -115,7 +115,7 @@ def _padded_groups(lengths: dict[int, int], by_length: list[int], budget: int) -
     return batches
 
 
-def _packed_groups(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
+def _packed_bins(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     num_bins = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     tokens, cost = [0] * num_bins, [0] * num_bins
