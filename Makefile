@@ -5,7 +5,7 @@ PORT ?= 8000
 ENGINE ?= transformers
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm demo test test-clients test-vllm unit lint contracts chaos tax clean
+.PHONY: help install install-vllm demo test lint unit service test-clients test-vllm chaos contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -32,7 +32,19 @@ install-vllm: .venv-vllm/installed ## make .venv-vllm, where the inference servi
 demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n ENGINE=vllm)
 	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
 
-test: .venv/installed lint unit ## static checks and every fast test
+test: lint unit service ## static checks and every fast test
+
+lint: .venv/installed ## ruff, pyright, import-linter, the layout
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@PYTHONPATH=shared:services $(BIN)/lint-imports
+	@$(BIN)/python -m contracts.layout
+
+unit: .venv/installed ## the tests that start no process
+	@$(BIN)/pytest tests/unit --numprocesses 2
+
+service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/service tests/e2e --numprocesses 2 --dist loadfile
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
@@ -48,20 +60,14 @@ test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluste
 	@.venv-vllm/bin/python -m pytest tests/vllm
 	@$(BIN)/pytest tests/vllm_cluster
 
-unit: .venv/installed ## the tests that start no process
-	@$(BIN)/pytest tests/unit --numprocesses 2
-
-lint: .venv/installed ## ruff, pyright, import-linter
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
-	@PYTHONPATH=shared:services $(BIN)/lint-imports
+chaos: .venv/installed ## kill every service in turn during a long RL job
+	@$(BIN)/pytest tests/chaos
 
 contracts: .venv/installed ## write the generated documents of docs/
 	@$(BIN)/python -m contracts
 
-chaos: .venv/installed ## kill every service in turn during a long RL job
-	@$(BIN)/pytest tests/chaos
+precommit: .venv/installed ## have git run the checks by itself (needs the tool `pre-commit` on your path)
+	@pre-commit install --hook-type pre-commit --hook-type pre-push
 
 tax: .venv/installed ## what the platform costs against one plain process
 	@$(BIN)/python -m benchmarks.tax

@@ -18,7 +18,7 @@ from examples.one_process import Task, sample
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.rollouts.collection.batching import Collected, build_batch, collection_values
+from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_values
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
@@ -88,7 +88,7 @@ async def run(start: Start) -> None:
     await engine.close()
 
 
-def as_batch(rollouts: list[Collected], job: RlJob, k: int) -> RolloutBatch:
+def as_batch(rollouts: list[ScoredRollout], job: RlJob, k: int) -> RolloutBatch:
     """The batch of iteration k, as the collector builds it."""
     return build_batch(
         rollouts,

@@ -33,7 +33,7 @@ from synth.cli.make_model import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.rollouts.collection.batching import Collected, build_batch
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
@@ -153,14 +153,14 @@ async def evaluate(engine: TransformersEngine, model_dir: Path) -> float:
 
 async def sample(
     engine: TransformersEngine, tokenizer: Any, task: Task, seeds: Iterable[int], *, group_size: int, max_tokens: int
-) -> list[Collected]:
+) -> list[ScoredRollout]:
     """`group_size` rollouts of each seed, all at once: the engine batches them."""
 
     def prompt(seed: int) -> list[int]:
         messages = [{"role": "user", "content": task.question(seed)}]
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
-    async def rollout(index: int, group: int, seed: int, prompt_ids: list[int]) -> Collected:
+    async def rollout(index: int, group: int, seed: int, prompt_ids: list[int]) -> ScoredRollout:
         started = time.perf_counter()
         params = SamplingParams(max_tokens=max_tokens)
         (reply,) = [d async for d in engine.generate(prompt_ids, params, request_id=f"{index}", timeout=600)]
@@ -174,7 +174,7 @@ async def sample(
             finish_reason=reply.finish_reason or "abort",
         )
         text = tokenizer.decode(reply.token_ids, skip_special_tokens=True)
-        return Collected(
+        return ScoredRollout(
             rollout_id=f"rollout_{index}",
             group=group,
             seed=seed,

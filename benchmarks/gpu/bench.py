@@ -115,7 +115,7 @@ class Bench:
     async def _sampling(self) -> Measured:
         rows, half = self.load.sequences, self.load.length // 2
         self._reset_peak_memory()
-        settings = EngineSettings(device=self.device, max_rows=rows, seed=0)
+        settings = EngineSettings(device=self.device, max_num_seqs=rows, seed=0)
         engine = await TransformersEngine.load(self.folder, settings=settings)
         rng = np.random.default_rng(0)
 

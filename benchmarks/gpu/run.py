@@ -52,7 +52,7 @@ _SFT_8K = Load(length=8192, sequences=8, micro_batch_tokens=32_768)
 _RL_16K = Load(length=16_384, sequences=4, micro_batch_tokens=16_384)
 _AGAIN = {"activation_checkpointing": True}
 _ONE = {"minibatches": 1}
-# benchmarks/results/BENCHMARKS.md of prime-rl, 2026-02-01: forward and backward of micro-batches, one H100.
+# prime-rl's BENCHMARKS.md of 2026-02-01: forward and backward of micro-batches, one H100.
 _PRIME = {
     "sft": "26.0k tok/s, 16.8 %, 31.7 GiB",
     "rl 0.6B": "13.3k tok/s, 10.9 %, 5.1 GiB",

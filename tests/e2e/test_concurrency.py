@@ -1,4 +1,4 @@
-"""The run finds its own pace: ahead but not stale, refilled where there is nothing to learn, held up by nobody."""
+"""A run that controls its concurrency: ahead but not stale, refilled where nothing can be learned, never held up."""
 
 from __future__ import annotations
 

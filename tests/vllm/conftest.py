@@ -15,7 +15,7 @@ from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
 from tests.unit.inference.tiny_model import plain_model, save_tiny_model
 
-SETTINGS = EngineSettings(kv_budget_bytes=64 << 20, max_adapters=12, adapter_slots=4, seed=0)
+SETTINGS = EngineSettings(kv_budget_bytes=64 << 20, max_adapters=12, max_batch_adapters=4, seed=0)
 _figures: list[str] = []
 
 
@@ -80,7 +80,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture(params=["lora", "transformers"])
-def adaptable(request: pytest.FixtureRequest) -> Engine:
+def lora_engine(request: pytest.FixtureRequest) -> Engine:
     return request.getfixturevalue(request.param)
 
 

@@ -13,8 +13,8 @@ from synth.errors import Permanent, Transient
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.engines.drive import begin, complete, endless, prompt
-from tests.unit.inference.tiny_model import moved, publish
+from tests.unit.inference.engines.completions import complete, endless, prompt, start_completions
+from tests.unit.inference.tiny_model import perturbed_model, write_full_policy
 from tests.vllm.conftest import SETTINGS
 
 NUMBER = r"-?\d+\.\d{4}"
@@ -44,10 +44,10 @@ async def test_a_prefix_cache_that_outlives_a_swap_stops_the_engine(model_dir: P
     host = await VllmHost.start(model_dir, without("clear_cache"), max_lora_rank=None)
     process = psutil.Process(host.pid)
     engine = await VllmEngine.load(host)
-    (running,) = await begin(engine, [prompt(1, 20)], 480)
+    (running,) = await start_completions(engine, [prompt(1, 20)], 480)
 
     with pytest.raises(Permanent, match="prefix cache still holds the weights before it") as refused:
-        await engine.update_weights(publish(tmp_path, moved(model_dir, 1), 1), 1)
+        await engine.update_weights(write_full_policy(tmp_path, perturbed_model(model_dir, 1), 1), 1)
 
     cached, fresh = map(float, re.findall(NUMBER, str(refused.value)))
     assert abs(cached - fresh) > 0.01

@@ -16,16 +16,16 @@ from tests.vllm.conftest import SETTINGS
 
 
 @pytest.fixture(scope="module")
-def taught_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("taught-qwen3")
+def memorised_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memorised-qwen3")
     save_tiny_model(path, head_dim=32)
     teach(path)
     return path
 
 
 @pytest.fixture(scope="module")
-async def engine(taught_dir: Path) -> AsyncIterator[VllmEngine]:
-    host = await VllmHost.start(taught_dir, SETTINGS, max_lora_rank=None)
+async def engine(memorised_dir: Path) -> AsyncIterator[VllmEngine]:
+    host = await VllmHost.start(memorised_dir, SETTINGS, max_lora_rank=None)
     loaded = await VllmEngine.load(host)
     yield loaded
     await loaded.close()

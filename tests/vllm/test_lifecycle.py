@@ -19,9 +19,15 @@ from synth.errors import Transient
 from synth.inference.engines.vllm import selftest
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
-from tests.unit.inference.engines.contract import off
-from tests.unit.inference.engines.drive import begin, complete, endless, prompt
-from tests.unit.inference.tiny_model import adapt, plain_logprobs, plain_model, publish, publish_adapter
+from tests.unit.inference.engines.completions import complete, endless, prompt, start_completions
+from tests.unit.inference.engines.contract import max_error
+from tests.unit.inference.tiny_model import (
+    lora_model,
+    plain_logprobs,
+    plain_model,
+    write_adapter_policy,
+    write_full_policy,
+)
 from tests.vllm.conftest import SETTINGS
 
 SERVICE = """
@@ -57,14 +63,14 @@ async def test_requests_beyond_the_kv_budget_wait_their_turn_and_all_finish(
     results = await asyncio.gather(*(complete(engine, p, endless(100)) for p in prompts))
     for p, result in zip(prompts, results, strict=True):
         assert len(result.token_ids) == 100
-        assert off(result, plain_logprobs(reference, p, result.token_ids)) <= tolerance
+        assert max_error(result, plain_logprobs(reference, p, result.token_ids)) <= tolerance
     assert engine.stats().kv_tokens_budget == 256 + 32
     await engine.close()
 
 
 async def test_when_the_engine_process_is_killed_everyone_hears_of_it(small: VllmHost) -> None:
     engine = await VllmEngine.load(small)
-    tasks = await begin(engine, [prompt(1, 8), prompt(2, 8)], 200)
+    tasks = await start_completions(engine, [prompt(1, 8), prompt(2, 8)], 200)
     os.kill(small.pid, signal.SIGKILL)
     for task in tasks:
         with pytest.raises(Transient, match="the engine process has ended"):
@@ -73,7 +79,7 @@ async def test_when_the_engine_process_is_killed_everyone_hears_of_it(small: Vll
     with pytest.raises(Transient, match="the engine process has ended"):
         await complete(engine, prompt(1, 4), endless(5))
     await small.close()
-    assert not small.loaded
+    assert not small.engines
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
@@ -83,9 +89,9 @@ async def test_a_swap_during_which_the_engine_process_is_killed_is_another_engin
     host = await VllmHost.start(model_dir, SETTINGS, max_lora_rank=8 if kind == "lora" else None)
     engine = await VllmEngine.load(host)
     file = (
-        publish_adapter(tmp_path, adapt(model_dir), 1)
+        write_adapter_policy(tmp_path, lora_model(model_dir), 1)
         if kind == "lora"
-        else publish(tmp_path, plain_model(model_dir), 1)
+        else write_full_policy(tmp_path, plain_model(model_dir), 1)
     )
 
     async def leave_it(_: VllmHost) -> None:
@@ -95,7 +101,7 @@ async def test_a_swap_during_which_the_engine_process_is_killed_is_another_engin
     os.kill(host.pid, signal.SIGSTOP)
     swap = asyncio.create_task(engine.update_weights(file, 1))
     async with asyncio.timeout(30):
-        while not (host.dirty or len(host.adapters)):  # noqa: ASYNC110
+        while not (host.weights_replaced or len(host.adapters)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     os.kill(host.pid, signal.SIGKILL)
     with pytest.raises(Transient, match="the engine process has ended"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.vllm.engine import VllmEngine
-from tests.unit.inference.engines.drive import complete, prompt
+from tests.unit.inference.engines.completions import complete, prompt
 
 _SPECIAL = 1
 

@@ -15,8 +15,15 @@ import torch
 
 from synth.inference.engines.protocol import Delta
 from synth.inference.engines.vllm.engine import VllmEngine
-from tests.unit.inference.engines.drive import complete, endless, prompt
-from tests.unit.inference.tiny_model import adapt, moved, plain_logprobs, publish, publish_adapter, turn_adapter
+from tests.unit.inference.engines.completions import complete, endless, prompt
+from tests.unit.inference.tiny_model import (
+    lora_model,
+    perturbed_model,
+    plain_logprobs,
+    randomize_adapter,
+    write_adapter_policy,
+    write_full_policy,
+)
 
 SWAPS = 50
 CLIENTS = 8
@@ -45,7 +52,7 @@ class Load:
             self.finished_one.set()
 
     async def one_more(self) -> None:
-        """Wait until a request is done that began after this call did."""
+        """Wait until a request is done that started after this call did."""
         asked = self.asked
         while len(self.done) <= asked:
             self.finished_one.clear()
@@ -60,9 +67,9 @@ async def swap_under_load(engine: VllmEngine, publish_version: Callable[[int], P
             file = publish_version(version)
             load.finished_one.clear()
             await asyncio.wait_for(load.finished_one.wait(), 60)
-            began = time.monotonic()
+            started = time.monotonic()
             proof = await engine.update_weights(file, version)
-            seconds.append(time.monotonic() - began)
+            seconds.append(time.monotonic() - started)
             assert (proof.version, proof.matched) == (version, proof.tensors)
             file.unlink()
         await load.one_more()
@@ -100,11 +107,11 @@ async def test_fifty_versions_of_full_weights_under_load(
     tmp_path: Path,
     report: Callable[[str], None],
 ) -> None:
-    load, seconds = await swap_under_load(full, lambda v: publish(tmp_path, moved(model_dir, v), v))
+    load, seconds = await swap_under_load(full, lambda v: write_full_policy(tmp_path, perturbed_model(model_dir, v), v))
 
     tokens = check_nothing_lost(load)
     assert any(len(set(r.versions)) > 1 for _, _, r in load.done)  # requests lived through swaps
-    worst = max(worst_difference(load, v, moved(model_dir, v) if v else reference) for v in range(SWAPS + 1))
+    worst = max(worst_difference(load, v, perturbed_model(model_dir, v) if v else reference) for v in range(SWAPS + 1))
     report(
         f"full weights: {SWAPS} swaps, {len(load.done)} requests, {tokens} tokens, worst difference {worst:.1e} nats, "
         f"median {statistics.median(seconds):.3f} s a swap"
@@ -120,19 +127,19 @@ async def test_fifty_versions_of_an_adapter_under_load(
     tmp_path: Path,
     report: Callable[[str], None],
 ) -> None:
-    adapted = adapt(model_dir)
+    adapted = lora_model(model_dir)
 
     def publish_version(version: int) -> Path:
-        turn_adapter(adapted, version)
-        return publish_adapter(tmp_path, adapted, version)
+        randomize_adapter(adapted, version)
+        return write_adapter_policy(tmp_path, adapted, version)
 
     load, seconds = await swap_under_load(lora, publish_version)
 
     tokens = check_nothing_lost(load)
-    assert {len(set(r.versions)) for _, _, r in load.done} == {1}  # each finishes on the adapter that it began with
+    assert {len(set(r.versions)) for _, _, r in load.done} == {1}  # each finishes on the adapter that it started with
     worst = worst_difference(load, 0, reference)
     for version in range(1, SWAPS + 1):
-        turn_adapter(adapted, version)
+        randomize_adapter(adapted, version)
         worst = max(worst, worst_difference(load, version, adapted))
     report(
         f"adapters: {SWAPS} swaps, {len(load.done)} requests, {tokens} tokens, worst difference {worst:.1e} nats, "

@@ -14,9 +14,14 @@ from synth.bus.worker import TaskWorker
 from synth.inference.api.app import build_api
 from synth.inference.recording.metrics import RecorderMetrics
 from synth.inference.recording.recorder import Recorder
-from synth.inference.serving.engine_factory import TransformersOpening, VllmOpening, vllm_hosts, warm_up
+from synth.inference.serving.engine_factory import (
+    TransformersEngineFactory,
+    VllmEngineFactory,
+    build_vllm_pool,
+    warm_up,
+)
 from synth.inference.serving.metrics import EngineMetrics
-from synth.inference.serving.model_pool import Policies
+from synth.inference.serving.model_pool import ModelPool
 from synth.inference.serving.owner import ServeService
 from synth.inference.serving.router import ServiceRouter
 from synth.inference.settings import InferenceSettings
@@ -41,17 +46,19 @@ def main() -> int:
         changed = asyncio.Event()
         registry = Registry(settings.models_dir, hub=settings.model_hub)
         router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", registry)
-        hosts = vllm_hosts(settings)
-        opening = VllmOpening(settings, hosts) if settings.engine == "vllm" else TransformersOpening(settings)
-        policies = Policies(
-            router.files_of, opening, max_models=settings.max_models, load_timeout=settings.load_timeout_s
+        vllm_pool = build_vllm_pool(settings)
+        engine_factory = (
+            VllmEngineFactory(settings, vllm_pool) if settings.engine == "vllm" else TransformersEngineFactory(settings)
         )
-        router.serve_from(policies)
-        service.close_with(policies.close)
-        REGISTRY.register(EngineMetrics(policies, hosts))
+        model_pool = ModelPool(
+            router.files_of, engine_factory, max_models=settings.max_models, load_timeout=settings.load_timeout_s
+        )
+        router.attach_model_pool(model_pool)
+        service.close_with(model_pool.close)
+        REGISTRY.register(EngineMetrics(model_pool, vllm_pool))
 
         def describe() -> Replica:
-            stats = policies.stats().values()
+            stats = model_pool.stats().values()
             return Replica(
                 id=settings.replica,
                 boot=boot,
@@ -64,7 +71,7 @@ def main() -> int:
 
         recorder_name = describe().recorder
 
-        def read(text: str) -> Cid:
+        def read_own_cid(text: str) -> Cid:
             cid = read_cid(text, secret, now=0)
             if cid.replica != recorder_name:
                 raise InvalidKey("this rollout is recorded by another process")
@@ -76,7 +83,7 @@ def main() -> int:
             return request.headers.get("x-synth-org", "")
 
         serving = ServeService(service.bus, service.blobs, settings, router, boot, changed)
-        # One place is left for whoever chats while jobs train, or wait for a trainer.
+        # One model is left for users who chat while jobs train, or wait for a trainer.
         capacity = max(1, settings.max_models - 1)
         worker = TaskWorker(
             service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run, give_up=serving.give_up
@@ -85,10 +92,10 @@ def main() -> int:
         service.stop_with(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
         service.stop_with(asyncio.create_task(_warm_up(service, settings)))
-        recorder = Recorder(read)
+        recorder = Recorder(read_own_cid)
         REGISTRY.register(RecorderMetrics(recorder))
         service.stop_with(asyncio.create_task(_sweep(recorder)))
-        service.stop_with(asyncio.create_task(_unload_idle(policies, settings.idle_unload_s, changed)))
+        service.stop_with(asyncio.create_task(_unload_idle(model_pool, settings.idle_unload_s, changed)))
         return build_api(
             router,
             recorder,
@@ -101,23 +108,23 @@ def main() -> int:
 
 
 async def _warm_up(service: Service, settings: InferenceSettings) -> None:
-    """Have ready what the first model needs."""
+    """Prepare what the first model needs, once the service is up."""
     await service.settled()
     await asyncio.to_thread(warm_up, settings)
     await service.stop.wait()
 
 
 async def _sweep(recorder: Recorder) -> None:
-    """Let go of rollouts that nobody closed: their collectors are gone."""
+    """Drop the rollouts that expired because their collectors are gone."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         recorder.sweep()
 
 
-async def _unload_idle(policies: Policies, seconds: float, changed: asyncio.Event) -> None:
-    """Let go of served models that nobody asks for."""
+async def _unload_idle(model_pool: ModelPool, seconds: float, changed: asyncio.Event) -> None:
+    """Unload the served models that nobody has asked for."""
     while True:
         await asyncio.sleep(min(_SWEEP_S, seconds))
-        if unloaded := await policies.unload_idle(seconds):
+        if unloaded := await model_pool.unload_idle(seconds):
             log.info("unloaded, as nobody has asked for them", models=unloaded, seconds=seconds)
             changed.set()

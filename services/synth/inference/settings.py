@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from synth.inference.engines.settings import Workaround
 from synth.runtime.settings import ServiceSettings
-
-Workaround = Literal["tied_head", "lora_mask", "clear_cache"]
 
 
 class InferenceSettings(ServiceSettings):

@@ -1,4 +1,4 @@
-"""A model's tokenizer as the service uses it: the fast backend without the wrapper's cost per call."""
+"""A model's tokenizer as the service uses it: the fast backend, without the cost of the wrapper at each call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from synth.errors import Permanent
 
-# Marks of a chat format that some tokenizers hold as special tokens and others as plain ones: always text to us.
+# Marks of a chat format, which are special tokens in some tokenizers and plain ones in others; `decode` shows them.
 _KEPT = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
@@ -27,7 +27,7 @@ class Tokenizer:
         return self.full.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out, but for those that mark tool calls and thinking."""
+        """The text of token ids, without special tokens, except those that mark tool calls and thinking."""
         shown = [i for i in ids if i not in self._hidden]
         return self.full.backend_tokenizer.decode(shown, skip_special_tokens=False)
 

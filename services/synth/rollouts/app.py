@@ -21,7 +21,7 @@ def main() -> int:
     async def setup(service: Service) -> None:
         replicas = ReplicaTable(service.bus)
         collector = CollectorService(service.bus, service.blobs, settings, replicas)
-        REGISTRY.register(ConcurrencyMetrics(collector.collecting))
+        REGISTRY.register(ConcurrencyMetrics(collector.collectors))
         worker = TaskWorker(
             service.bus,
             kind="collect",

@@ -1,4 +1,4 @@
-"""What a rollouts process tells Prometheus of the jobs that it collects for, read when it asks."""
+"""The Prometheus metrics of the jobs that a rollouts process collects for, read at each scrape."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from synth.rollouts.collection.collector import Collector
 
 
 class ConcurrencyMetrics(MetricsCollector):
-    """`synth_rollouts_…{job}` of every job that is collected for now; one that is over takes its series with it."""
+    """`synth_rollouts_…{job}` of every job that is collected for now; the series of a job end with it."""
 
-    def __init__(self, collecting: Mapping[str, Collector]) -> None:
-        """collecting: by job id; changes under way."""
-        self._collecting = collecting
+    def __init__(self, collectors: Mapping[str, Collector]) -> None:
+        """collectors: by job id; the mapping may change between scrapes."""
+        self._collectors = collectors
 
     def collect(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("synth_rollouts_running", "Rollouts at the task app", labels=["job"])
         limit = GaugeMetricFamily("synth_rollouts_limit", "Rollouts that may be at the task app", labels=["job"])
         halved = CounterMetricFamily("synth_rollouts_halved", "Times the limit was halved", labels=["job", "cause"])
-        for job, collector in list(self._collecting.items()):
-            running.add_metric([job], collector.places.taken)
-            limit.add_metric([job], collector.pace.limit)
-            for harm, times in collector.pace.halved.items():
-                halved.add_metric([job, harm.value], times)
+        for job, collector in list(self._collectors.items()):
+            running.add_metric([job], collector.concurrency.in_use)
+            limit.add_metric([job], collector.concurrency.limit)
+            for overload, times in collector.concurrency.halved.items():
+                halved.add_metric([job, overload.value], times)
         yield from (running, limit, halved)

@@ -8,7 +8,7 @@ import functools
 from synth.bus.worker import TaskWorker
 from synth.service import Service, run
 from synth.trainer.owner import attempt_run
-from synth.trainer.owner.learner_process import TrainingProcesses
+from synth.trainer.owner.learner_process import LearnerPool
 from synth.trainer.owner.owner import TrainerService
 from synth.trainer.settings import TrainerSettings
 
@@ -18,19 +18,19 @@ def main() -> int:
     settings = TrainerSettings()
 
     async def setup(service: Service) -> None:
-        processes = TrainingProcesses(threads=settings.threads)
-        train = functools.partial(attempt_run.train, processes=processes)
+        learners = LearnerPool(threads=settings.threads)
+        train = functools.partial(attempt_run.train, learners=learners)
         trainer = TrainerService(service.bus, service.blobs, settings, train)
         worker = TaskWorker(
             service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up
         )
         service.checks["worker"] = worker.ill
-        service.stop_with(asyncio.create_task(_keep_one_waiting(service, processes)))
+        service.stop_with(asyncio.create_task(_keep_one_warm(service, learners)))
         service.run("train", worker.serve(service.stop))
 
     return run("trainer", settings, setup)
 
 
-async def _keep_one_waiting(service: Service, processes: TrainingProcesses) -> None:
+async def _keep_one_warm(service: Service, learners: LearnerPool) -> None:
     await service.settled()
-    await processes.keep_one_waiting()
+    await learners.keep_one_warm()

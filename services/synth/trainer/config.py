@@ -1,6 +1,7 @@
 """The configuration of a training process: every number resolved, nothing left to guess.
 
-The service builds one from a resolved job (`owner/learner_config.py`).
+The service builds one from a resolved job (`owner/learner_config.py`). Why the defaults are what they are:
+docs/decisions.md.
 """
 
 from __future__ import annotations

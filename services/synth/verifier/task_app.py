@@ -1,6 +1,6 @@
 """Is the user's task app there, does it speak the contract, and which environment key opens it?
 
-The contract: design/wire-contract.md §3.1. Each stored key is tried by itself, in all three headers, because a task
+The contract: docs/task-apps.md. Each stored key is tried by itself, in all three headers, because a task
 app may look at any of them; 400, 401 and 403 all mean that it was refused.
 """
 

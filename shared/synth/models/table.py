@@ -74,7 +74,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _table() -> dict[str, ModelSpec]:
-    # names, rl, experimental, thinking (wire contract §4)
+    # names, rl, experimental, thinking, as the published clients have them
     rows: list[tuple[str, bool, bool, bool]] = [
         ("0.6B 1.7B 4B 8B 14B 30B-A3B 4B-2507", True, False, False),
         ("32B", False, False, False),

@@ -30,8 +30,8 @@ from synth.events import (
     PolicyRefused,
 )
 from synth.ids import new_job_id, new_org_id
-from synth.inference.serving.engine_factory import TransformersOpening
-from synth.inference.serving.model_pool import Policies
+from synth.inference.serving.engine_factory import TransformersEngineFactory
+from synth.inference.serving.model_pool import ModelPool
 from synth.inference.serving.owner import ServeService
 from synth.inference.serving.router import ServiceRouter
 from synth.inference.settings import InferenceSettings
@@ -106,8 +106,8 @@ async def served(
     bus = await bus_as("inference")
     settings = InferenceSettings(**settings_of("inference").model_dump(), device="cpu")
     router = ServiceRouter(bus, blobs, tmp_path / "cache", registry)
-    policies = Policies(router.files_of, TransformersOpening(settings))
-    router.serve_from(policies)
+    model_pool = ModelPool(router.files_of, TransformersEngineFactory(settings), max_models=3, load_timeout=300)
+    router.attach_model_pool(model_pool)
     task = Task(kind="serve", pool="default", org=org, job_id=job)
     no_message: Any = None
     service = ServeService(bus, blobs, settings, router, "boot", asyncio.Event())
@@ -118,7 +118,7 @@ async def served(
     )
     async with asyncio.timeout(20):
         await serving
-    await policies.close()
+    await model_pool.close()
 
 
 async def test_a_version_that_computes_what_its_trainer_computed_is_served(served: Served) -> None:

@@ -17,7 +17,7 @@ from synth.inference.chat.prompts import ROLES, ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from tests.unit.inference.bare_service import OURS, Served, credential
+from tests.unit.inference.one_model_service import API_KEY_HEADERS, Served, credential
 from tests.unit.inference.tiny_model import save_tiny_model
 
 FIELDS = [field.name for field in msgspec.structs.fields(ChatRequest)]
@@ -153,7 +153,7 @@ async def test_any_body_gets_an_answer_or_an_error_that_names_the_field(
 ) -> None:
     query = f"?cid={credential(f'job_1_t{next(_rollouts)}_0', calls=16)}" if rollout else ""
     got = await served.http.post(
-        f"/v1/chat/completions{query}", content=json.dumps(body), headers={} if rollout else OURS
+        f"/v1/chat/completions{query}", content=json.dumps(body), headers={} if rollout else API_KEY_HEADERS
     )
     assert got.status_code in (200, 400, 404), got.text
     if got.status_code != 200:

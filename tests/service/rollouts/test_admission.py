@@ -16,17 +16,18 @@ from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import Driver
+from synth.rollouts.clients.rollout_runner import RolloutRunner
 from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
-from synth.rollouts.collection.types import Request
-from synth.rollouts.concurrency.controller import Harm
+from synth.rollouts.collection.types import CollectRequest
+from synth.rollouts.concurrency.controller import Overload
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.collection.test_collector import RECORD
 
 JOB = "job_admission"
-REQUEST = Request(iteration=4, mode="train", seeds=[1, 2, 3, 4], group_size=1, oldest_version=2)
+REQUEST = CollectRequest(iteration=4, mode="train", seeds=[1, 2, 3, 4], group_size=1, oldest_version=2)
 
 
 def recorder() -> RecorderClient:
@@ -61,7 +62,7 @@ async def task_app(status: Callable[[], int]) -> AsyncIterator[tuple[str, list[s
 
 
 @asynccontextmanager
-async def driving(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[Driver]:
+async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[RolloutRunner]:
     """A driver that knows the replicas "a" and "b" of the job from the bus."""
     inference = await bus_as("inference")
     for name in ("a", "b"):
@@ -79,7 +80,7 @@ async def driving(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[D
             while len(table.serving(JOB)) < 2:
                 await table.wait_serving(JOB, timeout=10)
                 await asyncio.sleep(0)
-        yield Driver(
+        yield RolloutRunner(
             JOB,
             settings,
             app=app,
@@ -89,6 +90,7 @@ async def driving(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[D
             secret="secret",
             public_url=None,
             replica_wait_s=0.2,
+            progress=lambda stage: None,
         )
     finally:
         following.cancel()
@@ -99,32 +101,42 @@ async def driving(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[D
 
 async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_as):
     versions = PolicyVersions()
-    whereabouts: list[bool] = []
-    async with task_app(lambda: 200) as (url, sent_to), driving(bus_as, url, versions) as driver:
+    deadlines: list[Deadline] = []
+    async with task_app(lambda: 200) as (url, sent_to), runner_at_replicas(bus_as, url, versions) as runner:
 
         async def play() -> list[str]:
             sent_to.clear()
             for group in range(4):
-                [spot] = REQUEST.spots(JOB, group)
+                [spec] = REQUEST.specs(JOB, group)
+                deadlines.append(Deadline([spec.index], 60.0))
                 async with asyncio.timeout(10):
-                    await driver._play(REQUEST, spot, whereabouts.append, forgive_cut=False)
+                    await runner._play_once(REQUEST, spec, deadlines[-1], forgive_cut=False)
             return sorted(sent_to)
 
-        await versions.loaded(1, "a")
+        await versions.record_loaded(1, "a")
         with pytest.raises(Transient, match=f"no replica serves version 2 of {JOB}"):
             await play()
-        assert (sent_to, whereabouts) == ([], []), "and until then it is not at the app"
-        await versions.loaded(2, "b")
+        assert (sent_to, [d.clock_runs for d in deadlines]) == ([], [False]), "and until then it is not at the app"
+        await versions.record_loaded(2, "b")
         assert await play() == ["b"] * 4
-        await versions.loaded(3, "a")
+        assert all(d.clock_runs for d in deadlines[1:])
+        await versions.record_loaded(3, "a")
         assert await play() == ["a", "a", "b", "b"]
-        assert driver.queue() == (6, 2)
+        assert runner.engine_queue() == (6, 2)
 
 
-@pytest.mark.parametrize(("status", "harm"), [(200, None), (429, Harm.OVERLOAD), (503, Harm.OVERLOAD), (500, None)])
-async def test_an_app_that_says_too_many_is_told_from_one_that_is_broken(bus_as, status: int, harm: Harm | None):
+@pytest.mark.parametrize(
+    ("status", "overload"), [(200, None), (429, Overload.REJECTED), (503, Overload.REJECTED), (500, None)]
+)
+async def test_an_app_that_says_too_many_is_told_from_one_that_is_broken(
+    bus_as, status: int, overload: Overload | None
+):
     versions = PolicyVersions()
-    await versions.loaded(2, "a")
-    async with task_app(lambda: status) as (url, _), driving(bus_as, url, versions) as driver, asyncio.timeout(10):
-        tried = await driver.attempt(REQUEST, REQUEST.spots(JOB, 0)[0], 1, lambda there: None)
-    assert tried.harm is harm
+    await versions.record_loaded(2, "a")
+    async with (
+        task_app(lambda: status) as (url, _),
+        runner_at_replicas(bus_as, url, versions) as runner,
+        asyncio.timeout(10),
+    ):
+        result = await runner.run_try(REQUEST, REQUEST.specs(JOB, 0)[0], Deadline([0], None))
+    assert result.overload is overload

@@ -12,13 +12,22 @@ from synth.errors import Problem
 from synth.events import RolloutCompleted, RolloutFailed
 from synth.ids import new_org_id
 from synth.rollouts.collection.collector import Collector
-from synth.rollouts.collection.types import AtApp, Gathered, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.collection.deadline import Deadline
+from synth.rollouts.collection.types import (
+    AbandonedRollout,
+    CollectRequest,
+    CompletedRollout,
+    RequestResult,
+    RolloutSpec,
+    TryResult,
+)
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
-from tests.unit.rollouts.collection.test_request_runner import App, kept_groups
+from tests.unit.rollouts.collection.test_request_runner import App, batch_counts
 
 ORG = new_org_id()
 #: Seeds 1, 2 and 4 are flat: refills 3, 4 and 5 stand in for 1, 2 and 4. Seed 0 has one rollout too many that hangs.
-REQUEST = Request(
+REQUEST = CollectRequest(
     iteration=2, mode="train", seeds=[0, 1, 2], group_size=3, oldest_version=0, refill_seeds=[3, 4, 5, 6, 7, 8]
 )
 FLAT = {1, 2, 4}
@@ -34,10 +43,10 @@ class DiesAt(App):
         self.reached, self.durable = asyncio.Event(), asyncio.Event()
         self._index = index
 
-    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
-        if spot.index == self._index:
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+        if spec.index == self._index:
             self.reached.set()
-        return await super().attempt(request, spot, tries, at_app)
+        return await super().run_try(request, spec, deadline)
 
 
 @pytest.mark.parametrize("dies_at", [8, 10, LAST])
@@ -46,17 +55,17 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     bus = await bus_as("rollouts")
 
     def collector(app: DiesAt, log: RolloutLog) -> Collector:
-        async def keep(request: Request, kept: Kept) -> None:
-            await log.keep(request, kept)
+        async def complete(request: CollectRequest, completed: CompletedRollout) -> None:
+            await log.complete(request, completed)
             app.durable.set()
 
         return Collector(
             job,
-            bound=4,
+            concurrency=JobConcurrency(4),
             max_tries=1,
-            attempt=app.attempt,
-            keep=keep,
-            give_up=log.give_up,
+            run_try=app.run_try,
+            complete=complete,
+            abandon=log.abandon,
             progress=lambda done, of: None,
             group_timeout_s=0.1 if app.hang == {LATE} else 60.0,
         )
@@ -68,7 +77,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
         return set(indices)
 
     first, log = DiesAt(dies_at), RolloutLog(bus, blobs, ORG, job, term=0)
-    dying = asyncio.create_task(collector(first, log).collect(REQUEST, await log.before(REQUEST)))
+    dying = asyncio.create_task(collector(first, log).collect(REQUEST, await log.prior_progress(REQUEST)))
     async with asyncio.timeout(20):
         await first.reached.wait()
         await first.durable.wait()
@@ -76,38 +85,38 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     await asyncio.wait([dying])
     second, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0)
     await log.read()
-    before = await log.before(REQUEST)
-    known = {*before.done, *before.given_up}
+    prior_progress = await log.prior_progress(REQUEST)
+    known = {*prior_progress.done, *prior_progress.abandoned}
     assert known
     assert not known & {LATE, dies_at}
     async with asyncio.timeout(20):
-        gathered = await collector(second, log).collect(REQUEST, before)
-    assert isinstance(gathered, Gathered)
+        result = await collector(second, log).collect(REQUEST, prior_progress)
+    assert isinstance(result, RequestResult)
     assert await logged() == set(range(18))
     assert sorted(second.played) == sorted(set(range(18)) - known)
-    assert (gathered.groups, gathered.late, kept_groups(REQUEST, gathered)) == (6, {0: 1}, (3, 3, 8))
+    assert (result.groups, result.late, batch_counts(REQUEST, result)) == (6, {0: 1}, (3, 3, 8))
 
     # And a third one, which finds all of it.
     third, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0)
     await log.read()
-    again = await collector(third, log).collect(REQUEST, await log.before(REQUEST))
-    assert isinstance(again, Gathered)
+    again = await collector(third, log).collect(REQUEST, await log.prior_progress(REQUEST))
+    assert isinstance(again, RequestResult)
     assert (third.played, again.groups, again.late) == ([], 6, {0: 1})
-    assert kept_groups(REQUEST, again) == kept_groups(REQUEST, gathered)
+    assert batch_counts(REQUEST, again) == batch_counts(REQUEST, result)
 
 
-async def test_what_is_done_is_not_late_because_a_collector_that_was_replaced_thought_so(bus_as, blobs: BlobStore):
+async def test_a_completed_rollout_is_not_late_because_a_replaced_collector_abandoned_it(bus_as, blobs: BlobStore):
     job = "job_replaced"
     bus = await bus_as("rollouts")
     app, log = App(), RolloutLog(bus, blobs, ORG, job, term=0)
-    request = Request(iteration=1, mode="train", seeds=[1], group_size=2, oldest_version=0)
-    app.keep = log.keep
-    await app.gather(request)
-    for spot in request.spots("job_x", 0):
-        await log.give_up(request, spot, GivenUp(Problem(what="late"), 1, late=True))
+    request = CollectRequest(iteration=1, mode="train", seeds=[1], group_size=2, oldest_version=0)
+    app.complete = log.complete
+    await app.collect(request)
+    for spec in request.specs("job_x", 0):
+        await log.abandon(request, spec, AbandonedRollout(Problem(what="late"), 1, late=True))
     await log.read()
-    before = await log.before(request)
-    assert (set(before.done), before.given_up) == ({0, 1}, {})
-    gathered = await App().gather(request, before)
-    assert isinstance(gathered, Gathered)
-    assert kept_groups(request, gathered) == (1, 0, 2)
+    prior_progress = await log.prior_progress(request)
+    assert (set(prior_progress.done), prior_progress.abandoned) == ({0, 1}, {})
+    result = await App().collect(request, prior_progress)
+    assert isinstance(result, RequestResult)
+    assert batch_counts(request, result) == (1, 0, 2)

@@ -14,8 +14,9 @@ from synth.events.catalogue import Event
 from synth.ids import new_job_id, new_org_id
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.models import Registry
-from synth.trainer.owner.announcer import Announcer, read_past
-from synth.trainer.owner.collapse_watch import Watching
+from synth.trainer.owner.announcer import Announcer
+from synth.trainer.owner.collapse_watch import CollapseWatch
+from synth.trainer.owner.history import read_history
 from synth.trainer.protocol import Paused, Stepped
 from synth.validator.validate import validate
 from tests.service.jobs import RL, make_model_dir
@@ -62,33 +63,35 @@ class Job:
         bus = await self._bus_as("trainer")
         _, fence = await start_attempt(bus, self.org, self.id, worker="trainer-0", term=term)
         assert fence is not None
-        past = await read_past(bus, self.org, self.id)
-        watching = Watching(bus, fence, self._job)
-        await watching.catch_up()
+        announced = await read_history(bus, self.org, self.id)
+        watch = CollapseWatch(bus, fence, self._job)
+        await watch.catch_up()
 
         def model_at(step: int, tree: BlobRef) -> ModelRef:
             return ModelRef(id="made", kind="full", tree=tree)
 
-        announce = Announcer(bus, self._blobs, fence, past, total=len(STEPS), model_at=model_at, watching=watching)
-        k = past.last_step
-        while watching.verdict is None and k < until:
+        announcer = Announcer(bus, self._blobs, fence, announced, total=len(STEPS), model_at=model_at, watch=watch)
+        k = announced.last_step
+        while watch.demand is None and k < until:
             k += 1
             if dies_silent and k == until:
-                watching.announce = _die  # type: ignore[method-assign]
+                watch.announce = _die  # type: ignore[method-assign]
             checkpoint = self._checkpoint(fence.attempt, k) if k % every == 0 else None
             try:
-                await announce.stepped(
+                await announcer.announce_step(
                     Stepped(step=k, values=STEPS[k - 1], checkpoint=checkpoint), STEPS[k - 1], kind="full"
                 )
             except _Died:
                 return None
-        verdict = watching.verdict
-        if verdict is not None:
+        demand = watch.demand
+        if demand is not None:
             covered = k % every == 0
-            await announce.paused(Paused(step=k, checkpoint=None if covered else self._checkpoint(fence.attempt, k)))
-        if verdict is not None and verdict.action == "pause":
-            await append_as_owner(bus, fence, lambda _: JobPaused(step=k, reason=verdict.problem.text()))
-        return verdict.action if verdict else None
+            await announcer.announce_pause(
+                Paused(step=k, checkpoint=None if covered else self._checkpoint(fence.attempt, k))
+            )
+        if demand is not None and demand.action == "pause":
+            await append_as_owner(bus, fence, lambda _: JobPaused(step=k, reason=demand.problem.text()))
+        return demand.action if demand else None
 
     def _checkpoint(self, attempt: int, step: int) -> str:
         folder = self._folder / f"{attempt}-{step}"
@@ -106,7 +109,7 @@ async def _die(step: int) -> None:
 
 
 @pytest.fixture
-async def job(bus_as, blobs, cluster_dir, tmp_path):
+async def make_job(bus_as, blobs, cluster_dir, tmp_path):
     async def make(action: str) -> Job:
         made = Job(bus_as, blobs, make_model_dir(cluster_dir), tmp_path, action=action)
         await made.submitted()
@@ -121,42 +124,44 @@ def steps_of(log: list[tuple[str, int]], type: str) -> list[int]:
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("cut", [3, 5, 6, 7, 11, 13, 14])
-async def test_an_attempt_that_goes_on_says_what_one_that_never_stopped_would_have_said(job, cut: int, silent: bool):
-    watched = await job("warn")
-    assert await watched.attempt(cut, dies_silent=silent) is None
-    assert await watched.attempt(len(STEPS)) is None
-    log = await watched.log()
+async def test_an_attempt_that_goes_on_says_what_one_that_never_stopped_would_have_said(
+    make_job, cut: int, silent: bool
+):
+    job = await make_job("warn")
+    assert await job.attempt(cut, dies_silent=silent) is None
+    assert await job.attempt(len(STEPS)) is None
+    log = await job.log()
     assert steps_of(log, "train.step") == list(range(1, len(STEPS) + 1))
     assert steps_of(log, "train.warned") == WARNED
     for step in WARNED:
         assert log.index(("train.warned", step)) > log.index(("train.step", step))
 
 
-async def test_a_stop_is_demanded_at_once_and_again_by_whoever_takes_over(job):
-    watched = await job("stop")
+async def test_a_stop_is_demanded_at_once_and_again_by_whoever_takes_over(make_job):
+    job = await make_job("stop")
     # A checkpoint every fifth step covers step 5: what was found in step 6 need not wait for step 10.
-    assert await watched.attempt(len(STEPS), every=5) == "stop"
-    log = await watched.log()
+    assert await job.attempt(len(STEPS), every=5) == "stop"
+    log = await job.log()
     assert log[-2:] == [("train.step", 6), ("train.warned", 6)]
-    assert await watched.attempt(len(STEPS)) == "stop"
-    assert await watched.log() == log
+    assert await job.attempt(len(STEPS)) == "stop"
+    assert await job.log() == log
 
 
-async def test_a_job_that_was_paused_and_resumed_is_not_paused_for_the_same_sign_again(job):
-    watched = await job("pause")
-    assert await watched.attempt(len(STEPS)) == "pause"
-    await watched.append("gateway", JobResumed())
-    assert await watched.attempt(len(STEPS), term=1) == "pause"
-    await watched.append("gateway", JobResumed())
-    assert await watched.attempt(len(STEPS), term=2) is None
-    log = await watched.log()
+async def test_a_job_that_was_paused_and_resumed_is_not_paused_for_the_same_sign_again(make_job):
+    job = await make_job("pause")
+    assert await job.attempt(len(STEPS)) == "pause"
+    await job.append("gateway", JobResumed())
+    assert await job.attempt(len(STEPS), term=1) == "pause"
+    await job.append("gateway", JobResumed())
+    assert await job.attempt(len(STEPS), term=2) is None
+    log = await job.log()
     assert steps_of(log, "train.warned") == WARNED
     assert log[-2:] == [("train.step", 14), ("train.warned", 14)]
 
 
-async def test_a_pause_that_an_attempt_did_not_live_to_make_is_made_by_the_next(job):
-    watched = await job("pause")
-    await watched.attempt(6, dies_silent=True)
-    assert steps_of(await watched.log(), "train.warned") == []
-    assert await watched.attempt(len(STEPS)) == "pause"
-    assert await watched.log() == [*(("train.step", k) for k in range(1, 7)), ("train.warned", 6)]
+async def test_a_pause_that_an_attempt_did_not_live_to_make_is_made_by_the_next(make_job):
+    job = await make_job("pause")
+    await job.attempt(6, dies_silent=True)
+    assert steps_of(await job.log(), "train.warned") == []
+    assert await job.attempt(len(STEPS)) == "pause"
+    assert await job.log() == [*(("train.step", k) for k in range(1, 7)), ("train.warned", 6)]

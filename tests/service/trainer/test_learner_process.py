@@ -11,17 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from synth.trainer.owner.learner_process import TrainingProcess, TrainingProcesses, TrainingStopped
+from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.protocol import Failed, Start
 
 DEADLINE_S = 60
 
 
 @pytest.fixture
-async def processes() -> AsyncIterator[TrainingProcesses]:
+async def learners() -> AsyncIterator[LearnerPool]:
     """With one process waiting, as in a service that has settled."""
-    found = TrainingProcesses(threads=1)
-    keeping = asyncio.create_task(found.keep_one_waiting())
+    found = LearnerPool(threads=1)
+    keeping = asyncio.create_task(found.keep_one_warm())
     await one_is_waiting(found)
     yield found
     keeping.cancel()
@@ -29,9 +29,9 @@ async def processes() -> AsyncIterator[TrainingProcesses]:
     assert children() == []
 
 
-async def one_is_waiting(processes: TrainingProcesses) -> None:
+async def one_is_waiting(learners: LearnerPool) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while processes.waiting_pid is None:  # noqa: ASYNC110 - nobody else is told
+        while learners.warm_pid is None:  # noqa: ASYNC110 - nobody else is told
             await asyncio.sleep(0)
 
 
@@ -43,53 +43,51 @@ def bad_start(folder: Path) -> Start:
     return Start(kind="rl", config={"lr": -1}, model_dir=str(folder), work_dir=str(folder))
 
 
-async def says_what_is_wrong(child: TrainingProcess, folder: Path) -> None:
+async def says_what_is_wrong(learner: LearnerProcess, folder: Path) -> None:
     """That it listens: it answers a job that nobody could train."""
-    await child.begin(bad_start(folder), progress=lambda stage: None)
-    assert isinstance(await child.hear(silence=DEADLINE_S), Failed)
+    await learner.start_job(bad_start(folder), progress=lambda stage: None)
+    assert isinstance(await learner.recv(silence=DEADLINE_S), Failed)
 
 
 async def test_a_job_gets_the_process_that_waits_and_the_next_job_another(
-    processes: TrainingProcesses, tmp_path: Path
+    learners: LearnerPool, tmp_path: Path
 ) -> None:
-    waiting = processes.waiting_pid
-    async with processes.one() as first:
+    waiting = learners.warm_pid
+    async with learners.acquire() as first:
         assert first.pid == waiting
         assert children() == [waiting]
         await says_what_is_wrong(first, tmp_path)
-    await one_is_waiting(processes)
-    async with processes.one() as second:
+    await one_is_waiting(learners)
+    async with learners.acquire() as second:
         assert second.pid != waiting
         await says_what_is_wrong(second, tmp_path)
 
 
-async def test_a_waiting_process_that_was_killed_is_not_handed_out(
-    processes: TrainingProcesses, tmp_path: Path
-) -> None:
-    waiting = processes.waiting_pid
+async def test_a_waiting_process_that_was_killed_is_not_handed_out(learners: LearnerPool, tmp_path: Path) -> None:
+    waiting = learners.warm_pid
     assert waiting is not None
     os.kill(waiting, signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
-        while processes.waiting_pid is not None:  # noqa: ASYNC110 - nobody else is told
+        while learners.warm_pid is not None:  # noqa: ASYNC110 - nobody else is told
             await asyncio.sleep(0)
-    async with processes.one() as child:
-        await says_what_is_wrong(child, tmp_path)
+    async with learners.acquire() as learner:
+        await says_what_is_wrong(learner, tmp_path)
 
 
-async def test_a_process_that_is_killed_at_work_ends_the_attempt(processes: TrainingProcesses, tmp_path: Path) -> None:
-    async with processes.one() as child:
-        os.kill(child.pid, signal.SIGKILL)
-        with pytest.raises(TrainingStopped):
-            await says_what_is_wrong(child, tmp_path)
+async def test_a_process_that_is_killed_at_work_ends_the_attempt(learners: LearnerPool, tmp_path: Path) -> None:
+    async with learners.acquire() as learner:
+        os.kill(learner.pid, signal.SIGKILL)
+        with pytest.raises(LearnerStopped):
+            await says_what_is_wrong(learner, tmp_path)
 
 
 async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkeypatch):
     monkeypatch.setenv("SYNTH_CLUSTER_SECRET", "not-for-children")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-children")
-    process = await TrainingProcess.spawn(threads=1)
+    process = await LearnerProcess.spawn(threads=1)
     try:
         given = psutil.Process(process.pid).environ()
     finally:
-        await process.end()
+        await process.stop()
     assert given["OMP_NUM_THREADS"] == "1"
     assert "not-for-children" not in given.values()

@@ -28,7 +28,8 @@ from synth.ids import new_job_id, new_org_id
 from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob
 from synth.models import Registry
-from synth.trainer.owner.owner import Attempt, TrainerService
+from synth.trainer.owner.attempt import Attempt
+from synth.trainer.owner.owner import TrainerService
 from synth.trainer.settings import TrainerSettings
 from synth.validator.validate import validate
 from synth.work import Task
@@ -37,7 +38,7 @@ from tests.service.jobs import SFT, make_model_dir
 Training = Callable[[Attempt], Awaitable[JobSucceeded | JobPaused]]
 
 
-class Owned:
+class OwnedJob:
     """A verified job, and the trainers that are given its tasks."""
 
     def __init__(self, bus_as, blobs: BlobStore, settings: TrainerSettings) -> None:
@@ -68,15 +69,15 @@ class Owned:
 
 
 @pytest.fixture
-async def owned(bus_as, settings_of, blobs, cluster_dir):
-    async def make(**settings: Any) -> Owned:
+async def make_job(bus_as, settings_of, blobs, cluster_dir):
+    async def make(**settings: Any) -> OwnedJob:
         base = settings_of("trainer").model_dump()
-        job = Owned(bus_as, blobs, TrainerSettings(**base | settings))
+        job = OwnedJob(bus_as, blobs, TrainerSettings(**base | settings))
         created = JobCreated(config=SFT, config_name="job.toml", body_sha256="0")
-        verdict = validate(created, Registry(make_model_dir(cluster_dir)))
-        assert isinstance(verdict, JobValidated), verdict
+        validated = validate(created, Registry(make_model_dir(cluster_dir)))
+        assert isinstance(validated, JobValidated), validated
         await job.append(created)
-        await job.append(verdict, by="validator")
+        await job.append(validated, by="validator")
         await job.append(JobVerified(source=ModelRef(id="tiny-qwen3")), by="verifier")
         return job
 
@@ -91,7 +92,7 @@ async def succeed(attempt: Attempt) -> JobSucceeded:
     return JobSucceeded(steps=5)
 
 
-async def paused(job: Owned, *, term: int = 0) -> None:
+async def paused(job: OwnedJob, *, term: int = 0) -> None:
     """Run the job until it is paused, before its first step."""
 
     async def at_once(attempt: Attempt) -> JobPaused:
@@ -102,8 +103,8 @@ async def paused(job: Owned, *, term: int = 0) -> None:
     await job.run(at_once, term=term)
 
 
-async def test_a_job_that_is_paused_is_let_go_of_and_goes_on_in_its_next_term(owned):
-    job = await owned()
+async def test_a_job_that_is_paused_is_let_go_of_and_goes_on_in_its_next_term(make_job):
+    job = await make_job()
 
     async def until_paused(attempt: Attempt) -> JobPaused:
         await job.append(JobPauseRequested())
@@ -120,8 +121,8 @@ async def test_a_job_that_is_paused_is_let_go_of_and_goes_on_in_its_next_term(ow
     assert (history.state, history.attempt, history.term) == (State.SUCCEEDED, 2, 1)
 
 
-async def test_tasks_of_a_paused_job_and_of_a_term_that_is_over_are_void(owned):
-    job = await owned()
+async def test_tasks_of_a_paused_job_and_of_a_term_that_is_over_are_void(make_job):
+    job = await make_job()
     await paused(job)
     await job.run(never)
     await job.append(JobResumed())
@@ -129,11 +130,11 @@ async def test_tasks_of_a_paused_job_and_of_a_term_that_is_over_are_void(owned):
     assert (await job.history()).state is State.VERIFIED
 
 
-async def test_a_run_that_does_not_pause_in_time_is_let_go_of_as_it_was(owned):
-    job = await owned(pause_s=0.2)
+async def test_a_run_that_does_not_pause_in_time_is_let_go_of_as_it_was(make_job):
+    job = await make_job(pause_s=0.2)
 
     async def deaf(attempt: Attempt) -> JobSucceeded:
-        attempt.past.last_step = 2
+        attempt.announced.last_step = 2
         await job.append(JobPauseRequested())
         await asyncio.Event().wait()
         raise AssertionError
@@ -142,8 +143,8 @@ async def test_a_run_that_does_not_pause_in_time_is_let_go_of_as_it_was(owned):
     assert (await job.history()).last(JobPaused) == JobPaused(step=2)
 
 
-async def test_a_job_that_is_done_when_the_pause_is_asked_for_has_succeeded(owned):
-    job = await owned()
+async def test_a_job_that_is_done_when_the_pause_is_asked_for_has_succeeded(make_job):
+    job = await make_job()
 
     async def done(attempt: Attempt) -> JobSucceeded:
         await job.append(JobPauseRequested())
@@ -153,8 +154,8 @@ async def test_a_job_that_is_done_when_the_pause_is_asked_for_has_succeeded(owne
     assert (await job.history()).state is State.SUCCEEDED
 
 
-async def test_a_cancellation_wins_over_a_pause(owned):
-    job = await owned()
+async def test_a_cancellation_wins_over_a_pause(make_job):
+    job = await make_job()
 
     async def cancelled_meanwhile(attempt: Attempt) -> JobPaused:
         await job.append(JobPauseRequested())
@@ -166,8 +167,8 @@ async def test_a_cancellation_wins_over_a_pause(owned):
     assert (await job.history()).state is State.CANCELLED
 
 
-async def test_an_attempt_that_dies_while_it_pauses_leaves_the_pause_to_the_next(owned):
-    job = await owned()
+async def test_an_attempt_that_dies_while_it_pauses_leaves_the_pause_to_the_next(make_job):
+    job = await make_job()
 
     async def dies(attempt: Attempt) -> JobPaused:
         await job.append(JobPauseRequested())
@@ -182,8 +183,8 @@ async def test_an_attempt_that_dies_while_it_pauses_leaves_the_pause_to_the_next
     assert (history.state, history.attempt) == (State.PAUSED, 2)
 
 
-async def test_attempts_that_ended_with_a_pause_are_no_crashes(owned):
-    job = await owned(crashes=2)
+async def test_attempts_that_ended_with_a_pause_are_no_crashes(make_job):
+    job = await make_job(crashes=2)
     for term in range(4):
         await paused(job, term=term)
         await job.append(JobResumed())

@@ -25,8 +25,8 @@ def reference(model_dir: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def taught_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("taught-qwen3")
+def memorised_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memorised-qwen3")
     save_tiny_model(path)
     teach(path)
     return path

@@ -1,4 +1,4 @@
-"""A tiny real Qwen3 and its tokenizer, made in a second, and what a plain forward says of it."""
+"""A tiny real Qwen3 and its tokenizer, made in a second, its policy files, and its logprobs by a plain forward."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plain_logprobs(
 ) -> Tensor:
     """float32 [C]: logprobs of the sampled tokens, by one forward over the whole sequence on its own.
 
-    ban_end: <|im_end|> cannot be sampled, as in `drive.endless`.
+    ban_end: <|im_end|> cannot be sampled, as in `completions.endless`.
     """
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *sampled]])).logits[0, len(prompt) - 1 : -1].float()
@@ -79,8 +79,8 @@ def plain_logprobs(
     return logp.gather(1, torch.tensor(sampled)[:, None]).squeeze(1)
 
 
-def moved(path: Path, seed: int) -> Any:
-    """The model after a big step of training, so that stale keys and values would show."""
+def perturbed_model(path: Path, seed: int) -> Any:
+    """The model with noise on all weights, large enough that stale keys and values would show."""
     model = plain_model(path)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -89,22 +89,22 @@ def moved(path: Path, seed: int) -> Any:
     return model
 
 
-def publish(folder: Path, model: Any, version: int) -> Path:
-    """The model's weights as a policy weights file."""
+def write_full_policy(folder: Path, model: Any, version: int) -> Path:
+    """Write the model's weights as a policy weights file."""
     tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
     file = folder / f"v{version}.safetensors"
     write_policy(file, tensors, kind="full", version=version)
     return file
 
 
-def adapt(path: Path) -> Any:
-    """The model with a LoRA over every linear layer, which changes nothing yet."""
+def lora_model(path: Path) -> Any:
+    """The model with a LoRA over every linear layer, which has no effect yet."""
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(plain_model(path), config).eval()
 
 
-def turn_adapter(adapted: Any, seed: int) -> None:
-    """Give the adapter other weights, whose effect is large."""
+def randomize_adapter(adapted: Any, seed: int) -> None:
+    """Give the adapter random weights with a large effect."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -112,8 +112,8 @@ def turn_adapter(adapted: Any, seed: int) -> None:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=noise))
 
 
-def publish_adapter(folder: Path, adapted: Any, version: int) -> Path:
-    """The adapter as a policy weights file."""
+def write_adapter_policy(folder: Path, adapted: Any, version: int) -> Path:
+    """Write the adapter as a policy weights file."""
     config = adapted.peft_config["default"]
     plain = {k: v for k, v in config.to_dict().items() if not isinstance(v, set)}
     plain["target_modules"] = sorted(config.target_modules)

@@ -1,4 +1,4 @@
-"""The OpenAI API over engines, and the one internal call that hands rollouts' records over."""
+"""The OpenAI API over engines, and the internal call that closes rollouts and returns their records."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from starlette.routing import BaseRoute, Route
 from synth.errors import Problem, SynthError, UserError
 from synth.inference.api.completion import Completion, EventStream, PolicyBinding
 from synth.inference.api.errors import error_response
-from synth.inference.api.requests import choices_of, decode_request
-from synth.inference.api.unsupported import refuse_unserved
+from synth.inference.api.requests import decode_request, num_choices
+from synth.inference.api.unsupported import reject_unsupported
+from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.recording.recorder import Call, Recorder
 from synth.keys import Cid, InvalidKey, bears
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
-_MOST_BODY_BYTES = 8 << 20
+_MAX_BODY_BYTES = 8 << 20
 _CREDENTIALS = ("cid", "trace", "trace_correlation_id")
 
 
 class Router(Protocol):
-    """Where calls go. What it raises is answered: `UserError` 400 or 404, `Transient` 503."""
+    """Finds what a call runs on. Its errors become responses: `UserError` 400 or 404, `Transient` 503."""
 
     def for_rollout(self, cid: Cid) -> AbstractAsyncContextManager[PolicyBinding]:
-        """The training policy of a credential, its pinned version checked, with the job's sampling."""
+        """The training policy of a credential, at the version that it pins if any, with the job's sampling."""
         ...
 
     def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[PolicyBinding]:
@@ -43,7 +44,7 @@ class Router(Protocol):
 
 
 Authenticate = Callable[[Request], Awaitable[str]]
-"""Who asks, for calls without a cid; raises `InvalidKey`."""
+"""Returns who makes a call without a cid; raises `InvalidKey`."""
 
 
 class _Close(msgspec.Struct):
@@ -56,16 +57,15 @@ def build_api(
     authenticate: Authenticate,
     *,
     internal_token: str,
-    timeout: float = 110.0,
+    timeout: float = COMPLETION_TIMEOUT_S,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the close call. timeout: seconds for one completion, below the 120 s that task apps
-    wait. extra_routes: health and metrics.
+    internal_token: the bearer of the close call. timeout: seconds for one completion. extra_routes: health and metrics.
     """
     api = _Api(router, recorder, authenticate, internal_token, timeout)
-    # Most calls first: routes are tried in order.
+    # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     routes = [Route(f"{prefix}/chat/completions", api.chat, methods=["POST"]) for prefix in prefixes]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
@@ -91,11 +91,11 @@ class _Api:
                 body = decode_request(await _body(request))
                 text = cid_of(request.scope["query_string"])
                 if text is not None:
-                    calls = self._recorder.begin_all(text, choices_of(body))
+                    calls = self._recorder.begin_all(text, num_choices(body))
                     route = self._router.for_rollout(calls[0].cid)
                 else:
                     principal = await self._authenticate(request)
-                    refuse_unserved(body)
+                    reject_unsupported(body)
                     route = self._router.for_model(body.model, principal)
                 binding = await lease.enter_async_context(route)
                 completion = Completion(body, binding, calls, timeout=self._timeout)
@@ -124,7 +124,7 @@ class _Api:
     async def close(self, request: Request) -> Response:
         """POST /internal/rollouts/close {"cids": […]}: what `closed_from_bytes` reads, one entry a credential.
 
-        Many at once, because a request costs ten times what closing one rollout does.
+        Many in one request, because a request costs ten times as much as closing one rollout.
         """
         try:
             if not bears(request.headers.get("authorization", ""), self._internal_token):
@@ -159,10 +159,10 @@ def cid_of(query: bytes) -> str | None:
 
 async def _body(request: Request) -> bytes:
     declared = request.headers.get("content-length", "0")
-    body = b"" if declared.isdigit() and int(declared) > _MOST_BODY_BYTES else await request.body()
-    if not body or len(body) > _MOST_BODY_BYTES:
+    body = b"" if declared.isdigit() and int(declared) > _MAX_BODY_BYTES else await request.body()
+    if not body or len(body) > _MAX_BODY_BYTES:
         size = max(len(body), int(declared) if declared.isdigit() else 0)
         raise UserError(
-            Problem(what=f"a body of {size} bytes", expected=f"1 to {_MOST_BODY_BYTES} bytes of JSON", where="body")
+            Problem(what=f"a body of {size} bytes", expected=f"1 to {_MAX_BODY_BYTES} bytes of JSON", where="body")
         )
     return body

@@ -1,4 +1,4 @@
-"""One chat call, from its request to its replies: sampled, watched for a client that hangs up, and recorded."""
+"""Runs one chat call from its request to its replies: samples, aborts if the client hangs up, and records."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
-from synth.inference.api.requests import ChatRequest, JobSampling, choices_of
-from synth.inference.api.responses import ChunkWriter, Shape, Usage, choice_json, completion_json, usage_chunk
-from synth.inference.api.sampling_plan import conversation_of, plan_of, without_effect
+from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
+from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
+from synth.inference.api.sampling_plan import build_conversation, build_sampling_plan, find_ineffective
 from synth.inference.chat.families import CALL_END
 from synth.inference.chat.generation import Generation, Part, another_seed
 from synth.inference.chat.output_parser import Fresh, Reply, ReplyReader
@@ -28,12 +28,12 @@ from synth.inference.recording.recorder import Call
 from synth.trajectories import CompletionRecord
 
 # The status that proxies log for a client that went away; nobody reads it.
-_CLIENT_GONE = 499
+_CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyBinding:
-    """What one call runs on. model: the name that the reply gives. sampling: the job's, for a rollout's call."""
+    """What one call runs on. model: its name in the reply. sampling: the job's, for a rollout's call."""
 
     engine: Engine
     chat: ChatFormat
@@ -43,7 +43,7 @@ class PolicyBinding:
 
 @dataclass(eq=False, slots=True)
 class _Choice:
-    """One of a call's replies on its way. call: its place in the recorder, for a rollout's call."""
+    """One of a call's replies under way. call: of the recorder, if the call belongs to a rollout."""
 
     generation: Generation
     reader: ReplyReader
@@ -55,8 +55,8 @@ class _Choice:
     def aborted(self) -> bool:
         return self.parts[-1].finish_reason == "abort"
 
-    def take(self, part: Part) -> Fresh:
-        """Keep the next part; the text that it makes certain."""
+    def append(self, part: Part) -> Fresh:
+        """Keep the next part; returns the text that it completes."""
         self.parts.append(part)
         return self.reader.more(part)
 
@@ -64,30 +64,32 @@ class _Choice:
         """Sample to the end."""
         async with aclosing(self.generation.parts()) as parts:
             async for part in parts:
-                self.take(part)
+                self.append(part)
 
 
 class Completion:
-    """A chat call that is ready to be sampled. calls: the places of its choices in the recorder, for a rollout's."""
+    """A chat call that is ready to be sampled. calls: of the recorder, one for each choice, for a rollout's call."""
 
     def __init__(
         self, request: ChatRequest, binding: PolicyBinding, calls: Sequence[Call] = (), *, timeout: float
     ) -> None:
-        """Raises `UserError` for messages that cannot be rendered, or a tool that cannot be called."""
+        """Raises `UserError` for messages that cannot be rendered, and for a tool that cannot be called."""
         self._chat = chat = binding.chat
-        self._conversation: Conversation = conversation_of(request, binding.sampling)
+        self._conversation: Conversation = build_conversation(request, binding.sampling)
         self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].thread if calls else None)
-        self._shape = Shape(
+        self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            warnings=without_effect(request, binding.sampling, chat.family),
+            warnings=find_ineffective(request, binding.sampling, chat.family),
         )
-        plan = plan_of(request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking)
+        plan = build_sampling_plan(
+            request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking
+        )
         self._choices: list[_Choice] = []
-        for i in range(choices_of(request)):
+        for i in range(num_choices(request)):
             seed = another_seed(plan.params.seed, i)
             generation = Generation(
                 binding.engine,
@@ -95,7 +97,7 @@ class Completion:
                 chat.family,
                 self._prompt_ids,
                 replace(plan, params=replace(plan.params, seed=seed)),
-                request_id=f"{self._shape.id}-{i}",
+                request_id=f"{self._options.id}-{i}",
                 timeout=timeout,
                 stream=bool(request.stream),
             )
@@ -107,57 +109,57 @@ class Completion:
                 stop=plan.params.stop,
             )
             choice = _Choice(
-                generation, reader, ChunkWriter(self._shape, chat.tokenizer, i), calls[i] if calls else None
+                generation, reader, ChunkWriter(self._options, chat.tokenizer, i), calls[i] if calls else None
             )
             if choice.call is not None:
-                choice.call.ends_with(generation.abort)
+                choice.call.on_close(generation.abort)
             self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
-        """Sample to the end, record, and reply in one JSON body. Raises what the engine raises."""
-        watch = asyncio.create_task(self._abort_on_hang_up(receive))
+        """Sample to the end, record the choices, and reply with one JSON body. Raises what the engine raises."""
+        watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
-            await _together([choice.sample() for choice in self._choices])
+            await _gather_or_cancel([choice.sample() for choice in self._choices])
         finally:
             watch.cancel()
-        replies = [self._settle(choice)[0] for choice in self._choices]
+        replies = [self._finish(choice)[0] for choice in self._choices]
         if any(choice.aborted for choice in self._choices):
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
         tokenizer = self._chat.tokenizer
         choices = [
-            choice_json(i, reply, choice.parts, self._shape, tokenizer)
+            choice_json(i, reply, choice.parts, self._options, tokenizer)
             for i, (choice, reply) in enumerate(zip(self._choices, replies, strict=True))
         ]
-        body = completion_json(choices, self._usage(replies), self._shape, self._prompt_ids)
+        body = completion_json(choices, self._usage(replies), self._options, self._prompt_ids)
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
-        watch = asyncio.create_task(self._abort_on_hang_up(receive))
+        watch = asyncio.create_task(self._abort_on_disconnect(receive))
         replies: list[Reply] = []
         try:
             for choice in self._choices:
-                await send(_part(choice.writer.opening()))
+                await send(_sse_event(choice.writer.opening()))
             async with aclosing(self._parts()) as parts:
                 async for choice, part in parts:
-                    for chunk in choice.writer.more(part, choice.take(part)):
-                        await send(_part(chunk))
+                    for chunk in choice.writer.more(part, choice.append(part)):
+                        await send(_sse_event(chunk))
                     if part.finish_reason is not None:
-                        reply, rest = self._settle(choice)
+                        reply, rest = self._finish(choice)
                         replies.append(reply)
                         for chunk in choice.writer.closing(reply, rest):
-                            await send(_part(chunk))
-            if self._shape.include_usage:
-                await send(_part(usage_chunk(self._usage(replies), self._shape)))
+                            await send(_sse_event(chunk))
+            if self._options.include_usage:
+                await send(_sse_event(usage_chunk(self._usage(replies), self._options)))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         except SynthError as error:
-            await send(_part(error_body(error), last=True))
+            await send(_sse_event(error_body(error), last=True))
         except OSError:
-            pass  # the server's word for a client that hung up
+            pass  # the server raises this when the client has hung up
         finally:
             watch.cancel()
             for choice in self._choices:
-                self._give_up(choice)
+                self._record_unfinished(choice)
 
     async def _parts(self) -> AsyncGenerator[tuple[_Choice, Part]]:
         """The parts of all choices, as they come."""
@@ -175,7 +177,7 @@ class Completion:
 
         async def pump_all() -> None:
             try:
-                await _together([pump(choice) for choice in self._choices])
+                await _gather_or_cancel([pump(choice) for choice in self._choices])
             finally:
                 queue.put_nowait(None)
 
@@ -188,21 +190,21 @@ class Completion:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
 
-    def _settle(self, choice: _Choice) -> tuple[Reply, Fresh]:
-        """Read a reply that has ended, and record it (once). The reply, and what of it was held back until now."""
+    def _finish(self, choice: _Choice) -> tuple[Reply, Fresh]:
+        """Parse a reply that has ended, and record it once; returns the reply, and its text that was held back."""
         last = choice.parts[-1]
         reply, rest = choice.reader.close(last.finish_reason or "abort")
         call = choice.call
         if call is not None and not call.settled:
             call.finish(_record(self._prompt_ids, choice.parts))
-            # A stop string is cut from the text that the app holds, so its turn cannot be continued token-exactly.
+            # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 said = [token_id for part in choice.parts for token_id in part.token_ids]
                 self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, said)
         return reply, rest
 
-    def _give_up(self, choice: _Choice) -> None:
-        """The stream is over: record what there is of a reply that has not ended."""
+    def _record_unfinished(self, choice: _Choice) -> None:
+        """Record the tokens of a reply that has not ended; the stream is over."""
         if choice.call is None or choice.call.settled:
             return
         if any(part.token_ids for part in choice.parts):
@@ -217,7 +219,7 @@ class Completion:
         usage.thoughts = sum(reply.thought_tokens for reply in replies)
         return usage
 
-    async def _abort_on_hang_up(self, receive: Receive) -> None:
+    async def _abort_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         for choice in self._choices:
@@ -225,7 +227,7 @@ class Completion:
 
 
 class EventStream(Response):
-    """The response that streams a completion. lease: what holds its model in place, ended with the stream."""
+    """The response that streams a completion. lease: keeps its model loaded, and ends with the stream."""
 
     def __init__(self, completion: Completion, lease: AsyncExitStack) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -239,13 +241,13 @@ class EventStream(Response):
             await self._completion.stream(receive, send)
 
 
-def _part(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
+def _sse_event(chunk: dict[str, Any], *, last: bool = False) -> dict[str, Any]:
     body = b"data: " + msgspec.json.encode(chunk) + b"\n\n"
     return {"type": "http.response.body", "body": body, "more_body": not last}
 
 
-async def _together(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their ends. The first error ends the others."""
+async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all coroutines to their end; the first error cancels the others."""
     if len(runs) == 1:
         await runs[0]
         return

@@ -1,4 +1,4 @@
-"""Our errors as OpenAI has them, `{"error": {message, type, param, code}}`, and what the gateway's have beside."""
+"""Our errors in OpenAI's format, `{"error": {message, type, param, code}}`, with the fields that the gateway adds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from starlette.responses import Response
 
 from synth.errors import SynthError, Transient, UserError
-from synth.inference.recording.recorder import BudgetSpent, CidVoid
+from synth.inference.recording.recorder import BudgetSpent, CidClosed
 from synth.keys import InvalidKey
 
 # error -> (status, type, code); the first that fits.
 _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
     (InvalidKey, (401, "authentication_error", "invalid_api_key")),
-    (CidVoid, (410, "invalid_request_error", "rollout_closed")),
+    (CidClosed, (410, "invalid_request_error", "rollout_closed")),
     (BudgetSpent, (429, "rate_limit_error", "call_budget_spent")),
     (Transient, (503, "service_unavailable", "not_ready")),
     (UserError, (400, "invalid_request_error", "invalid_request")),
@@ -24,7 +24,7 @@ _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
 
 
 def error_body(error: SynthError) -> dict[str, Any]:
-    """The JSON of an error; several problems are one message, and the first names the field."""
+    """The JSON of an error. Several problems make one message; `param` is the field of the first."""
     _, kind, code = _classify(error)
     problems = error.problems if isinstance(error, UserError) else []
     param = (problems[0].where or None) if problems else None
@@ -33,7 +33,7 @@ def error_body(error: SynthError) -> dict[str, Any]:
 
 
 def error_response(error: SynthError) -> Response:
-    """The HTTP answer to an error."""
+    """The HTTP response for an error."""
     status, _, _ = _classify(error)
     headers: dict[str, str] = {}
     if isinstance(error, Transient):

@@ -1,4 +1,4 @@
-"""The body of a chat request: decoded, checked, and what it says of sampling, tools and thinking."""
+"""The body of a chat request: decodes and checks it, and reads what it says of sampling, tools and thinking."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from synth.inference.chat.prompts import ROLES, Message
 from synth.inference.engines.protocol import SamplingParams
 from synth.jobs.resolved import RolloutSettings
 
-# Without a limit of its own a request gets this many tokens: its whole length is reserved in the KV cache.
+# The limit of a request that names none. It is small, because the KV cache reserves the whole of it.
 _DEFAULT_MAX_TOKENS = 1024
-_MOST_CHOICES = 16
+_MAX_CHOICES = 16
 _GREEDY_BELOW = 1e-5
-_LEAST_TOP_P = 1e-6
+_MIN_TOP_P = 1e-6
 _THINKING_MODES = ("think", "no_think")
 
 
@@ -42,7 +42,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """What we read of a chat-completions body; unknown fields are ignored, as the wire contract asks."""
+    """The fields of a chat-completions body that we read; others are ignored, as the wire contract says."""
 
     messages: list[Message]
     model: str = ""
@@ -70,7 +70,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
-    # Read only to be refused (`synth.inference.api.unsupported`).
+    # Read only to be rejected (`synth.inference.api.unsupported`).
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -88,8 +88,8 @@ class JobSampling:
     """The sampling of a rollout, which is the job's and not the app's (decision 25); training has top-p and top-k off.
 
     banned: token ids that the policy must never sample; the trainer leaves them out of its softmax too.
-    thinking: whether the model thinks; None leaves it to the app. thinking_budget: tokens of thought, at most.
-    constrain_tools: whether a tool call that the app insists on is forced.
+    thinking: whether the model thinks; None leaves it to the app. thinking_budget: the most tokens of thought.
+    constrain_tools: whether a tool call that the app requires is forced.
     """
 
     temperature: float = 1.0
@@ -103,7 +103,7 @@ class JobSampling:
 
     @classmethod
     def of(cls, rollout: RolloutSettings) -> JobSampling:
-        """What a job's file says."""
+        """Take the sampling from a job's settings."""
         asked = rollout.sampling
         return cls(
             temperature=asked.temperature,
@@ -128,7 +128,7 @@ def decode_request(body: bytes) -> ChatRequest:
         raise UserError(
             Problem(what=what, where=place.rstrip("`").lstrip(".") or "body", fix="see the OpenAI chat API")
         ) from error
-    # What is nested too deeply ends the parser with a RecursionError.
+    # JSON that is nested too deeply raises a RecursionError.
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(
             Problem(what=f"the body is not JSON: {error}", expected="a JSON object", where="body")
@@ -150,7 +150,7 @@ def _problems(r: ChatRequest) -> list[Problem]:
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
         (not 0 <= (r.top_p or 0) <= 1, wrong("top_p", r.top_p, "0 to 1")),
         ((r.top_k or 0) < -1, wrong("top_k", r.top_k, "a positive number, or 0 or -1 for off")),
-        (not 1 <= choices_of(r) <= _MOST_CHOICES, wrong("n", r.n, f"1 to {_MOST_CHOICES}", "send more requests")),
+        (not 1 <= num_choices(r) <= _MAX_CHOICES, wrong("n", r.n, f"1 to {_MAX_CHOICES}", "send more requests")),
         (not -(1 << 63) <= (r.seed or 0) < 1 << 63, wrong("seed", r.seed, "a 64-bit integer")),
         (r.thinking_mode not in (None, *_THINKING_MODES), wrong("thinking_mode", r.thinking_mode, "think or no_think")),
         (len(stop_strings(r)) > 4, wrong("stop", r.stop, "at most 4 strings")),
@@ -174,7 +174,7 @@ def _problems(r: ChatRequest) -> list[Problem]:
 
 
 def max_tokens(request: ChatRequest) -> int | None:
-    """The request's limit, under either of its names."""
+    """The limit that the request names, by either name of the field."""
     return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
 
 
@@ -184,29 +184,29 @@ def stop_strings(request: ChatRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
-def choices_of(request: ChatRequest) -> int:
-    """How many replies are asked for."""
+def num_choices(request: ChatRequest) -> int:
+    """How many replies the request asks for."""
     return 1 if request.n is None else request.n
 
 
-def tools_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
-    """The tools that the model may call. `function_call` is what `tool_choice` was called before."""
+def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    """The tools that the model may call. `function_call` is the old name of `tool_choice`."""
     return () if tool_choice(request) == "none" else request.tools or ()
 
 
 def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
-    """What the request says of the choice among its tools, under either of its names."""
+    """The choice among the tools, by either name of the field."""
     return request.tool_choice if request.tool_choice is not None else request.function_call
 
 
 def one_call(request: ChatRequest) -> bool:
-    """Whether the reply is to end after its first tool call."""
+    """Whether the reply ends after its first tool call."""
     asked = request.stop_after_tool_calls or (request.extra_body and request.extra_body.stop_after_tool_calls)
-    return bool(tools_of(request)) and (asked == 1 or request.parallel_tool_calls is False)
+    return bool(offered_tools(request)) and (asked == 1 or request.parallel_tool_calls is False)
 
 
-def asked_thinking(request: ChatRequest) -> bool | None:
-    """Whether the model is asked to think; None where nothing is said."""
+def requested_thinking(request: ChatRequest) -> bool | None:
+    """Whether the request asks the model to think; None if it does not say."""
     settings = _template_settings(request)
     if settings is not None and settings.enable_thinking is not None:
         return settings.enable_thinking
@@ -215,13 +215,13 @@ def asked_thinking(request: ChatRequest) -> bool | None:
     return None if request.reasoning_effort is None else request.reasoning_effort not in ("none", "minimal")
 
 
-def asked_budget(request: ChatRequest) -> int | None:
-    """Tokens of thought, at most, that the request asks for."""
+def requested_thinking_budget(request: ChatRequest) -> int | None:
+    """The most tokens of thought that the request allows; None if it does not say."""
     return next((budget for _, budget in _thinking_budgets(request) if budget is not None), None)
 
 
-def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
-    """The job's sampling for a rollout, where the app can only ask for fewer tokens; else the request's own."""
+def build_sampling_params(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
+    """The job's sampling for a rollout, in which the app can only lower the tokens; else that of the request."""
     asked = max_tokens(request)
     if job is not None:
         return SamplingParams(
@@ -235,9 +235,9 @@ def sampling_of(request: ChatRequest, job: JobSampling | None) -> SamplingParams
     temperature = 1.0 if request.temperature is None else request.temperature
     return SamplingParams(
         max_tokens=asked or _DEFAULT_MAX_TOKENS,
-        # Logits that are divided by almost nothing are not finite, and what is drawn from them is the best token.
+        # Logits divided by almost zero are not finite, and so low a temperature draws the likeliest token anyway.
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
-        top_p=1.0 if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
+        top_p=1.0 if request.top_p is None else max(request.top_p, _MIN_TOP_P),
         top_k=max(0, request.top_k or 0),
         stop=stop_strings(request),
         seed=request.seed,

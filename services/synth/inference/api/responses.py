@@ -1,4 +1,4 @@
-"""The JSON of a reply, as OpenAI has it: whole, or as a stream of chunks."""
+"""The JSON of a reply in OpenAI's format: whole, or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from synth.inference.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What the client asked the reply to look like. warnings: what else it asked for, without effect."""
+class ReplyOptions:
+    """What the client wants to find in the reply. warnings: what else it asked for, without effect."""
 
     id: str
     model: str
@@ -28,7 +28,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a call. sampled: of all its choices, thoughts included; forced: those that no policy drew."""
+    """The tokens of a call. sampled: in all its choices, thoughts included. forced: those that no policy sampled."""
 
     prompt: int
     sampled: int = 0
@@ -41,7 +41,7 @@ class Usage:
         self.forced += sum(len(part.token_ids) for part in parts if not part.sampled)
 
     def json(self) -> dict[str, Any]:
-        """`completion_tokens` are the sampled ones, so that `max_tokens` bounds it."""
+        """OpenAI's `usage`. `completion_tokens` counts the sampled tokens, so that `max_tokens` bounds it."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.sampled,
@@ -50,60 +50,62 @@ class Usage:
         }
 
 
-def choice_json(index: int, reply: Reply, parts: Sequence[Part], shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
+def choice_json(
+    index: int, reply: Reply, parts: Sequence[Part], options: ReplyOptions, tokenizer: Tokenizer
+) -> dict[str, Any]:
     """One of a completion's `choices`."""
     choice: dict[str, Any] = {
         "index": index,
         "message": _message_json(reply.message),
-        "logprobs": _logprobs(parts, tokenizer) if shape.logprobs else None,
+        "logprobs": _logprobs(parts, tokenizer) if options.logprobs else None,
         "finish_reason": reply.finish_reason,
     }
-    if shape.token_ids:
+    if options.token_ids:
         choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
     return choice
 
 
 def completion_json(
-    choices: Sequence[dict[str, Any]], usage: Usage, shape: Shape, prompt_ids: list[int]
+    choices: Sequence[dict[str, Any]], usage: Usage, options: ReplyOptions, prompt_ids: list[int]
 ) -> dict[str, Any]:
     """The `chat.completion` object."""
     body: dict[str, Any] = {
-        "id": shape.id,
+        "id": options.id,
         "object": "chat.completion",
-        "created": shape.created,
-        "model": shape.model,
+        "created": options.created,
+        "model": options.model,
         "choices": choices,
         "usage": usage.json(),
     }
-    if shape.token_ids:
+    if options.token_ids:
         body["prompt_token_ids"] = prompt_ids
-    return body | _warnings(shape)
+    return body | _warnings(options)
 
 
 class ChunkWriter:
     """Makes the `chat.completion.chunk` objects of one choice of a stream."""
 
-    def __init__(self, shape: Shape, tokenizer: Tokenizer, index: int = 0) -> None:
-        self._shape = shape
+    def __init__(self, options: ReplyOptions, tokenizer: Tokenizer, index: int = 0) -> None:
+        self._options = options
         self._tokenizer = tokenizer
         self._index = index
 
     def opening(self) -> dict[str, Any]:
-        """The first chunk: the role, and of the first choice what the request asks for without effect."""
+        """The first chunk: the role, and in the first choice's chunk the warnings."""
         chunk = self._chunk({"role": "assistant", "content": ""})
-        return chunk if self._index else chunk | _warnings(self._shape)
+        return chunk if self._index else chunk | _warnings(self._options)
 
     def more(self, part: Part, fresh: Fresh) -> Iterator[dict[str, Any]]:
         """The chunks for new tokens, if any text became certain or logprobs were asked for."""
-        detailed = self._shape.logprobs or self._shape.token_ids
+        detailed = self._options.logprobs or self._options.token_ids
         if fresh.thoughts:
-            # The tokens go with the last of the chunks that they make.
+            # The token details go into the last of the chunks that these tokens make.
             yield self._chunk(_thoughts_json(fresh.thoughts), part=part if detailed and not fresh.content else None)
         if fresh.content or (detailed and not fresh.thoughts):
             yield self._chunk({"content": fresh.content}, part=part if detailed else None)
 
     def closing(self, reply: Reply, rest: Fresh) -> Iterator[dict[str, Any]]:
-        """What was held back, tool calls, and the finish reason."""
+        """The last chunks: the text that was held back, tool calls, and the finish reason."""
         if rest.thoughts:
             yield self._chunk(_thoughts_json(rest.thoughts))
         if rest.content:
@@ -115,24 +117,24 @@ class ChunkWriter:
 
     def _chunk(self, change: dict[str, Any], *, finish: str | None = None, part: Part | None = None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, "delta": change, "finish_reason": finish}
-        if part is not None and self._shape.logprobs:
+        if part is not None and self._options.logprobs:
             choice["logprobs"] = _logprobs([part], self._tokenizer)
-        if part is not None and self._shape.token_ids:
+        if part is not None and self._options.token_ids:
             choice["token_ids"] = part.token_ids
-        return {**_chunk_base(self._shape), "choices": [choice]}
+        return {**_chunk_base(self._options), "choices": [choice]}
 
 
-def usage_chunk(usage: Usage, shape: Shape) -> dict[str, Any]:
+def usage_chunk(usage: Usage, options: ReplyOptions) -> dict[str, Any]:
     """The last chunk of a stream whose usage was asked for."""
-    return {**_chunk_base(shape), "choices": [], "usage": usage.json()}
+    return {**_chunk_base(options), "choices": [], "usage": usage.json()}
 
 
-def _chunk_base(shape: Shape) -> dict[str, Any]:
-    return {"id": shape.id, "object": "chat.completion.chunk", "created": shape.created, "model": shape.model}
+def _chunk_base(options: ReplyOptions) -> dict[str, Any]:
+    return {"id": options.id, "object": "chat.completion.chunk", "created": options.created, "model": options.model}
 
 
-def _warnings(shape: Shape) -> dict[str, Any]:
-    return {"warnings": shape.warnings} if shape.warnings else {}
+def _warnings(options: ReplyOptions) -> dict[str, Any]:
+    return {"warnings": options.warnings} if options.warnings else {}
 
 
 def _message_json(message: Message) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def _message_json(message: Message) -> dict[str, Any]:
 
 
 def _thoughts_json(thoughts: str) -> dict[str, str]:
-    """Under both of the names that clients look for."""
+    """The thoughts under both names that clients look for."""
     return {"reasoning_content": thoughts, "reasoning": thoughts}
 
 
@@ -158,7 +160,7 @@ def _call_json(call: ToolCall) -> dict[str, Any]:
 
 
 def _logprobs(parts: Sequence[Part], tokenizer: Tokenizer) -> dict[str, Any]:
-    """One entry a token, in step with `token_ids`; a forced token has logprob 0 and says that it was not sampled."""
+    """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
     for part in parts:
         for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):

@@ -1,7 +1,7 @@
-"""What a chat request, and the job of a rollout, ask of a reply: the prompt's conversation and the plan of sampling.
+"""Builds the conversation and the sampling plan of a reply from a chat request and, for a rollout, from its job.
 
-A rollout's thinking is its job's where the job says something; a tool call is forced on it only if the job wants that
-(decision 25), for forced tokens are not the policy's.
+The job decides about a rollout's thinking if it says something of it. A tool call is forced on a rollout only if the
+job wants that (decision 25), because forced tokens are not the policy's.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from synth.errors import Problem, UserError
 from synth.inference.api.requests import (
     ChatRequest,
     JobSampling,
-    asked_budget,
-    asked_thinking,
+    build_sampling_params,
+    offered_tools,
     one_call,
-    sampling_of,
+    requested_thinking,
+    requested_thinking_budget,
     tool_choice,
-    tools_of,
 )
 from synth.inference.chat.families import Family, functions_of
 from synth.inference.chat.generation import Plan
 from synth.inference.chat.prompts import ChatFormat, Conversation
 
-# What stands in a tool call as it is, in any family's format.
+# A name that needs no escaping in the tool call format of any family.
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)
 
 
-def conversation_of(request: ChatRequest, job: JobSampling | None = None) -> Conversation:
+def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> Conversation:
     """The messages, the tools unless they are switched off, and whether the model is asked to think."""
     asked, budget = _thinking(request, job)
-    return Conversation(request.messages, tools_of(request), asked is True and budget != 0)
+    return Conversation(request.messages, offered_tools(request), asked is True and budget != 0)
 
 
-def plan_of(
+def build_sampling_plan(
     request: ChatRequest, job: JobSampling | None, chat: ChatFormat, prompt_ids: Sequence[int], *, thinking: bool
 ) -> Plan:
     """How the reply to a prompt is sampled. thinking: of its conversation.
 
-    Raises `UserError` for a tool choice that cannot be, of calls on a user's own account.
+    Raises `UserError` for an impossible tool choice, in a call on a user's own account.
     """
     family, (asked, budget) = chat.family, _thinking(request, job)
     must_call = _must_call(request)
@@ -51,42 +51,42 @@ def plan_of(
     if job is not None and not job.constrain_tools:
         must_call = ()
     return Plan(
-        params=sampling_of(request, job),
+        params=build_sampling_params(request, job),
         thinks=thinking and family.thinks,
         in_thoughts=chat.ends_in_thoughts(prompt_ids),
-        # A template that always opens thoughts has them closed at once when there shall be none.
+        # With a budget of 0, the thoughts that a template always opens are closed at once.
         thought_budget=0 if asked is False else budget,
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
     )
 
 
-def without_effect(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
-    """What the request asks for and does not get, a sentence each, which the reply carries.
+def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Family) -> tuple[str, ...]:
+    """Find what the request asks for and does not get: one sentence each, returned to the client in the reply.
 
-    Task apps ask for it at every call, so that a refusal would end their rollouts.
+    These are not errors, because task apps send them with every call, and an error would end their rollouts.
     """
-    told: list[str] = []
+    warnings: list[str] = []
     must_call = _must_call(request)
     if job is not None and must_call:
         choice = tool_choice(request)
         named = choice if isinstance(choice, str) else "of one function"
         if isinstance(must_call, Problem):
-            told.append(f"tool_choice {named} has no effect: {must_call.what}")
+            warnings.append(f"tool_choice {named} has no effect: {must_call.what}")
         elif not job.constrain_tools:
             may = (
                 "the reply may hold no tool call, or one of another tool; [rollout] constrain_tools = true enforces it"
             )
-            told.append(f"tool_choice {named} is not enforced: {may}")
+            warnings.append(f"tool_choice {named} is not enforced: {may}")
     asked, budget = _thinking(request, job)
     if asked and budget is not None and not family.thinks:
-        told.append("thinking_budget has no effect: this model's chat template knows no thoughts")
-    return tuple(told)
+        warnings.append("thinking_budget has no effect: this model's chat template knows no thoughts")
+    return tuple(warnings)
 
 
 def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | None, int | None]:
-    """Whether the model is told to think, and tokens of thought, at most."""
-    asked, budget = asked_thinking(request), asked_budget(request)
+    """Whether the model is told to think, and the most tokens of thought."""
+    asked, budget = requested_thinking(request), requested_thinking_budget(request)
     if job is None:
         return asked, budget
     budgets = [b for b in (job.thinking_budget, budget) if b is not None]
@@ -94,7 +94,7 @@ def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | Non
 
 
 def _must_call(request: ChatRequest) -> tuple[str, ...] | Problem:
-    """The functions of which a reply has to call one: none, or what is wrong with the request for it."""
+    """The functions of which the reply must call one, maybe none; or the problem with the request's choice."""
     choice, names = tool_choice(request), tuple(functions_of(request.tools or ()))
     where = "function_call" if request.tool_choice is None else "tool_choice"
     if choice in (None, "auto", "none"):

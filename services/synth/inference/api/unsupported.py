@@ -1,6 +1,6 @@
-"""What the openai SDK can send and this service does not do: one clear error, where silence would mislead.
+"""Rejects what the openai SDK can send and this service does not support, because to ignore it would mislead.
 
-Only of calls on a user's own account: a rollout's call samples as its job says, whatever the task app sends along.
+This is for calls on a user's own account only: a rollout's call samples as its job says, whatever the task app sends.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from synth.errors import Problem, UserError
 from synth.inference.api.requests import ChatRequest
 
 
-def refuse_unserved(request: ChatRequest) -> None:
-    """Raises UserError with every parameter that would change the reply, and that is not served."""
+def reject_unsupported(request: ChatRequest) -> None:
+    """Raises `UserError` with every parameter that would change the reply and is not supported."""
     asked: list[tuple[str, object, str, str]] = [
         ("frequency_penalty", request.frequency_penalty or None, "0", "penalties are not served"),
         ("presence_penalty", request.presence_penalty or None, "0", "penalties are not served"),

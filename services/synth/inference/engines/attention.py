@@ -1,4 +1,4 @@
-"""Attention for slots: what the model's layers call instead of the library's own scaled-dot-product wrapper."""
+"""Grouped-query attention over the KV cache, which the model's layers call instead of the library's own wrapper."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-NAME = "synth_slots"
+NAME = "synth_grouped_query"
 
 
-def slot_attention(
+def grouped_query_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -24,8 +24,8 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L], or None for causal. -> [B, Q, Hq, D].
 
-    In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values
-    are read where they lie; the library repeats them for every query head first.
+    In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values are
+    read in place; the library's wrapper first copies them for every query head.
     """
     batch, query_heads, positions, width = query.shape
     heads = key.shape[1]
@@ -41,10 +41,10 @@ def slot_attention(
 
 def register() -> None:
     """Make the attention known to transformers under `NAME`."""
-    AttentionInterface.register(NAME, slot_attention)
+    AttentionInterface.register(NAME, grouped_query_attention)
 
 
-def additive_mask(beyond_NL: Tensor, dtype: torch.dtype) -> Tensor:
-    """-inf where True, as [N, 1, 1, L]."""
-    mask = torch.zeros(beyond_NL.shape, dtype=dtype, device=beyond_NL.device)
-    return mask.masked_fill_(beyond_NL, -torch.inf)[:, None, None, :]
+def additive_mask(masked_NL: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask to add to attention scores: -inf where `masked_NL` is True, else 0; [N, 1, 1, L]."""
+    mask = torch.zeros(masked_NL.shape, dtype=dtype, device=masked_NL.device)
+    return mask.masked_fill_(masked_NL, -torch.inf)[:, None, None, :]

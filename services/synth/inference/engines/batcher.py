@@ -1,8 +1,8 @@
 """Continuous batching over a causal language model: requests join and leave between steps. Synchronous, one thread.
 
-Invariants: rows 0 … n-1 run; a row's KV holds every token but its newest; a request is admitted only if every running
-request could grow to its limit within the KV budget, so nothing is ever evicted half-way; waiting is first in, first
-out.
+Invariants: the running requests are rows 0 … n-1; the KV cache of a row holds every token but its newest; a request is
+admitted only if every running request could grow to its limit within the KV budget, so no request is ever evicted
+half-way; waiting requests are admitted first in, first out.
 """
 
 from __future__ import annotations
@@ -16,38 +16,30 @@ from torch import Tensor
 
 from synth.errors import SynthError, Transient
 from synth.inference.engines.attention import additive_mask
-from synth.inference.engines.kv_cache import SlotCache
-from synth.inference.engines.protocol import Delta, EngineStats, FinishReason
-from synth.inference.engines.rows import Request, Rows
-from synth.inference.engines.sampling import draw
+from synth.inference.engines.kv_cache import SequenceCache
+from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, FinishReason
+from synth.inference.engines.running_batch import RunningBatch, SequenceRequest
+from synth.inference.engines.sampling import sample_tokens
 
-# Padded tokens in one prefill forward: enough to fill a processor, little enough to bound its activations.
+# Padded tokens in one prefill forward: enough to keep a processor busy, few enough to bound the activations.
 _PREFILL_TOKENS = 16384
 
-# Positions whose logits are held at once when a text is scored.
+# Positions whose logits are in memory at once when a text is scored.
 _SCORE_TOKENS = 256
 
-Forward = Callable[[Tensor, Tensor, Tensor | None, SlotCache | None], Tensor]
+Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | None], Tensor]
 """(ids [B, Q], positions [B, Q], mask [B, 1, 1, L] additive or None for causal, cache) -> hidden states [B, Q, E].
 
-Without a cache every key is computed in the call and kept nowhere.
+Without a cache the keys and values are computed in the call and not kept.
 """
 
 
 @dataclass(slots=True)
 class _SharedPrompt:
-    """A prompt that running requests have in common. hidden [E]: the last layer at its last token."""
+    """A prompt that running requests share. hidden [E]: the last layer's hidden state at the prompt's last token."""
 
     hidden: Tensor
-    holders: set[Request] = field(default_factory=set[Request])
-
-
-@dataclass(slots=True)
-class _Counts:
-    steps: int = 0
-    sampled: int = 0
-    prefills: int = 0
-    shared: int = 0
+    holders: set[SequenceRequest] = field(default_factory=set[SequenceRequest])
 
 
 class Batcher:
@@ -58,12 +50,12 @@ class Batcher:
         *,
         forward: Forward,
         head: Callable[[Tensor], Tensor],
-        cache: SlotCache,
+        cache: SequenceCache,
         stop_ids: list[int],
         vocabulary: int,
         device: torch.device,
         decode: Callable[[list[int]], str],
-        max_rows: int,
+        max_num_seqs: int,
         seed: int | None,
     ) -> None:
         self._forward = forward
@@ -71,52 +63,53 @@ class Batcher:
         self._cache = cache
         self._device = device
         self._decode_text = decode
-        self._max_rows = max_rows
+        self._max_num_seqs = max_num_seqs
         self._stops_V = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops_V[stop_ids] = True
-        self._rows = Rows(device)
-        self._waiting: deque[Request] = deque()
+        self._batch = RunningBatch(device)
+        self._waiting: deque[SequenceRequest] = deque()
         self._prompts: dict[bytes, _SharedPrompt] = {}
-        self._draws = torch.Generator()
-        self._draws.manual_seed(seed) if seed is not None else self._draws.seed()
-        self._counts = _Counts()
-        self._longest = 0
-        self._reserved = 0  # the longest that any running request may become
+        self._generator = torch.Generator()
+        self._generator.manual_seed(seed) if seed is not None else self._generator.seed()
+        self._steps = 0
+        self._counters = EngineCounters()
+        self._max_length = 0
+        self._max_final_length = 0  # the largest length that any running request may reach
         self.version = 0
 
     @property
     def idle(self) -> bool:
-        return not self._rows.requests and not self._waiting
+        return not self._batch.requests and not self._waiting
 
-    def add(self, request: Request) -> None:
-        """Queue a request; it joins in a coming step, when its whole length fits the KV budget."""
+    def add(self, request: SequenceRequest) -> None:
+        """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
         if request.params.seed is not None:
-            request.draws = torch.Generator().manual_seed(request.params.seed)
+            request.generator = torch.Generator().manual_seed(request.params.seed)
         request.prompt_key = torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
         self._waiting.append(request)
 
-    def abort(self, request: Request) -> None:
-        """End a request now, delivering what was sampled so far."""
+    def abort(self, request: SequenceRequest) -> None:
+        """End a request now, and deliver what was sampled so far."""
         if request.row >= 0:
             self._deliver(request, finish="abort")
-            self._leave([request.row])
+            self._remove([request.row])
         elif request in self._waiting:
             self._waiting.remove(request)
             request.deliver(Delta([], [], [], finish_reason="abort"))
 
     def step(self) -> None:
         """Admit what fits (one prefill), then sample one token for every running request."""
-        newcomers = self._admissible()
+        newcomers = self._select_admissible()
         if newcomers:
             self._admit(newcomers)
-        if self._rows.requests:
+        if self._batch.requests:
             self._decode()
-            self._counts.steps += 1
+            self._steps += 1
 
     def recompute(self) -> None:
-        """Fill the KV of every running request again, after the weights changed (decision 30)."""
+        """Recompute the KV of every running request, after the weights changed (decision 30)."""
         self._prompts.clear()
-        lengths: list[int] = self._rows.length.tolist()
+        lengths: list[int] = self._batch.length.tolist()
         start = 0
         while start < len(lengths):
             stop, longest = start, 0
@@ -125,13 +118,13 @@ class Batcher:
                 if stop > start and grown * (stop + 1 - start) > _PREFILL_TOKENS:
                     break
                 stop, longest = stop + 1, grown
-            self._cache.plan_prefill(slice(start, stop), None)
-            ids = self._rows.tokens[start:stop, :longest]
+            self._cache.prepare_prefill(slice(start, stop), None)
+            ids = self._batch.tokens[start:stop, :longest]
             self._forward(ids, self._positions(stop - start, longest), None, self._cache)
             start = stop
 
     def score(self, token_ids: list[int]) -> list[float]:
-        """Logprobs of token_ids[1:] under the live weights: T = 1, full softmax, by one forward that no row sees."""
+        """Logprobs of token_ids[1:] under the live weights (T = 1, full softmax), by one forward outside the batch."""
         ids_1Q = torch.tensor([token_ids], device=self._device)
         hidden_QE = self._forward(ids_1Q, self._positions(1, len(token_ids)), None, None)[0, :-1]
         logprobs: list[float] = []
@@ -142,34 +135,34 @@ class Batcher:
 
     def fail_all(self, error: SynthError) -> None:
         """End every request with an error."""
-        for request in [*self._rows.requests, *self._waiting]:
+        for request in [*self._batch.requests, *self._waiting]:
             request.deliver(error)
-        self._leave(list(range(len(self._rows))))
+        self._remove(list(range(len(self._batch))))
         self._waiting.clear()
 
     def stats(self) -> EngineStats:
-        counts = self._counts
+        counters = self._counters
         return EngineStats(
-            running=len(self._rows),
+            running=len(self._batch),
             waiting=len(self._waiting),
-            kv_tokens_used=len(self._rows) * self._reserved,
+            kv_tokens_used=len(self._batch) * self._max_final_length,
             kv_tokens_budget=self._cache.budget_tokens,
-            steps=counts.steps,
-            sampled_tokens=counts.sampled,
-            prefills=counts.prefills,
-            prompts_shared=counts.shared,
+            steps=self._steps,
+            sampled_tokens=counters.sampled_tokens,
+            prefills=counters.prefills,
+            prompts_shared=counters.prompts_shared,
         )
 
-    def _admissible(self) -> list[Request]:
+    def _select_admissible(self) -> list[SequenceRequest]:
         """The waiting requests that join now: in order, while KV and one prefill have room."""
-        chosen: list[Request] = []
+        chosen: list[SequenceRequest] = []
         distinct: set[bytes] = set()
-        reserved, longest = self._reserved, 0
-        while self._waiting and len(self._rows) + len(chosen) < self._max_rows:
+        reserved, longest = self._max_final_length, 0
+        while self._waiting and len(self._batch) + len(chosen) < self._max_num_seqs:
             request = self._waiting[0]
             prompt = len(request.prompt_ids)
             need = max(reserved, prompt + request.params.max_tokens)
-            if (len(self._rows) + len(chosen) + 1) * need > self._cache.budget_tokens:
+            if (len(self._batch) + len(chosen) + 1) * need > self._cache.budget_tokens:
                 break
             if request.prompt_key not in self._prompts and request.prompt_key not in distinct:
                 if distinct and max(longest, prompt) * (len(distinct) + 1) > _PREFILL_TOKENS:
@@ -180,19 +173,21 @@ class Batcher:
             chosen.append(self._waiting.popleft())
         return chosen
 
-    def _admit(self, newcomers: list[Request]) -> None:
+    def _admit(self, newcomers: list[SequenceRequest]) -> None:
         """Prefill each distinct new prompt once, copy its KV to all that share it, and sample their first tokens."""
-        rows = self._rows
-        # Those that copy from a running request last, so that the prefilled ones are one slice of rows.
+        batch = self._batch
+        # Requests that copy from a running one come last, so that the prefilled ones are one slice of batch.
         newcomers.sort(key=lambda r: r.prompt_key in self._prompts)
-        start = len(rows)
-        self._reserved = max(self._reserved, *(len(r.prompt_ids) + r.params.max_tokens for r in newcomers))
-        self._longest = max(self._longest, *(len(r.prompt_ids) for r in newcomers))
-        self._cache.reserve(start + len(newcomers), self._longest + 1)
-        rows.reserve(start + len(newcomers), self._longest + 1)
-        rows.join(newcomers)
-        fresh = [r for r in newcomers if r.prompt_key not in self._prompts]
-        copies = newcomers[len(fresh) :]
+        start = len(batch)
+        self._max_final_length = max(
+            self._max_final_length, *(len(r.prompt_ids) + r.params.max_tokens for r in newcomers)
+        )
+        self._max_length = max(self._max_length, *(len(r.prompt_ids) for r in newcomers))
+        self._cache.reserve(start + len(newcomers), self._max_length + 1)
+        batch.reserve(start + len(newcomers), self._max_length + 1)
+        batch.add(newcomers)
+        new_prompts = [r for r in newcomers if r.prompt_key not in self._prompts]
+        copies = newcomers[len(new_prompts) :]
         if copies:
             holders = [next(iter(self._prompts[r.prompt_key].holders)).row for r in copies]
             longest = max(len(r.prompt_ids) for r in copies)
@@ -201,119 +196,123 @@ class Batcher:
                 torch.tensor([r.row for r in copies], device=self._device),
                 longest,
             )
-        if fresh:
-            self._prefill(fresh)
+        if new_prompts:
+            self._prefill(new_prompts)
         for request in newcomers:
             self._prompts[request.prompt_key].holders.add(request)
-        self._counts.shared += len(newcomers) - len({r.prompt_key for r in fresh})
+        self._counters.prompts_shared += len(newcomers) - len({r.prompt_key for r in new_prompts})
         hidden_NE = torch.stack([self._prompts[r.prompt_key].hidden for r in newcomers])
         self._sample(self._head(hidden_NE), start)
 
-    def _prefill(self, fresh: list[Request]) -> None:
+    def _prefill(self, newcomers: list[SequenceRequest]) -> None:
         order: dict[bytes, int] = {}
-        source = [order.setdefault(r.prompt_key, len(order)) for r in fresh]
-        prompts = {r.prompt_key: r.prompt_ids for r in fresh}
+        source = [order.setdefault(r.prompt_key, len(order)) for r in newcomers]
+        prompts = {r.prompt_key: r.prompt_ids for r in newcomers}
         lengths = [len(prompts[key]) for key in order]
         longest = max(lengths)
         ids_PL = torch.tensor([prompts[key] + [0] * (longest - len(prompts[key])) for key in order])
-        self._cache.plan_prefill(slice(fresh[0].row, fresh[-1].row + 1), torch.tensor(source, device=self._device))
+        self._cache.prepare_prefill(
+            slice(newcomers[0].row, newcomers[-1].row + 1), torch.tensor(source, device=self._device)
+        )
         ids_PL = ids_PL.to(self._device)
         hidden_PLE = self._forward(ids_PL, self._positions(len(order), longest), None, self._cache)
         at = torch.tensor(lengths, device=self._device) - 1
-        # A copy: a view would keep the hidden states of the whole prefill alive.
+        # Cloned, because a view would keep the hidden states of the whole prefill in memory.
         last_PE = hidden_PLE[torch.arange(len(order), device=self._device), at].clone()
         for i, key in enumerate(order):
             self._prompts[key] = _SharedPrompt(last_PE[i])
-        self._counts.prefills += len(order)
+        self._counters.prefills += len(order)
 
     def _decode(self) -> None:
-        rows = self._rows
-        span = self._longest + 1
-        self._cache.reserve(len(rows), span)
-        rows.reserve(len(rows), span + 1)
-        lengths_N = rows.length
-        self._cache.plan_decode(lengths_N, span)
-        beyond_NL = torch.arange(span, device=self._device)[None] > lengths_N[:, None]
-        mask = additive_mask(beyond_NL, self._cache.dtype)
-        hidden_N1E = self._forward(rows.last[:, None], lengths_N[:, None], mask, self._cache)
-        rows.length.add_(1)
-        self._longest += 1
+        batch = self._batch
+        attended = self._max_length + 1
+        self._cache.reserve(len(batch), attended)
+        batch.reserve(len(batch), attended + 1)
+        lengths_N = batch.length
+        self._cache.prepare_decode(lengths_N, attended)
+        masked_NL = torch.arange(attended, device=self._device)[None] > lengths_N[:, None]
+        mask = additive_mask(masked_NL, self._cache.dtype)
+        hidden_N1E = self._forward(batch.last[:, None], lengths_N[:, None], mask, self._cache)
+        batch.length.add_(1)
+        self._max_length += 1
         self._sample(self._head(hidden_N1E[:, 0]), 0)
 
     def _sample(self, logits_NV: Tensor, start: int) -> None:
-        """Draw the next token of rows `start` …, write it to their history, and let go of those that are done."""
-        rows = self._rows
-        requests = rows.requests[start:]
+        """Draw the next token of rows `start` …, write it to their history, and remove the requests that are done."""
+        batch = self._batch
+        requests = batch.requests[start:]
         n = len(requests)
-        uniform_N = torch.rand(n, dtype=torch.float64, generator=self._draws)
+        uniform_N = torch.rand(n, dtype=torch.float64, generator=self._generator)
         for i, request in enumerate(requests):
-            if request.draws is not None:
-                uniform_N[i] = torch.rand((), dtype=torch.float64, generator=request.draws)
-        token_N, logp_N = draw(logits_NV, rows.knobs_of(start), uniform_N.to(self._device))
-        at = (torch.arange(start, start + n, device=self._device), rows.length[start:])
-        rows.tokens[at] = token_N
-        rows.logprobs[at] = logp_N
-        rows.versions[at] = self.version
-        rows.ints[1, start : start + n] = token_N
-        self._counts.sampled += n
+            if request.generator is not None:
+                uniform_N[i] = torch.rand((), dtype=torch.float64, generator=request.generator)
+        token_N, logp_N = sample_tokens(logits_NV, batch.sampling_of(start), uniform_N.to(self._device))
+        at = (torch.arange(start, start + n, device=self._device), batch.length[start:])
+        batch.tokens[at] = token_N
+        batch.logprobs[at] = logp_N
+        batch.versions[at] = self.version
+        batch.ints[1, start : start + n] = token_N
+        self._counters.sampled_tokens += n
 
         stopped_N = self._stops_V[token_N]
-        # One read-back a step: 0 goes on, 1 has all its tokens, 2 sampled a stop token, 4 is not finite.
-        verdict_N = (rows.length[start:] >= rows.limit[start:]) + 2 * stopped_N + 4 * ~torch.isfinite(logp_N)
-        leaving: list[int] = []
-        for request, verdict in zip(requests, verdict_N.tolist(), strict=True):
-            if verdict or request.watched:
-                self._settle(request, verdict, leaving)
-        self._leave(leaving)
+        # The only transfer from the device in a step. Flags: 1 all tokens sampled, 2 stop token sampled, 4 not finite.
+        status_N = (batch.length[start:] >= batch.limit[start:]) + 2 * stopped_N + 4 * ~torch.isfinite(logp_N)
+        finished: list[int] = []
+        for request, status in zip(requests, status_N.tolist(), strict=True):
+            if status or request.checked_each_step:
+                self._check_finished(request, status, finished)
+        self._remove(finished)
 
-    def _settle(self, request: Request, verdict: int, leaving: list[int]) -> None:
-        """What a request's new token means for it: an error, its end, a delta for its stream, or nothing."""
-        if verdict >= 4:
+    def _check_finished(self, request: SequenceRequest, status: int, finished: list[int]) -> None:
+        """Deliver a delta, the end or an error after a new token; append the row to `finished` if the request ends."""
+        if status >= 4:
             request.deliver(Transient(f"policy version {self.version} gives logits that are not finite"))
-            leaving.append(request.row)
+            finished.append(request.row)
             return
-        stop_text = self._stop_text(request) if request.params.stop and verdict < 2 else None
-        if verdict or stop_text is not None:
-            finish: FinishReason = "stop" if verdict >= 2 or stop_text is not None else "length"
+        stop_text = self._stop_text(request) if request.params.stop and status < 2 else None
+        if status or stop_text is not None:
+            finish: FinishReason = "stop" if status >= 2 or stop_text is not None else "length"
             self._deliver(request, finish=finish, stop_text=stop_text)
-            leaving.append(request.row)
+            finished.append(request.row)
         elif request.stream:
             self._deliver(request)
 
-    def _stop_text(self, request: Request) -> str | None:
+    def _stop_text(self, request: SequenceRequest) -> str | None:
         """The stop string that the newest token completed, if any."""
         row, stop = request.row, request.params.stop
-        end = int(self._rows.ints[0, row]) + 1
-        # A character is at most four tokens of a byte-level vocabulary.
+        end = int(self._batch.ints[0, row]) + 1
+        # A character has at most four bytes, so at most four tokens of a byte-level vocabulary.
         start = max(len(request.prompt_ids), end - 4 * max(map(len, stop)) - 4)
-        text = self._decode_text(self._rows.tokens[row, start:end].tolist())
+        text = self._decode_text(self._batch.tokens[row, start:end].tolist())
         return next((s for s in stop if s in text), None)
 
-    def _deliver(self, request: Request, *, finish: FinishReason | None = None, stop_text: str | None = None) -> None:
-        ids, logprobs, versions = self._rows.sampled(request, since=request.sent)
+    def _deliver(
+        self, request: SequenceRequest, *, finish: FinishReason | None = None, stop_text: str | None = None
+    ) -> None:
+        ids, logprobs, versions = self._batch.sampled(request, since=request.sent)
         request.sent += len(ids)
         request.deliver(Delta(ids, logprobs, versions, finish, stop_text))
 
-    def _leave(self, gone: list[int]) -> None:
+    def _remove(self, gone: list[int]) -> None:
         if not gone:
             return
         for row in gone:
-            request = self._rows.requests[row]
+            request = self._batch.requests[row]
             shared = self._prompts.get(request.prompt_key)
             if shared is not None:
                 shared.holders.discard(request)
                 if not shared.holders:
                     del self._prompts[request.prompt_key]
-        sources, targets = self._rows.leave(gone)
+        sources, targets = self._batch.remove(gone)
         if sources:
             self._cache.move(
                 torch.tensor(sources, device=self._device),
                 torch.tensor(targets, device=self._device),
-                self._longest,
+                self._max_length,
             )
-        running = self._rows.requests
-        self._longest = int(self._rows.length.max()) if running else 0
-        self._reserved = max((len(r.prompt_ids) + r.params.max_tokens for r in running), default=0)
+        running = self._batch.requests
+        self._max_length = int(self._batch.length.max()) if running else 0
+        self._max_final_length = max((len(r.prompt_ids) + r.params.max_tokens for r in running), default=0)
 
     def _positions(self, rows: int, length: int) -> Tensor:
         return torch.arange(length, device=self._device)[None].expand(rows, length)

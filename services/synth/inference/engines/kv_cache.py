@@ -1,8 +1,7 @@
-"""The keys and values of running requests: one row ("slot") a request, rows 0 … n-1 in use, left-aligned.
+"""The keys and values of running requests: one row a request, rows 0 … n-1 in use, left-aligned.
 
 Every row writes its next token at its own position, so requests of any length share one batch without padding on the
-left. What lies beyond a row's length is stale and is never attended to: the mask of a decode step and causality in a
-prefill see to it.
+left. Cells beyond a row's length are stale; no query attends to them: a decode step masks them, a prefill is causal.
 """
 
 from __future__ import annotations
@@ -13,82 +12,78 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from synth.errors import Permanent
 
+class SequenceCache(Cache):
+    """KV cache of S rows (`capacity`) by T positions, grown by doubling within a budget.
 
-class SlotCache(Cache):
-    """KV cache of S slots by T positions, grown by doubling within a budget.
-
-    Stored by layer as [S, T, H, D] (H: KV heads), so that a token's keys of all heads are one contiguous write.
-    Before each forward the batcher says what is written where (`plan_decode`, `plan_prefill`).
+    Each layer's keys and values are [S, T, H, D] (H: KV heads), so that a token's keys of all heads are one contiguous
+    write. Before each forward the batcher says which cells it writes (`prepare_decode`, `prepare_prefill`).
     """
 
     def __init__(
         self, *, layers: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, budget_bytes: int
     ) -> None:
         super().__init__(layers=[])
-        self._cell = (heads, head_dim)
+        self._head_shape = (heads, head_dim)
         self.dtype = dtype
         self._device = device
         self.budget_tokens = budget_bytes // (2 * layers * heads * head_dim * dtype.itemsize)
-        self.slots = 0
+        self.capacity = 0
         self.positions = 0
         self._keys = [self._empty(0, 0) for _ in range(layers)]
         self._values = [self._empty(0, 0) for _ in range(layers)]
-        self._at: Tensor | None = None  # decode: flat cell of each row's new token [n]
-        self._rows = slice(0, 0)  # prefill: the rows that are written
-        self._source: Tensor | None = None  # prefill: for each of them, its row in the forward's batch
-        self._span = 0
+        self._write_index: Tensor | None = None  # decode: the flat index of the cell of each row's new token [n]
+        self._written_rows = slice(0, 0)  # prefill: the rows that are written
+        self._source_rows: Tensor | None = None  # prefill: the row of the forward's batch that each of them takes
+        self._attended = 0
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` slots of `length` positions, keeping what is stored.
+        """Make room for `rows` rows of `length` positions, and keep what is stored.
 
-        Raises `Permanent` beyond the budget (admission must have prevented it).
+        The batcher admits a request only if `rows * length` stays within `budget_tokens`.
         """
-        if rows <= self.slots and length <= self.positions:
+        if rows <= self.capacity and length <= self.positions:
             return
-        if rows * length > self.budget_tokens:
-            raise Permanent(f"{rows} rows of {length} tokens exceed the KV budget of {self.budget_tokens} tokens")
-        positions = _power_of_two(length, at_least=32)
+        positions = _next_power_of_two(length, at_least=32)
         if rows * positions > self.budget_tokens:
             positions = length
-        slots = max(rows, min(_power_of_two(rows, at_least=8), self.budget_tokens // positions))
-        s, t = min(slots, self.slots), min(positions, self.positions)
+        capacity = max(rows, min(_next_power_of_two(rows, at_least=8), self.budget_tokens // positions))
+        s, t = min(capacity, self.capacity), min(positions, self.positions)
         for store in (self._keys, self._values):
-            for i, old in enumerate(store):  # one layer at a time: at most one layer is held twice
-                new = self._empty(slots, positions)
+            for i, old in enumerate(store):  # layer by layer, so that at most one layer is in memory twice
+                new = self._empty(capacity, positions)
                 new[:s, :t] = old[:s, :t]
                 store[i] = new
-        self.slots, self.positions = slots, positions
+        self.capacity, self.positions = capacity, positions
 
-    def plan_decode(self, lengths_N: Tensor, span: int) -> None:
-        """The next forward writes one token a row, at `lengths_N`, and attends to the first `span` positions."""
+    def prepare_decode(self, lengths_N: Tensor, attended: int) -> None:
+        """The next forward writes one token a row, at `lengths_N`, and attends to the first `attended` positions."""
         n = lengths_N.shape[0]
-        self._at = torch.arange(n, device=self._device) * self.positions + lengths_N
-        self._rows = slice(0, n)
-        self._span = span
+        self._write_index = torch.arange(n, device=self._device) * self.positions + lengths_N
+        self._written_rows = slice(0, n)
+        self._attended = attended
 
-    def plan_prefill(self, rows: slice, source: Tensor | None) -> None:
+    def prepare_prefill(self, rows: slice, source: Tensor | None) -> None:
         """The next forward fills `rows` from position 0; row i takes the forward's row `source[i]` (None: its own)."""
-        self._at = None
-        self._rows = rows
-        self._source = source
+        self._write_index = None
+        self._written_rows = rows
+        self._source_rows = source
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by the model's attention: [B, H, Q, D] new keys and values in, those to attend to out."""
+        """Called by the model's attention with new keys and values [B, H, Q, D]; returns those to attend to."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
-        if self._at is not None:
-            flat = (-1, *self._cell)
-            keys.view(flat).index_copy_(0, self._at, key_states[:, :, 0])
-            values.view(flat).index_copy_(0, self._at, value_states[:, :, 0])
-            n = self._rows.stop
-            return keys[:n, : self._span].transpose(1, 2), values[:n, : self._span].transpose(1, 2)
+        if self._write_index is not None:
+            flat = (-1, *self._head_shape)
+            keys.view(flat).index_copy_(0, self._write_index, key_states[:, :, 0])
+            values.view(flat).index_copy_(0, self._write_index, value_states[:, :, 0])
+            n = self._written_rows.stop
+            return keys[:n, : self._attended].transpose(1, 2), values[:n, : self._attended].transpose(1, 2)
         length = key_states.shape[2]
         for store, new in ((keys, key_states), (values, value_states)):
             new_PLHD = new.transpose(1, 2)
-            store[self._rows, :length] = new_PLHD if self._source is None else new_PLHD[self._source]
+            store[self._written_rows, :length] = new_PLHD if self._source_rows is None else new_PLHD[self._source_rows]
         return key_states, value_states
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
@@ -97,13 +92,13 @@ class SlotCache(Cache):
             store[target, :length] = store[source, :length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows have lengths of their own: callers always pass position ids."""
-        raise NotImplementedError("a SlotCache has no single length; pass position_ids")
+        """Always raises: every row has its own length, and callers pass position ids."""
+        raise NotImplementedError("a SequenceCache has no single length; pass position_ids")
 
-    def _empty(self, slots: int, positions: int) -> Tensor:
-        # Zeros, not empty: a masked position still meets 0 x value in attention, and stale NaN would spread.
-        return torch.zeros((slots, positions, *self._cell), dtype=self.dtype, device=self._device)
+    def _empty(self, capacity: int, positions: int) -> Tensor:
+        # Zeros, not empty: attention still multiplies the values of masked positions by 0, and 0 x NaN is NaN.
+        return torch.zeros((capacity, positions, *self._head_shape), dtype=self.dtype, device=self._device)
 
 
-def _power_of_two(n: int, *, at_least: int) -> int:
+def _next_power_of_two(n: int, *, at_least: int) -> int:
     return max(at_least, 1 << (n - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What an engine has room for, and what it says of the rest."""
+"""The limits of an engine: context, adapter rank, and time."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from dataclasses import replace
 from synth.errors import Permanent, Problem, UserError
 from synth.inference.engines.protocol import SamplingParams
 
-# vLLM allocates an adapter's room for one of these.
+COMPLETION_TIMEOUT_S = 110.0
+"""How long one completion may take: less than the 120 s that task apps wait for it."""
+
+# vLLM allocates memory for adapters of one of these ranks.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def lora_room(rank: int) -> int:
-    """The rank for which vLLM allocates when adapters of `rank` are to fit. Raises `Permanent` beyond its largest."""
-    room = next((r for r in _LORA_RANKS if r >= rank), None)
-    if room is None:
+def vllm_lora_rank(rank: int) -> int:
+    """The rank to allocate in vLLM for adapters of `rank`. Raises `Permanent` when none of vLLM's is large enough."""
+    supported = next((r for r in _LORA_RANKS if r >= rank), None)
+    if supported is None:
         raise Permanent(f"an adapter of rank {rank} cannot be served by vLLM; expected at most {_LORA_RANKS[-1]}")
-    return room
+    return supported
 
 
-def fitted(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
-    """The same, with no more tokens than fit behind `prompt` tokens. Raises `UserError` where not one does."""
-    room = context - prompt
-    if not prompt or room < 1:
+def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
+    """The params with `max_tokens` lowered to what fits after `prompt` tokens. Raises `UserError` if no token fits."""
+    left = context - prompt
+    if not prompt or left < 1:
         raise UserError(_does_not_fit(prompt, context))
-    return replace(params, max_tokens=min(params.max_tokens, room))
+    return replace(params, max_tokens=min(params.max_tokens, left))
 
 
 def _does_not_fit(prompt: int, context: int) -> Problem:
@@ -36,11 +39,14 @@ def _does_not_fit(prompt: int, context: int) -> Problem:
     )
 
 
-def cannot_be_scored(tokens: int, context: int) -> Problem:
-    """A text of `tokens` tokens whose logprobs were asked for, for a context of `context` tokens."""
-    return Problem(
-        what=f"the text to score has {tokens} tokens",
-        expected=f"2 to {context - 1}, within the context of {context}",
-        fix="score another part of the text",
-        where="token_ids",
-    )
+def check_scorable(tokens: int, context: int) -> None:
+    """Raises `UserError` for a text of `tokens` tokens that a context of `context` tokens cannot score."""
+    if not 2 <= tokens < context:
+        raise UserError(
+            Problem(
+                what=f"the text to score has {tokens} tokens",
+                expected=f"2 to {context - 1}, within the context of {context}",
+                fix="score another part of the text",
+                where="token_ids",
+            )
+        )

@@ -1,7 +1,8 @@
-"""Weights swapped into a live model, in place, and the proof of what it then serves."""
+"""Swaps weights into a live model, in place, and proves which weights it then serves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +17,38 @@ from synth.weights.policy_file import PolicyWeights, WeightsError, read_policy, 
 class LiveModel:
     """A causal language model whose weights, or whose adapter's, can be replaced while it serves.
 
-    model: the bare model, whose forward stays the same object: an adapter is injected into its layers.
+    model: the bare model. Its forward stays the same object, because an adapter is injected into its layers.
     """
 
     def __init__(self, model: Any, adapter: Path | None) -> None:
         self.model = model
-        self._adapted: Any = None
+        self._peft_model: Any = None
         if adapter is not None:
             from synth.weights.peft_compat import PeftModel
 
-            self._adapted = PeftModel.from_pretrained(model, str(adapter))
-            self._adapted.eval()
+            self._peft_model = PeftModel.from_pretrained(model, str(adapter))
+            self._peft_model.eval()
         self._freeze()
 
     def load(self, weights: PolicyWeights) -> WeightProof:
         """Copy a policy's tensors into the live ones and read them back.
 
-        Raises `Permanent` if names or shapes differ; then nothing was changed.
+        Raises `Permanent` if names or shapes differ; then nothing has changed.
         """
-        if weights.kind == "lora" and self._adapted is None:
-            self._adapt(weights.lora or {})
+        if weights.kind == "lora" and self._peft_model is None:
+            self._attach_adapter(weights.lora or {})
         live = self._adapter_tensors() if weights.kind == "lora" else self._model_tensors()
-        _check_fit(weights, live)
+        check_fit(weights, {name: tuple(tensor.shape) for name, tensor in live.items()})
         for name, tensor in weights.tensors.items():
             live[name].copy_(tensor)
-        return _prove(weights, live)
+        return _verify(weights, live)
 
-    def _adapt(self, config: dict[str, Any]) -> None:
+    def _attach_adapter(self, config: dict[str, Any]) -> None:
         from synth.weights.peft_compat import LoraConfig, get_peft_model
 
         known = {k: v for k, v in config.items() if k in LoraConfig.__dataclass_fields__}
-        self._adapted = get_peft_model(self.model, LoraConfig(**known))
-        self._adapted.eval()
+        self._peft_model = get_peft_model(self.model, LoraConfig(**known))
+        self._peft_model.eval()
         self._freeze()
 
     def _freeze(self) -> None:
@@ -55,7 +56,7 @@ class LiveModel:
             parameter.requires_grad_(False)
 
     def _model_tensors(self) -> dict[str, Tensor]:
-        if self._adapted is not None:
+        if self._peft_model is not None:
             raise Permanent("full weights for a model that serves an adapter; expected the adapter alone")
         live: dict[str, Tensor] = dict(self.model.state_dict())
         if self.model.config.tie_word_embeddings:
@@ -65,13 +66,13 @@ class LiveModel:
     def _adapter_tensors(self) -> dict[str, Tensor]:
         from synth.weights.peft_compat import get_peft_model_state_dict
 
-        return get_peft_model_state_dict(self._adapted)
+        return get_peft_model_state_dict(self._peft_model)
 
 
 def read_weights(file: Path, version: int) -> PolicyWeights:
-    """Read a policy weights file, every tensor against its digest.
+    """Read a policy weights file, and check every tensor against its digest.
 
-    Raises `Permanent` if it is not whole, or is of another version than announced.
+    Raises `Permanent` if the file is incomplete, or holds another version than announced.
     """
     try:
         weights = read_policy(file)
@@ -82,19 +83,20 @@ def read_weights(file: Path, version: int) -> PolicyWeights:
     return weights
 
 
-def _check_fit(weights: PolicyWeights, live: dict[str, Tensor]) -> None:
-    names = sorted(weights.tensors.keys() ^ live.keys())
-    shapes = sorted(n for n in weights.tensors.keys() & live.keys() if weights.tensors[n].shape != live[n].shape)
-    if names or shapes:
-        wrong = (names or shapes)[0]
+def check_fit(weights: PolicyWeights, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `Permanent` unless the names and shapes of a policy's tensors are those of the model that serves it."""
+    tensors = weights.tensors
+    names = sorted(tensors.keys() ^ shapes.keys())
+    misshapen = sorted(n for n in tensors.keys() & shapes.keys() if tuple(tensors[n].shape) != shapes[n])
+    if names or misshapen:
         raise Permanent(
-            f"policy version {weights.version} does not fit the model that serves it: "
-            f"{len(names)} tensors are on one side only, {len(shapes)} have another shape, first {wrong!r}"
+            f"policy version {weights.version} does not fit the model that serves it: {len(names)} tensors are on one "
+            f"side only, {len(misshapen)} have another shape, first {(names or misshapen)[0]!r}"
         )
 
 
-def _prove(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
-    """Digest the live tensors against the header's; where the engine keeps another dtype, against the cast tensor's."""
+def _verify(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
+    """Compare the live tensors' digests with the file's; where the dtypes differ, with those of the cast tensors."""
     matched = 0
     for name, announced in weights.digests.items():
         tensor = weights.tensors[name]
@@ -105,5 +107,5 @@ def _prove(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
 
 
 def model_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
-    """float32 on a CPU (its bfloat16 is slower, and exactness is the point there); else as stored."""
+    """float32 on a CPU, where bfloat16 is slower and tests want exact numbers; elsewhere the dtype that is stored."""
     return torch.float32 if device.type == "cpu" or stored is None else stored

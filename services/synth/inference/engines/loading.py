@@ -1,4 +1,4 @@
-"""A local model directory made into a batcher that is ready to step."""
+"""Loads a local model directory into a batcher that is ready to step."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from transformers import logging as transformers_logging
 from synth.errors import Permanent
 from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher
-from synth.inference.engines.kv_cache import SlotCache
+from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
-from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
 
-# `from_pretrained` patches torch itself for as long as it loads: two at once end in meta tensors, or in a head that is
-# not tied to its embeddings.
-_ONE_AT_A_TIME = threading.Lock()
+# `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
+# the embeddings.
+_LOADING_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model and its batcher. max_context: tokens that one request can have, by the model and by the KV budget."""
+class LoadedModel:
+    """A model and its batcher. max_context: tokens of one request at most, by the model and by the KV budget."""
 
     live: LiveModel
     batcher: Batcher
     max_context: int
 
 
-def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> Loaded:
+def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> LoadedModel:
     """Load weights, adapter and tokenizer from local directories only, in the thread that will run the model.
 
-    Raises `Permanent` for a directory without a model, or an architecture whose attention or head is not the plain one.
+    Raises `Permanent` for a directory without a model, and for an architecture with another attention or head than the
+    plain one.
     """
     torch.set_num_threads(settings.threads)
     device = torch.device(settings.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
@@ -45,8 +46,8 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        _refuse_unusual(config)
-        with _ONE_AT_A_TIME:
+        _reject_unusual(config)
+        with _LOADING_LOCK:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 model_dir,
                 dtype=model_dtype(device, cast(torch.dtype | None, config.dtype)),
@@ -58,7 +59,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     model.to(device).eval()
     live = LiveModel(model, adapter)
     tokenizer = load_tokenizer(model_dir)
-    cache = SlotCache(
+    cache = SequenceCache(
         layers=config.num_hidden_layers,
         heads=config.num_key_value_heads,
         head_dim=model.model.layers[0].self_attn.head_dim,
@@ -68,7 +69,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     )
     decoder, head = model.get_decoder(), model.get_output_embeddings()
 
-    def forward(ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SlotCache | None) -> Tensor:
+    def forward(ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SequenceCache | None) -> Tensor:
         return decoder(
             input_ids=ids_BQ,
             position_ids=positions_BQ,
@@ -85,14 +86,14 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         vocabulary=config.vocab_size,
         device=device,
         decode=tokenizer.decode,
-        max_rows=settings.max_rows,
+        max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
     )
-    return Loaded(live, batcher, min(config.max_position_embeddings, cache.budget_tokens))
+    return LoadedModel(live, batcher, min(config.max_position_embeddings, cache.budget_tokens))
 
 
 def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
-    """The ids that end a completion: the generation config's and the tokenizer's own."""
+    """The ids that end a completion: those of the generation config, and the tokenizer's eos."""
     listed = configured if isinstance(configured, list) else [configured]
     return {eos_id, *(i for i in listed if i is not None)}
 
@@ -100,11 +101,11 @@ def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
 def _kv_budget(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.6)
-    return 1 << 30
+        return int(free * GPU_MEMORY_FRACTION)
+    return CPU_KV_BYTES
 
 
-def _refuse_unusual(config: Any) -> None:
+def _reject_unusual(config: Any) -> None:
     unusual = {t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"}
     if unusual or getattr(config, "sliding_window", None):
         raise Permanent(

@@ -1,7 +1,7 @@
-"""What the service asks of an inference engine: tokens in, tokens out, weights swapped between two steps.
+"""The interface of an inference engine: tokens in, tokens out, weights swapped between two steps.
 
-An engine knows nothing of chats, HTTP, cids or jobs. It says for every sampled token its logprob under the policy
-that sampled it, and which version that was.
+An engine knows nothing of chats, HTTP, cids or jobs. For every sampled token it reports the logprob under the policy
+that sampled it, and the version of that policy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one completion is drawn.
+    """How one completion is sampled.
 
     temperature: 0 is greedy. top_p 1 and top_k 0 are off.
     banned: token ids that can never be sampled (their logit is -inf). stop: strings that end the text.
-    seed: draws that do not depend on what else is in the batch; None: the engine's own stream of draws.
+    seed: makes the draws independent of what else is in the batch; None: the engine's own random stream.
     """
 
     max_tokens: int
@@ -36,9 +36,9 @@ class SamplingParams:
 class Delta:
     """Newly sampled tokens of one completion; the three lists are parallel.
 
-    logprobs: nats, float32 values, under the distribution that was drawn from: temperature, bans, top-k and top-p
-    applied and renormalised (greedy: the plain softmax with the bans). versions: policy version by token.
-    finish_reason: set on the last delta alone; "abort" when the request was taken away.
+    logprobs: nats, float32 values, under the distribution that the token was drawn from: after temperature, bans,
+    top-k and top-p, renormalised (greedy: the plain softmax with the bans). versions: the policy version of each token.
+    finish_reason: set on the last delta only; "abort" when the request was aborted.
     stop_text: the stop string that ended it; its tokens are among the token ids.
     """
 
@@ -51,10 +51,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class WeightProof:
-    """What is live after a swap: of `tensors` in the file, `matched` have the announced digest.
+    """What is live after a swap: of the `tensors` in the file, `matched` have the announced digest.
 
-    The transformers engine reads the live tensors back. vLLM fuses and repacks what it loads: there it is the tensors
-    that its loader took, each from bytes of the announced digest.
+    The transformers engine reads the live tensors back. vLLM fuses and repacks what it loads, so `matched` counts the
+    tensors that its loader took, each from bytes of the announced digest.
     """
 
     version: int
@@ -64,7 +64,7 @@ class WeightProof:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One reading. running, waiting: requests. kv_tokens_used, kv_tokens_budget: cache cells, in tokens.
+    """The load of an engine at one moment. running, waiting: requests. kv_tokens_used, kv_tokens_budget: tokens.
 
     prefills: prompts that went through the model; prompts_shared: requests that reused another's prompt.
     cpu_seconds: of the engine's own thread since it began to serve; 0 where the engine is another process.
@@ -81,17 +81,26 @@ class EngineStats:
     cpu_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class EngineCounters:
+    """What an engine has counted since it was loaded, as in `EngineStats`."""
+
+    sampled_tokens: int = 0
+    prefills: int = 0
+    prompts_shared: int = 0
+
+
 class Engine(Protocol):
     """One loaded policy: a model in the transformers engine, or a policy on a vLLM host."""
 
     @property
     def version(self) -> int:
-        """The policy version that the next token is sampled with."""
+        """The version of the policy that samples the next token."""
         ...
 
     @property
     def healthy(self) -> bool:
-        """False once the engine cannot answer any more (closed, or its thread died)."""
+        """False once the engine cannot answer any more: it is closed, or its thread has died."""
         ...
 
     def generate(
@@ -105,8 +114,8 @@ class Engine(Protocol):
     ) -> AsyncIterator[Delta]:
         """Sample one completion: deltas as they come if `stream`, else one delta with everything.
 
-        Closing the iterator frees the request's place. Raises `UserError` for a prompt that cannot fit, `Transient`
-        when `timeout` seconds pass or the engine dies.
+        Closing the iterator ends the request. Raises `UserError` for a prompt that does not fit, and `Transient` when
+        `timeout` seconds have passed or the engine dies.
         """
         ...
 
@@ -117,7 +126,7 @@ class Engine(Protocol):
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Logprobs (nats, float32 values) of token_ids[1:] under the live policy: T = 1, the full softmax, no bans.
 
-        Every token is computed afresh, without a prefix cache. token_ids: at least two, and one fewer than the
+        Every token is recomputed, without a prefix cache. token_ids: at least two, and at most one fewer than the
         context holds. Raises `UserError` when they do not fit, `Transient` when the engine dies.
         """
         ...
@@ -125,15 +134,15 @@ class Engine(Protocol):
     async def update_weights(self, file: Path, version: int) -> WeightProof:
         """Load a policy weights file between two steps.
 
-        Running requests go on under the new weights, their KV recomputed first (decision 30); with an engine that
-        holds several adapters at once they finish on the one that they began with. Either way every token names its
-        version. Raises `Permanent` if the file does not fit the model or what is served is not what was announced;
-        nothing is changed when the file does not fit.
+        Running requests go on under the new weights, after their KV was recomputed (decision 30). An engine that holds
+        several adapters at once finishes them on the adapter that they began with. Either way every token names its
+        version. Raises `Permanent` if the file does not fit the model, and then changes nothing; and if the engine
+        does not serve what was announced.
         """
         ...
 
     def stats(self) -> EngineStats: ...
 
     async def close(self) -> None:
-        """Stop. Requests that still run end with an error."""
+        """Stop the engine. Requests that still run end with an error."""
         ...

@@ -1,4 +1,4 @@
-"""Drawing the next token of every row in one vectorised pass."""
+"""Draws the next token of every row in one vectorised pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class SamplingTensors:
     """The sampling settings of N rows.
 
     temperature_N float32 (0: greedy), top_p_N float32 (1: off), top_k_N int64 (0: off).
     banned: (row, token id) index pairs, each int64 [K], or None.
-    greedy, filtered: whether any row is greedy, or has top-p or top-k: a pass that no row needs is skipped.
+    greedy: whether any row is greedy. filtered: whether any has top-p or top-k. A pass that no row needs is skipped.
     """
 
     temperature_N: Tensor
@@ -25,45 +25,46 @@ class Knobs:
     filtered: bool
 
 
-def draw(logits_NV: Tensor, knobs: Knobs, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample one token a row: int64 [N] token ids and float32 [N] logprobs (nats).
+def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample one token for each row: int64 [N] token ids and float32 [N] logprobs (nats).
 
     logits_NV: [N, V], any float dtype. uniform_N: float64 in [0, 1), one draw a row.
-    The logprob is that of the distribution which was drawn from (see `Delta`); greedy rows report the plain softmax.
+    The logprob is under the distribution that the token was drawn from (see `Delta`); for greedy rows, the softmax.
 
-    Inverse-CDF sampling: one uniform number a row, whatever the vocabulary, which makes a seeded request cheap and
-    independent of its neighbours. The CDF is float64: in float32 the tail of a 150k vocabulary is lost.
+    Inverse-CDF sampling needs one uniform number a row, whatever the vocabulary, which makes a seeded request cheap and
+    independent of its neighbours. The CDF is float64, because float32 loses the tail of a 150k vocabulary.
     """
     logits_NV = logits_NV.float()
-    if knobs.banned is not None:
-        logits_NV = logits_NV.index_put(knobs.banned, logits_NV.new_tensor(-torch.inf))
-    hot_N = knobs.temperature_N
-    if knobs.greedy:
-        hot_N = torch.where(hot_N > 0, hot_N, 1.0)
-    logp_NV = torch.log_softmax(logits_NV / hot_N[:, None], dim=-1)
-    if knobs.filtered:
-        logp_NV = _keep_top(logp_NV, knobs.top_p_N, knobs.top_k_N)
+    if sampling.banned is not None:
+        logits_NV = logits_NV.index_put(sampling.banned, logits_NV.new_tensor(-torch.inf))
+    temperature_N = sampling.temperature_N
+    if sampling.greedy:
+        temperature_N = torch.where(temperature_N > 0, temperature_N, 1.0)
+    logp_NV = torch.log_softmax(logits_NV / temperature_N[:, None], dim=-1)
+    if sampling.filtered:
+        logp_NV = _keep_top(logp_NV, sampling.top_p_N, sampling.top_k_N)
     cdf_NV = logp_NV.double().exp_().cumsum_(dim=-1)
     total_N1 = cdf_NV[:, -1:]
-    # Strictly below the total, so that the first cell beyond it exists and has weight: never a banned token.
+    # Strictly below the total, so that the first token whose CDF is above the point exists and has weight: never a
+    # banned one.
     below_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
     point_N1 = torch.minimum(uniform_N[:, None] * total_N1, below_N1)
     # A NaN row points past the end; its logprob is then NaN too, which the caller reports as an error.
     token_N = torch.searchsorted(cdf_NV, point_N1, right=True).squeeze(1).clamp_(max=cdf_NV.shape[1] - 1)
-    if knobs.greedy:
-        token_N = torch.where(knobs.temperature_N > 0, token_N, logits_NV.argmax(dim=-1))
+    if sampling.greedy:
+        token_N = torch.where(sampling.temperature_N > 0, token_N, logits_NV.argmax(dim=-1))
     return token_N, logp_NV.gather(1, token_N[:, None]).squeeze(1)
 
 
 def _keep_top(logp_NV: Tensor, top_p_N: Tensor, top_k_N: Tensor) -> Tensor:
-    """Keep each row's `top_k` best tokens, then the fewest of them that hold `top_p`, and renormalise."""
+    """Keep each row's `top_k` likeliest tokens, then the fewest of them whose mass reaches `top_p`; renormalise."""
     vocabulary = logp_NV.shape[1]
     ranked_NV, order_NV = logp_NV.sort(dim=-1, descending=True, stable=True)
     k_N1 = torch.where(top_k_N > 0, top_k_N, vocabulary)[:, None]
     out_NV = torch.arange(vocabulary, device=logp_NV.device)[None] >= k_N1
     ranked_NV = torch.log_softmax(ranked_NV.masked_fill(out_NV, -torch.inf), dim=-1)
     p_NV = ranked_NV.exp()
-    # Out: everything after the token that crossed the threshold, so that at least one token stays.
+    # Everything after the token that crosses the threshold goes, so that at least one token stays.
     beyond_NV = (p_NV.cumsum(dim=-1) - p_NV >= top_p_N[:, None]) & (top_p_N < 1)[:, None]
     beyond_NV[:, 0] = False
     ranked_NV = torch.log_softmax(ranked_NV.masked_fill(beyond_NV, -torch.inf), dim=-1)

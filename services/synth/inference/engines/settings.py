@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-WORKAROUNDS = frozenset({"tied_head", "lora_mask", "clear_cache"})
-"""What the vLLM engine does about faults of vLLM 0.32 that give wrong tokens silently (see `engines.vllm`)."""
+CPU_KV_BYTES = 1 << 30
+"""The KV cache of one engine on a CPU, when its settings name no budget."""
+
+GPU_MEMORY_FRACTION = 0.6
+"""The part of a GPU's memory for one engine, when its settings name no budget (see `EngineSettings`)."""
+
+Workaround = Literal["tied_head", "lora_mask", "clear_cache"]
+WORKAROUNDS: frozenset[Workaround] = frozenset(get_args(Workaround))
+"""Names of the workarounds for faults of vLLM 0.32 that silently give wrong tokens (see `engines.vllm`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,21 +22,23 @@ class EngineSettings:
 
     Of any engine:
     threads: torch threads (more than one only on an idle machine: contended spin-waits make it slower).
-    device: "cpu", "cuda:0" …; None: the first GPU if there is one. kv_budget_bytes: None: 1 GiB on a CPU, 60 % of the
-    free memory of a GPU. max_rows: requests in one step; its logits cost 12 bytes x vocabulary a row.
-    seed: of the draws of requests without a seed of their own; None: from the operating system.
+    device: "cpu", "cuda:0" …; None: the first GPU if there is one.
+    kv_budget_bytes: of the KV cache; None: `CPU_KV_BYTES` on a CPU, `GPU_MEMORY_FRACTION` of a GPU's free memory.
+    max_num_seqs: requests in one step, each of which costs 12 bytes x vocabulary for its logits.
+    seed: of the random stream of requests without a seed of their own; None: from the operating system.
 
-    Of a vLLM host (its device is the platform that the environment's vLLM was built for; on a GPU an unset KV budget
-    leaves it 60 % of the memory, weights included):
-    max_adapters: adapters, old versions included, that it holds at once. adapter_slots: those of them in one step;
-    each takes memory for the largest rank. workarounds: names of `WORKAROUNDS` that are in force.
+    Of a vLLM host, whose device is the platform that the environment's vLLM was built for (on a GPU an unset KV budget
+    leaves the host `GPU_MEMORY_FRACTION` of the memory, weights included):
+    max_adapters: adapters that it holds at once, old versions included.
+    max_batch_adapters: adapters in one step, each of which takes memory for the largest rank.
+    workarounds: those that are in force.
     """
 
     threads: int = 1
     device: str | None = None
     kv_budget_bytes: int | None = None
-    max_rows: int = 256
+    max_num_seqs: int = 256
     seed: int | None = None
     max_adapters: int = 32
-    adapter_slots: int = 8
-    workarounds: frozenset[str] = WORKAROUNDS
+    max_batch_adapters: int = 8
+    workarounds: frozenset[Workaround] = WORKAROUNDS

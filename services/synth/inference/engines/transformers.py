@@ -1,7 +1,7 @@
 """The embedded engine: our own continuous batcher over a transformers model, on the CPU or on one GPU.
 
-All of torch runs in one thread of the engine's own. The asyncio side puts commands in an inbox; between two steps the
-thread carries them out, and after each it hands what was sampled back to the event loop in one call.
+All of torch runs in one thread that the engine owns. The asyncio side puts commands into an inbox; the thread carries
+them out between two steps, and after each step hands all new tokens to the event loop in one call.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import Permanent, SynthError, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, fitted
+from synth.errors import Permanent, SynthError, Transient
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
     from synth.inference.engines.batcher import Batcher
     from synth.inference.engines.live_weights import LiveModel
-    from synth.inference.engines.rows import Request
+    from synth.inference.engines.running_batch import SequenceRequest
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ _CLOSE_TIMEOUT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something for the engine's thread to do between two steps. refuse: tells who waits for it that it never will."""
+    """Something for the engine's thread to do between two steps. fail: passes an error to whoever waits for it."""
 
-    act: Callable[[], None]
-    refuse: Callable[[SynthError], None] = lambda error: None
+    run: Callable[[], None]
+    fail: Callable[[SynthError], None] = lambda error: None
 
 
 class TransformersEngine:
@@ -49,9 +49,9 @@ class TransformersEngine:
         self._wake = threading.Condition()
         self._inbox: deque[_Command] = deque()
         self._outbox: list[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = []
-        self._open: dict[str, Request] = {}
+        self._requests: dict[str, SequenceRequest] = {}
         self._closing = False
-        self._death: SynthError | None = None
+        self._fatal_error: SynthError | None = None
         self._batcher: Batcher
         self._live: LiveModel
         self._max_context = 0
@@ -89,7 +89,7 @@ class TransformersEngine:
 
     @property
     def healthy(self) -> bool:
-        return self._death is None and not self._closing
+        return self._fatal_error is None and not self._closing
 
     @property
     def max_context(self) -> int:
@@ -107,19 +107,21 @@ class TransformersEngine:
         timeout: float,
         stream: bool = False,
     ) -> AsyncIterator[Delta]:
-        from synth.inference.engines.rows import Request
+        from synth.inference.engines.running_batch import SequenceRequest
 
-        params = fitted(params, prompt=len(prompt_ids), context=self._max_context)
+        params = clamp_max_tokens(params, prompt=len(prompt_ids), context=self._max_context)
         queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        request = Request(request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item)))
+        request = SequenceRequest(
+            request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
+        )
         self._post(_Command(lambda: self._batcher.add(request), request.deliver))
-        self._open[request_id] = request
-        give_up = self._loop.time() + timeout
+        self._requests[request_id] = request
+        deadline = self._loop.time() + timeout
         finished = False
         try:
             while not finished:
                 try:
-                    async with asyncio.timeout_at(give_up):
+                    async with asyncio.timeout_at(deadline):
                         item = await queue.get()
                 except TimeoutError:
                     raise Transient(f"the completion was not done in its {timeout:g} s") from None
@@ -128,18 +130,17 @@ class TransformersEngine:
                     raise item
                 yield item
         finally:
-            del self._open[request_id]
+            del self._requests[request_id]
             if not finished and self.healthy:
                 self._post(_Command(lambda: self._batcher.abort(request)))
 
     def abort(self, request_id: str) -> None:
-        request = self._open.get(request_id)
+        request = self._requests.get(request_id)
         if request is not None and self.healthy:
             self._post(_Command(lambda: self._batcher.abort(request)))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        if not 2 <= len(token_ids) < self._max_context:
-            raise UserError(cannot_be_scored(len(token_ids), self._max_context))
+        check_scorable(len(token_ids), self._max_context)
         ids, done = list(token_ids), Future[list[float]]()
 
         def act() -> None:
@@ -157,7 +158,7 @@ class TransformersEngine:
     async def update_weights(self, file: Path, version: int) -> WeightProof:
         from synth.inference.engines.live_weights import read_weights
 
-        # Read and checked beside the engine's thread: the requests that run do not wait for the disk.
+        # In another thread than the engine's, so that running requests do not wait for the disk.
         weights = await asyncio.to_thread(read_weights, file, version)
         done: Future[WeightProof] = Future()
 
@@ -167,13 +168,13 @@ class TransformersEngine:
             try:
                 proof = self._live.load(weights)
                 if proof.matched != proof.tensors:
-                    raise _Unproven(_not_proven(proof))
+                    raise _WeightsMismatch(_mismatch_message(proof))
                 self._batcher.recompute()
             except BaseException as error:
                 done.set_exception(error)
                 if type(error) is Permanent:
-                    return  # the file does not fit: nothing was changed, the old version goes on
-                raise  # half-loaded weights must not serve
+                    return  # the file does not fit: nothing has changed, and the old version goes on
+                raise  # half-loaded weights must not be served
             self._batcher.version = self._version = version
             done.set_result(proof)
 
@@ -188,27 +189,27 @@ class TransformersEngine:
 
     def _post(self, command: _Command) -> None:
         with self._wake:
-            if self._death is not None or self._closing:
-                raise self._death or Transient("the engine is closed")
+            if self._fatal_error is not None or self._closing:
+                raise self._fatal_error or Transient("the engine is closed")
             self._inbox.append(command)
             self._wake.notify()
 
     def _run(self, model_dir: Path, adapter: Path | None, ready: Future[None]) -> None:
         try:
             self._load(model_dir, adapter)
-        except BaseException as error:  # noqa: BLE001 - the loader's caller gets it, whatever it is
+        except BaseException as error:  # noqa: BLE001 - the caller of `load` gets it, whatever it is
             if not ready.cancelled():
                 ready.set_exception(error)
             return
         if ready.cancelled():
-            return  # it took too long: nobody would ever close it
+            return  # the caller has given up, so nobody would ever close the engine
         ready.set_result(None)
         try:
             self._serve()
-            self._end(Transient("the engine is closed"))
+            self._fail_all(Transient("the engine is closed"))
         except BaseException as error:
             log.exception("engine died")
-            self._end(Transient(f"the engine died: {type(error).__name__}: {error}"))
+            self._fail_all(Transient(f"the engine died: {type(error).__name__}: {error}"))
 
     def _load(self, model_dir: Path, adapter: Path | None) -> None:
         from synth.inference.engines.loading import load_model
@@ -229,18 +230,19 @@ class TransformersEngine:
                     if self._closing:
                         return
                 while self._inbox:
-                    self._inbox[0].act()
-                    self._inbox.popleft()  # not before: whoever waits for a command that kills us hears of it
+                    self._inbox[0].run()
+                    # Only now: if the command kills the thread, `_fail_all` still tells whoever waits for it.
+                    self._inbox.popleft()
                 if not self._batcher.idle:
                     self._batcher.step()
                 self._flush()
                 self._cpu_seconds = time.thread_time()
 
-    def _end(self, error: SynthError) -> None:
+    def _fail_all(self, error: SynthError) -> None:
         with self._wake:
-            self._death = error
+            self._fatal_error = error
         for command in self._inbox:
-            command.refuse(error)
+            command.fail(error)
         self._batcher.fail_all(error)
         self._flush()
 
@@ -250,11 +252,11 @@ class TransformersEngine:
             self._loop.call_soon_threadsafe(_dispatch, batch)
 
 
-class _Unproven(Permanent):
-    """The weights that are served are not those that were announced."""
+class _WeightsMismatch(Permanent):
+    """The weights that are served are not those that were announced, so the engine has to stop."""
 
 
-def _not_proven(proof: WeightProof) -> str:
+def _mismatch_message(proof: WeightProof) -> str:
     return (
         f"policy version {proof.version}: {proof.tensors - proof.matched} of {proof.tensors} tensors read back "
         "otherwise than the trainer wrote them; the engine stops, load it again"

@@ -1,4 +1,4 @@
-"""What the recorder tells Prometheus, read when it asks."""
+"""The Prometheus metrics of the recorder, read at each scrape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from synth.inference.recording.recorder import Recorder
 
 
 class RecorderMetrics(Collector):
-    """`synth_recorder_…`: the memory that open rollouts take, and what was sampled and then not used."""
+    """`synth_recorder_…`: the memory of open rollouts, and the completions that were sampled and not used."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,8 +1,8 @@
 """The records of open rollouts: what was sampled under each credential (cid), kept in memory until it is closed.
 
-Invariants: a cid takes calls from its first to its close or expiry, and never again; its records are handed over
-whole, in the order in which the calls arrived; a close that is repeated gets the same bytes for a while; nothing that
-a task app says about tokens is believed.
+Invariants: a cid takes calls until it is closed or expires, and never again; a close returns all of its records, in
+the order in which the calls arrived; a repeated close returns the same bytes for a minute; nothing that a task app
+says about tokens is trusted.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from synth.inference.chat.prompts import Thread
 from synth.keys import Cid
 from synth.trajectories import CompletionRecord, records_to_bytes
 
-_CLOSED_KEPT = 60.0
-# A sweep looks at every rollout of the last minutes: one for each close would cost more the longer a job runs.
-_SWEEP_PAUSE = 1.0
+_CLOSED_KEPT_S = 60.0
+# A sweep looks at every rollout of the last minutes, so a sweep at each close would cost more the longer a job runs.
+_SWEEP_INTERVAL_S = 1.0
 
 
-class CidVoid(SynthError):
-    """The credential was closed, or its time is over."""
+class CidClosed(SynthError):
+    """The credential was closed or has expired."""
 
 
 class BudgetSpent(SynthError):
-    """The credential has made all the calls that it may."""
+    """The credential has used its budget of calls."""
 
 
 @dataclass(eq=False, slots=True)
-class OpenCid:
-    """One rollout under way. calls: that count against its budget; begun: all of them, failed ones too.
+class OpenRollout:
+    """One rollout under way. calls: those that count against its budget. calls_begun: all, failed ones included.
 
-    records: by the number of the call. running: what ends each call in flight.
+    records: by the number of the call. aborts: by the number of the call, what ends it while it runs.
     """
 
     cid: Cid
     calls: int = 0
-    begun: int = 0
+    calls_begun: int = 0
     records: dict[int, CompletionRecord] = field(default_factory=dict[int, CompletionRecord])
-    running: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    aborts: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     thread: Thread = field(default_factory=Thread)
     nbytes: int = 0
-    void: bool = False
+    closed: bool = False
 
 
 class Call:
     """One chat call of a rollout, from `Recorder.begin` until `finish` or `fail`."""
 
-    def __init__(self, recorder: Recorder, rollout: OpenCid, number: int) -> None:
+    def __init__(self, recorder: Recorder, rollout: OpenRollout, number: int) -> None:
         self._recorder = recorder
         self._rollout = rollout
         self._number = number
@@ -63,31 +63,31 @@ class Call:
     def thread(self) -> Thread:
         return self._rollout.thread
 
-    def ends_with(self, abort: Callable[[], None]) -> None:
-        """What to call if the rollout is closed, or expires, while this call runs."""
-        self._rollout.running[self._number] = abort
+    def on_close(self, abort: Callable[[], None]) -> None:
+        """Register what to call if the rollout is closed, or expires, while this call runs."""
+        self._rollout.aborts[self._number] = abort
 
     def finish(self, record: CompletionRecord) -> None:
-        """Keep what was sampled. After a close it is dropped and counted: the rollout has been judged without it."""
+        """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""
         self.settled = True
-        self._rollout.running.pop(self._number, None)
-        self._recorder.keep(self._rollout, self._number, record)
+        self._rollout.aborts.pop(self._number, None)
+        self._recorder.store(self._rollout, self._number, record)
 
     def fail(self) -> None:
-        """It came to nothing through no fault of the caller: it does not count. Does nothing after `finish`."""
+        """End the call without a record, and give it back to the budget. Does nothing after `finish`."""
         if self.settled:
             return
         self.settled = True
-        self._rollout.running.pop(self._number, None)
+        self._rollout.aborts.pop(self._number, None)
         self._rollout.calls -= 1
 
 
 class Recorder:
     """All open rollouts of one inference process.
 
-    read: the credential in a text, expired or not; raises `InvalidKey` if we did not sign it (`keys.read_cid` with
-    `now=0`). max_bytes: of the records of open rollouts together, and again of the closed ones; beyond it new calls
-    are refused with `Transient`. now: unix seconds.
+    read: decodes a credential, expired or not; raises `InvalidKey` if we did not sign it (`keys.read_cid` with
+    `now=0`). max_bytes: of the records of all open rollouts, and again of all closed ones; new calls beyond it are
+    refused with `Transient`. now: returns unix seconds.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Recorder:
         self._read = read
         self._max_bytes = max_bytes
         self._now = now
-        self._open: dict[str, OpenCid] = {}
-        self._closed: dict[str, tuple[float, bytes]] = {}  # by the time of the close
+        self._open: dict[str, OpenRollout] = {}
+        self._closed: dict[str, tuple[float, bytes]] = {}  # cid text -> (kept until, bytes), in the order of closing
         self._closed_bytes = 0
-        self._gone: dict[str, int] = {}  # closed before it expires: text -> expiry
+        self._expiry_of_closed: dict[str, int] = {}  # closed before they expired: cid text -> expiry
         self._sweep_due = 0.0
         self.nbytes = 0
         self.late_records = 0
@@ -111,23 +111,23 @@ class Recorder:
         return len(self._open)
 
     def begin(self, text: str) -> Call:
-        """Start a call under a credential. Raises what `begin_all` raises."""
+        """Begin a call under a credential. Raises what `begin_all` raises."""
         return self.begin_all(text, 1)[0]
 
     def begin_all(self, text: str, choices: int) -> list[Call]:
-        """Start a call for each of a request's choices: all of them, or none.
+        """Begin a call for each of a request's choices: all of them, or none.
 
-        Raises `InvalidKey` if it is not ours, `CidVoid` after its close or expiry, `BudgetSpent` beyond its calls,
+        Raises `InvalidKey` if it is not ours, `CidClosed` after its close or expiry, `BudgetSpent` beyond its calls,
         `Transient` when the records held for the collectors fill their memory.
         """
         rollout = self._open.get(text)
         if rollout is None:
             cid = self._read(text)
-            if text in self._gone:
-                raise CidVoid("this rollout has been closed; its credential takes no more calls")
-            rollout = OpenCid(cid)
+            if text in self._expiry_of_closed:
+                raise CidClosed("this rollout has been closed; its credential takes no more calls")
+            rollout = OpenRollout(cid)
         if rollout.cid.expires <= self._now():
-            raise CidVoid("this rollout's credential has expired")
+            raise CidClosed("this rollout's credential has expired")
         if rollout.calls >= rollout.cid.calls:
             raise BudgetSpent(f"this rollout has made all of its {rollout.cid.calls} calls")
         if rollout.calls + choices > rollout.cid.calls:
@@ -136,14 +136,14 @@ class Recorder:
         if self.nbytes >= self._max_bytes:
             raise Transient(f"{len(self._open)} open rollouts fill the recorder's {self._max_bytes} bytes", delay=5)
         self._open[text] = rollout
-        first = rollout.begun + 1
+        first = rollout.calls_begun + 1
         rollout.calls += choices
-        rollout.begun += choices
+        rollout.calls_begun += choices
         return [Call(self, rollout, number) for number in range(first, first + choices)]
 
-    def keep(self, rollout: OpenCid, number: int, record: CompletionRecord) -> None:
+    def store(self, rollout: OpenRollout, number: int, record: CompletionRecord) -> None:
         """See `Call.finish`."""
-        if rollout.void:
+        if rollout.closed:
             self.late_records += 1
             return
         rollout.records[number] = record
@@ -154,10 +154,10 @@ class Recorder:
         self.nbytes += size
 
     def close(self, text: str) -> bytes:
-        """End a rollout: its records, for `synth.trajectories.records_from_bytes`. Calls in flight are aborted.
+        """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.
 
-        A credential that was never used closes with no records. Raises `InvalidKey` if it is not ours, `CidVoid` if
-        its records have been handed over too long ago, or it expired unclosed.
+        A credential that was never used has no records. Raises `InvalidKey` if it is not ours, and `CidClosed` if it
+        was closed too long ago, or expired before it was closed.
         """
         now = self._now()
         if now >= self._sweep_due:
@@ -167,31 +167,31 @@ class Recorder:
             return body
         rollout = self._open.pop(text, None)
         if rollout is None:
-            rollout = OpenCid(self._read(text))
-            if text in self._gone or rollout.cid.expires <= now:
-                raise CidVoid("this rollout's records are no longer held")
+            rollout = OpenRollout(self._read(text))
+            if text in self._expiry_of_closed or rollout.cid.expires <= now:
+                raise CidClosed("this rollout's records are no longer held")
         elif rollout.cid.expires <= now:
             self._end(text, rollout)
-            raise CidVoid("this rollout's credential has expired, and its records with it")
+            raise CidClosed("this rollout's credential has expired, and its records with it")
         self._end(text, rollout)
         body = records_to_bytes([rollout.records[n] for n in sorted(rollout.records)])
-        self._closed[text] = (now + _CLOSED_KEPT, body)
+        self._closed[text] = (now + _CLOSED_KEPT_S, body)
         self._closed_bytes += len(body)
-        self._shed(now)
+        self._evict_closed(now)
         return body
 
     def sweep(self) -> None:
-        """Drop what expired: open rollouts, and closed bytes past their minute or beyond the memory."""
+        """Drop open rollouts that expired, and the bytes of closed ones that are too old or too many."""
         now = self._now()
-        self._sweep_due = now + _SWEEP_PAUSE
+        self._sweep_due = now + _SWEEP_INTERVAL_S
         for text in [t for t, r in self._open.items() if r.cid.expires <= now]:
             self._end(text, self._open.pop(text))
-        self._shed(now)
-        for text in [t for t, expires in self._gone.items() if expires <= now]:
-            del self._gone[text]
+        self._evict_closed(now)
+        for text in [t for t, expires in self._expiry_of_closed.items() if expires <= now]:
+            del self._expiry_of_closed[text]
 
-    def _shed(self, now: float) -> None:
-        """Drop closed bytes, the oldest first: those past their minute, and what is beyond the memory."""
+    def _evict_closed(self, now: float) -> None:
+        """Drop the bytes of closed rollouts, oldest first: after a minute, or when together they exceed `max_bytes`."""
         while self._closed:
             text, (until, body) = next(iter(self._closed.items()))
             if until > now and self._closed_bytes <= self._max_bytes:
@@ -199,10 +199,10 @@ class Recorder:
             del self._closed[text]
             self._closed_bytes -= len(body)
 
-    def _end(self, text: str, rollout: OpenCid) -> None:
-        rollout.void = True
+    def _end(self, text: str, rollout: OpenRollout) -> None:
+        rollout.closed = True
         self.nbytes -= rollout.nbytes
         self.branch_breaks += rollout.thread.branch_breaks
-        self._gone[text] = rollout.cid.expires
-        for abort in list(rollout.running.values()):
+        self._expiry_of_closed[text] = rollout.cid.expires
+        for abort in list(rollout.aborts.values()):
             abort()

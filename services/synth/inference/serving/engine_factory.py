@@ -1,4 +1,4 @@
-"""Opens an engine on a model's files: the one place that knows which engine that is."""
+"""Loads a model's files into an engine; no other module knows which engine that is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.serving.canary import check_canary
-from synth.inference.serving.model_pool import Loaded, ModelFiles
-from synth.inference.serving.vllm_pool import Hosts
+from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles
+from synth.inference.serving.vllm_pool import VllmPool
 from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     from synth.inference.engines.settings import EngineSettings
     from synth.inference.engines.vllm.host import VllmHost
 
-_importing = threading.Lock()
+_import_lock = threading.Lock()
 
 
 def import_transformers() -> None:
-    """Import what the first model will need, which takes seconds; returns when it is imported, whoever began.
+    """Import what the first model will need, which takes seconds; returns when the imports are done.
 
-    One thread at a time: transformers loads its parts when they are first named, and two threads that name them at
-    once can find one half made.
+    One thread at a time: transformers loads its submodules lazily, and two threads at once can find one half loaded.
     """
-    with _importing:
+    with _import_lock:
         import transformers.models.auto.modeling_auto
         import transformers.models.auto.tokenization_auto
         import transformers.models.qwen3.modeling_qwen3  # noqa: F401
@@ -38,7 +37,7 @@ def import_transformers() -> None:
 
 
 def warm_up(settings: InferenceSettings) -> None:
-    """Have ready what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
+    """Prepare what the first model of this process needs; takes seconds, and with vLLM a quarter of a minute."""
     import_transformers()
     if settings.engine == "vllm":
         from synth.inference.engines.vllm import process
@@ -47,49 +46,49 @@ def warm_up(settings: InferenceSettings) -> None:
 
 
 def engine_settings(settings: InferenceSettings) -> EngineSettings:
-    """How an engine of this process runs."""
+    """The settings of an engine of this process."""
     from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 
     return EngineSettings(
         threads=settings.threads,
         device=settings.device,
         kv_budget_bytes=settings.kv_budget_bytes,
-        max_rows=settings.max_rows,
+        max_num_seqs=settings.max_rows,
         workarounds=WORKAROUNDS if settings.vllm_workarounds is None else settings.vllm_workarounds,
     )
 
 
 @dataclass(frozen=True)
-class TransformersOpening:
-    """Loads files with the transformers engine, which raises `Permanent` for what it cannot serve."""
+class TransformersEngineFactory:
+    """Loads files into a transformers engine. Raises `Permanent` for a model that it cannot serve."""
 
     settings: InferenceSettings
 
-    async def __call__(self, files: ModelFiles) -> Loaded:
+    async def __call__(self, files: ModelFiles) -> LoadedPolicy:
         # torch is imported after the process is healthy.
         await asyncio.to_thread(import_transformers)
         from synth.inference.engines.transformers import TransformersEngine
 
-        chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
+        chat, half_precision = await asyncio.to_thread(_load_chat_format, files), _half_precision(files, self.settings)
         engine = await TransformersEngine.load(
             files.model_dir, adapter=files.adapter, version=0, settings=engine_settings(self.settings)
         )
-        return await _with_weights(Loaded(engine, chat, half=half), files)
+        return await _load_published_weights(LoadedPolicy(engine, chat, half_precision=half_precision), files)
 
 
 @dataclass(frozen=True)
-class VllmOpening:
-    """Loads files as policies on vLLM hosts."""
+class VllmEngineFactory:
+    """Loads files as a policy on a vLLM host."""
 
     settings: InferenceSettings
-    hosts: Hosts[VllmHost]
+    vllm_pool: VllmPool[VllmHost]
 
-    async def __call__(self, files: ModelFiles) -> Loaded:
+    async def __call__(self, files: ModelFiles) -> LoadedPolicy:
         # torch and vLLM are imported after the process is healthy.
         await asyncio.to_thread(warm_up, self.settings)
-        chat, half = await asyncio.to_thread(_chat, files), _half(files, self.settings)
+        chat, half_precision = await asyncio.to_thread(_load_chat_format, files), _half_precision(files, self.settings)
         rank = files.lora.r if files.lora is not None else 0
-        lease = await self.hosts.take(files.model_dir, rank=None if files.replaced else rank)
+        lease = await self.vllm_pool.acquire(files.model_dir, rank=None if files.swaps_full_weights else rank)
         try:
             from synth.inference.engines.vllm.engine import VllmEngine
 
@@ -97,43 +96,44 @@ class VllmOpening:
         except BaseException:
             await lease.release()
             raise
-        return await _with_weights(Loaded(engine, chat, half=half, let_go=lease.release), files)
+        loaded = LoadedPolicy(engine, chat, half_precision=half_precision, release_host=lease.release)
+        return await _load_published_weights(loaded, files)
 
 
-def vllm_hosts(settings: InferenceSettings) -> Hosts[VllmHost]:
-    """The hosts of a process whose engine is vLLM."""
+def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
+    """The pool of vLLM hosts of this process, which is empty at first."""
 
     async def start(model_dir: Path, rank: int | None) -> VllmHost:
         from synth.inference.engines.vllm.host import VllmHost
 
         return await VllmHost.start(model_dir, engine_settings(settings), max_lora_rank=rank)
 
-    return Hosts(start, max_rank=settings.max_lora_rank)
+    return VllmPool(start, max_rank=settings.max_lora_rank)
 
 
-async def _with_weights(loaded: Loaded, files: ModelFiles) -> Loaded:
-    """The same, serving the weights that were published for it, proven."""
+async def _load_published_weights(loaded: LoadedPolicy, files: ModelFiles) -> LoadedPolicy:
+    """Load the weights that were published for a policy, if any, and check them by their canary; returns the policy."""
     if files.weights is None:
         return loaded
     try:
         await loaded.engine.update_weights(files.weights, files.version)
         if files.canary is not None:
-            await check_canary(loaded.engine, files.canary, half=loaded.half)
+            await check_canary(loaded.engine, files.canary, half_precision=loaded.half_precision)
     except BaseException:
         await loaded.close()
         raise
     finally:
-        if files.copied:
+        if files.weights_are_copy:
             files.weights.unlink()
     return loaded
 
 
-def _chat(files: ModelFiles) -> ChatFormat:
+def _load_chat_format(files: ModelFiles) -> ChatFormat:
     return ChatFormat(load_tokenizer(files.model_dir))
 
 
-def _half(files: ModelFiles, settings: InferenceSettings) -> bool:
-    """Whether an engine computes in 16 bits: on a GPU, vLLM always and the other one as the model is stored."""
+def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
+    """Whether an engine computes in 16 bits: vLLM always does on a GPU, transformers if the model is stored so."""
     import torch
 
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""What the loaded engines tell Prometheus, read when it asks."""
+"""The Prometheus metrics of the loaded engines, read at each scrape."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from synth.inference.serving.model_pool import Policies
-from synth.inference.serving.vllm_pool import Hosts
+from synth.inference.serving.model_pool import ModelPool
+from synth.inference.serving.vllm_pool import VllmPool
 
 _GAUGES = {
     "running": "Requests in the engine's batch",
@@ -27,17 +27,17 @@ _COUNTERS = {
 
 
 class EngineMetrics(Collector):
-    """`synth_engine_…{model}` of every loaded engine; an engine that is unloaded takes its series with it.
+    """`synth_engine_…{model}` of every loaded engine; the series of an engine ends when it is unloaded.
 
-    `synth_vllm_host_policies{base,host}`: the models on each vLLM host. vLLM's own figures, `vllm:…`, come from itself.
+    `synth_vllm_host_policies{base,host}`: the models on each vLLM host. vLLM exports its own metrics, `vllm:…`.
     """
 
-    def __init__(self, policies: Policies, hosts: Hosts[Any]) -> None:
-        self._policies = policies
-        self._hosts = hosts
+    def __init__(self, model_pool: ModelPool, vllm_pool: VllmPool[Any]) -> None:
+        self._model_pool = model_pool
+        self._vllm_pool = vllm_pool
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._policies.stats()
+        stats = self._model_pool.stats()
         for kind, names in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, meaning in names.items():
                 family = kind(f"synth_engine_{name}", meaning, labels=["model"])
@@ -45,6 +45,6 @@ class EngineMetrics(Collector):
                     family.add_metric([model], getattr(reading, name))
                 yield family
         shared = GaugeMetricFamily("synth_vllm_host_policies", "Models on a vLLM host", labels=["base", "host"])
-        for (base, number), policies in self._hosts.leases().items():
-            shared.add_metric([base, str(number)], policies)
+        for (base, number), leases in self._vllm_pool.lease_counts().items():
+            shared.add_metric([base, str(number)], leases)
         yield shared

@@ -1,9 +1,9 @@
-"""Which models this process holds: training policies for as long as their job says, served models by use.
+"""The models that this process holds: a training policy until its job releases it, a served model while it is used.
 
-A training policy is never evicted for a served model; an idle served model is evicted for either. What an evaluation
-pins of a training policy stands beside it and takes no place: an evaluation that had to wait for another job's end
-would fail its own. A model is loaded once however many ask for it at the same time, and one that nobody trains is let
-go of when nobody has asked for it for a while.
+A training policy is never evicted for a served model; an idle served model is evicted for either. A version that an
+evaluation pins is held beside its training policy and does not count towards `max_models`: an evaluation that had to
+wait for the end of another job would fail its own job. A model is loaded once, however many requests ask for it at the
+same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
 """
 
 from __future__ import annotations
@@ -25,69 +25,68 @@ from synth.inference.engines.protocol import Engine, EngineStats
 class ModelFiles:
     """A model on this machine's disk. adapter: a peft directory over it, or None.
 
-    weights: a policy weights file to load over it, of this version; None for the model as it lies there.
-    copied: weights is a copy for this one load, to be deleted after it. canary: what proves them.
-    lora: the shape of the adapter, this one or the one that will be trained; None for full weights.
-    trained: newer weights will come.
+    weights: a policy weights file of this version to load over it; None for the model as it is on disk.
+    weights_are_copy: the weights file is a copy for this load only, to be deleted after it. canary: proves the weights.
+    lora: the shape of the adapter, present or yet to be trained; None: full weights. trained: newer weights will come.
     """
 
     model_dir: Path
     adapter: Path | None = None
     weights: Path | None = None
     version: int = 0
-    copied: bool = False
+    weights_are_copy: bool = False
     canary: Canary | None = None
     lora: LoraShape | None = None
     trained: bool = False
 
     @property
-    def replaced(self) -> bool:
-        """Whether the weights of the model itself are replaced, so that nothing else can run on them."""
+    def swaps_full_weights(self) -> bool:
+        """Whether the weights of the model itself get replaced, so that no other policy can share them."""
         return self.lora is None and (self.trained or self.weights is not None)
 
 
-async def _nothing() -> None:
-    """There is nothing but the engine."""
+async def _no_op() -> None:
+    """Releases nothing: the engine has no host."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPolicy:
     """An engine and the chat format of its model.
 
-    half: it computes in 16 bits. let_go: frees what the engine stands on, once it is closed.
+    half_precision: whether it computes in 16 bits. release_host: called after the engine was closed.
     """
 
     engine: Engine
     chat: ChatFormat
-    half: bool = False
-    let_go: Callable[[], Awaitable[None]] = _nothing
+    half_precision: bool = False
+    release_host: Callable[[], Awaitable[None]] = _no_op
 
     async def close(self) -> None:
-        """Stop the engine, and free what it stands on."""
+        """Close the engine, and release its host."""
         try:
             await self.engine.close()
         finally:
-            await self.let_go()
+            await self.release_host()
 
 
-Loader = Callable[[str], Awaitable[ModelFiles]]
+FindFiles = Callable[[str], Awaitable[ModelFiles]]
 """Resolves a model id to files on this machine; raises `UserError` for an unknown one."""
 
-Opener = Callable[[ModelFiles], Awaitable[Loaded]]
-"""Loads files as the policy version that they are."""
+EngineFactory = Callable[[ModelFiles], Awaitable[LoadedPolicy]]
+"""Loads files as the policy version that they hold."""
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
-    """One of the process's places for a model. used: when it was last used; leases: requests that run on it.
+class _PooledModel:
+    """A model of the pool, loading or loaded. last_used: by the clock. leases: requests that run on it.
 
-    beside: the training policy of which this is another version, and which it goes with.
+    version_of: the training policy of which this is another version; it is unloaded together with that policy.
     """
 
-    loading: asyncio.Task[Loaded]
+    loading: asyncio.Task[LoadedPolicy]
     training: bool
-    beside: str | None = None
-    used: float = 0.0
+    version_of: str | None = None
+    last_used: float = 0.0
     leases: int = 0
 
     @property
@@ -95,165 +94,165 @@ class _Place:
         return not self.training and self.leases == 0 and self.loading.done()
 
 
-class Policies:
+class ModelPool:
     """The loaded models of one inference process, at most `max_models`.
 
-    load_timeout: seconds for one to load. clock: seconds, of any beginning.
+    load_timeout: seconds for one to load. clock: returns seconds from any starting point.
     """
 
     def __init__(
         self,
-        loader: Loader,
-        opener: Opener,
+        find_files: FindFiles,
+        engine_factory: EngineFactory,
         *,
-        max_models: int = 3,
-        load_timeout: float = 300,
+        max_models: int,
+        load_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._loader = loader
-        self._opener = opener
+        self._find_files = find_files
+        self._engine_factory = engine_factory
         self._max_models = max_models
         self._load_timeout = load_timeout
-        self._places: dict[str, _Place] = {}
+        self._models: dict[str, _PooledModel] = {}
         self._clock = clock
-        self._room = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """What is loaded, training policies included."""
-        return [name for name, place in self._places.items() if _ready(place)]
+        """The names of the loaded models, training policies included."""
+        return [name for name, model in self._models.items() if _is_ready(model)]
 
     def stats(self) -> dict[str, EngineStats]:
-        """A reading of every loaded engine, by the name of its model."""
-        return {name: place.loading.result().engine.stats() for name, place in self._places.items() if _ready(place)}
+        """The stats of every loaded engine, by the name of its model."""
+        return {name: model.loading.result().engine.stats() for name, model in self._models.items() if _is_ready(model)}
 
-    def training(self, name: str) -> Loaded | None:
+    def training(self, name: str) -> LoadedPolicy | None:
         """A training policy, if it is loaded."""
-        place = self._places.get(name)
-        return place.loading.result() if place is not None and place.training and _ready(place) else None
+        model = self._models.get(name)
+        return model.loading.result() if model is not None and model.training and _is_ready(model) else None
 
-    async def hold(self, name: str, files: ModelFiles) -> Loaded:
+    async def hold(self, name: str, files: ModelFiles) -> LoadedPolicy:
         """Load a training policy, and keep it until `release`. Raises `Transient` when every place is taken."""
-        async with self._room:
-            place = await self._unless_dead(name)
-            if place is None:
-                place = await self._take_place(name, lambda: self._opener(files), training=True)
-        return await self._loaded(name, place)
+        async with self._lock:
+            model = await self._get_alive(name)
+            if model is None:
+                model = await self._start_loading(name, lambda: self._engine_factory(files), training=True)
+        return await self._loaded(name, model)
 
     async def release(self, name: str) -> None:
-        """Let go of a training policy: its job is over. Releasing one that is not held does nothing."""
-        place = self._places.get(name)
-        if place is not None and place.training:
-            await self._drop(name, place)
-        for pinned, version in list(self._places.items()):
-            if version.beside == name:
-                await self._drop(pinned, version)
+        """Unload a training policy and its pinned versions: its job is over. Does nothing if it is not held."""
+        model = self._models.get(name)
+        if model is not None and model.training:
+            await self._unload(name, model)
+        for pinned, version in list(self._models.items()):
+            if version.version_of == name:
+                await self._unload(pinned, version)
 
-    async def forget(self, name: str) -> bool:
-        """Let go of a served model, so that its files are looked for anew; False while somebody uses it."""
-        place = self._places.get(name)
-        if place is not None and place.evictable:
-            await self._drop(name, place)
-        return name not in self._places
+    async def try_unload(self, name: str) -> bool:
+        """Unload a served model, so that its files are looked up again at its next use; False while it is in use."""
+        model = self._models.get(name)
+        if model is not None and model.evictable:
+            await self._unload(name, model)
+        return name not in self._models
 
     @asynccontextmanager
-    async def lease(self, name: str, *, beside: str | None = None) -> AsyncIterator[Loaded]:
-        """A served model for one request, loaded first if need be; it is not evicted meanwhile.
+    async def lease(self, name: str, *, version_of: str | None = None) -> AsyncIterator[LoadedPolicy]:
+        """A served model for one request; it is loaded first if necessary, and not evicted meanwhile.
 
-        beside: the training policy that this is another version of.
+        version_of: the training policy that this is another version of.
         Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
         """
-        place = await self._unless_dead(name)
-        if place is None:
-            async with self._room:
-                place = self._places.get(name)  # another request may have begun to load it meanwhile
-                if place is None:
-                    place = await self._take_place(
-                        name, lambda: self._find_and_open(name), training=False, beside=beside
+        model = await self._get_alive(name)
+        if model is None:
+            async with self._lock:
+                model = self._models.get(name)  # another request may have begun to load it
+                if model is None:
+                    model = await self._start_loading(
+                        name, lambda: self._find_and_load(name), training=False, version_of=version_of
                     )
-        place.leases += 1
-        place.used = self._clock()
+        model.leases += 1
+        model.last_used = self._clock()
         try:
-            yield await self._loaded(name, place)
+            yield await self._loaded(name, model)
         finally:
-            place.leases -= 1
-            place.used = self._clock()
+            model.leases -= 1
+            model.last_used = self._clock()
 
     async def unload_idle(self, seconds: float) -> list[str]:
-        """Let go of the models that nobody trains and nobody has used for so long; returns their names."""
+        """Unload the models that nobody trains and nobody has used for so many seconds; returns their names."""
         since = self._clock() - seconds
-        idle = [(name, place) for name, place in self._places.items() if place.evictable and place.used <= since]
-        for name, place in idle:
-            # Closing the one before took its time: somebody may use this one by now.
-            if place.evictable:
-                await self._drop(name, place)
+        idle = [(name, model) for name, model in self._models.items() if model.evictable and model.last_used <= since]
+        for name, model in idle:
+            # Closing the previous one took a while: somebody may use this one by now.
+            if model.evictable:
+                await self._unload(name, model)
         return [name for name, _ in idle]
 
     async def close(self) -> None:
         """Stop every engine."""
-        await asyncio.gather(*(self._drop(name, place) for name, place in list(self._places.items())))
+        await asyncio.gather(*(self._unload(name, model) for name, model in list(self._models.items())))
 
-    async def _find_and_open(self, name: str) -> Loaded:
-        return await self._opener(await self._loader(name))
+    async def _find_and_load(self, name: str) -> LoadedPolicy:
+        return await self._engine_factory(await self._find_files(name))
 
-    async def _take_place(
-        self, name: str, load: Callable[[], Awaitable[Loaded]], *, training: bool, beside: str | None = None
-    ) -> _Place:
-        rivals = {n: p for n, p in self._places.items() if p.beside == beside}
-        # Beside a training policy there is room for one more version of it; the idle ones before it are history.
-        if len(rivals) >= (self._max_models if beside is None else 1):
-            idle = [(p.used, n) for n, p in rivals.items() if p.evictable]
+    async def _start_loading(
+        self, name: str, load: Callable[[], Awaitable[LoadedPolicy]], *, training: bool, version_of: str | None = None
+    ) -> _PooledModel:
+        rivals = {n: p for n, p in self._models.items() if p.version_of == version_of}
+        # Beside a training policy there is room for one pinned version; an idle earlier one gives way.
+        if len(rivals) >= (self._max_models if version_of is None else 1):
+            idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
-                taken = f"all {self._max_models} places for a model are" if beside is None else "another version is"
+                taken = f"all {self._max_models} places for a model are" if version_of is None else "another version is"
                 raise Transient(f"{taken} in use; {name!r} has to wait", delay=5)
             _, oldest = min(idle)
-            await self._drop(oldest, self._places[oldest])
+            await self._unload(oldest, self._models[oldest])
 
-        async def bounded() -> Loaded:
+        async def bounded() -> LoadedPolicy:
             async with asyncio.timeout(self._load_timeout):
                 return await load()
 
-        place = _Place(asyncio.create_task(bounded(), name=f"load {name}"), training, beside)
-        self._places[name] = place
-        return place
+        model = _PooledModel(asyncio.create_task(bounded(), name=f"load {name}"), training, version_of)
+        self._models[name] = model
+        return model
 
-    async def _loaded(self, name: str, place: _Place) -> Loaded:
-        """Wait for a model that is loading; one that cannot be loaded gives its place back."""
+    async def _loaded(self, name: str, model: _PooledModel) -> LoadedPolicy:
+        """Wait until a model is loaded; remove it from the pool if it cannot be loaded."""
         try:
-            # Shielded: a client that hangs up must not cancel the load that others wait for.
-            loaded = await asyncio.shield(place.loading)
+            # Shielded, because a client that hangs up must not cancel the load that others wait for.
+            loaded = await asyncio.shield(model.loading)
         except TimeoutError:
-            self._vacate(name, place)
+            self._remove(name, model)
             raise Transient(f"{name!r} did not load in {self._load_timeout:g} s", delay=30) from None
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._vacate(name, place)
+            self._remove(name, model)
             raise
         if not loaded.engine.healthy:
             raise Transient(f"the engine of {name!r} has stopped", delay=5)
         return loaded
 
-    async def _unless_dead(self, name: str) -> _Place | None:
-        """A model's place; one whose engine has died is given up, so that it is loaded anew."""
-        place = self._places.get(name)
-        if place is not None and place.loading.done() and not _ready(place):
-            await self._drop(name, place)
+    async def _get_alive(self, name: str) -> _PooledModel | None:
+        """A model of the pool, or None; one whose engine has died is unloaded, so that it is loaded again."""
+        model = self._models.get(name)
+        if model is not None and model.loading.done() and not _is_ready(model):
+            await self._unload(name, model)
             return None
-        return place
+        return model
 
-    def _vacate(self, name: str, place: _Place) -> None:
-        if self._places.get(name) is place:
-            del self._places[name]
+    def _remove(self, name: str, model: _PooledModel) -> None:
+        if self._models.get(name) is model:
+            del self._models[name]
 
-    async def _drop(self, name: str, place: _Place) -> None:
-        self._vacate(name, place)
-        if not place.loading.done():
-            place.loading.cancel()
-            await asyncio.wait([place.loading])
-        if not place.loading.cancelled() and place.loading.exception() is None:
-            await place.loading.result().close()
+    async def _unload(self, name: str, model: _PooledModel) -> None:
+        self._remove(name, model)
+        if not model.loading.done():
+            model.loading.cancel()
+            await asyncio.wait([model.loading])
+        if not model.loading.cancelled() and model.loading.exception() is None:
+            await model.loading.result().close()
 
 
-def _ready(place: _Place) -> bool:
-    task = place.loading
+def _is_ready(model: _PooledModel) -> bool:
+    task = model.loading
     return task.done() and not task.cancelled() and task.exception() is None and task.result().engine.healthy

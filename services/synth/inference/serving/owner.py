@@ -1,4 +1,4 @@
-"""The owner of one job's serve task: loads its policy, follows its versions, lets go when the job ends or pauses."""
+"""Owns serve tasks: loads a job's policy, follows its versions, and releases it when the job ends or pauses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
 from synth.inference.api.requests import JobSampling
 from synth.inference.serving.canary import CanaryMismatch, check_canary
-from synth.inference.serving.model_pool import Loaded
+from synth.inference.serving.model_pool import LoadedPolicy
 from synth.inference.serving.router import ServedJob, ServiceRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import Standing
@@ -28,17 +28,17 @@ from synth.work import Task
 
 log = logs.get("serve")
 
-_TURN_S = 5.0
+_POLL_S = 5.0
 
-#: How long the second serve task of a job stays in the queue when the process that serves it already has taken it.
-_ELSEWHERE_S = 5.0
+#: The delay of a job's second serve task that was delivered to the process that already serves the job.
+_REQUEUE_DELAY_S = 5.0
 
 
 @dataclass(frozen=True)
 class ServeService:
-    """What every serve task of this process shares. boot: names this process, for its announcements' ids.
+    """What all serve tasks of this process share. boot: identifies this process in the ids of its announcements.
 
-    serving: the jobs whose task it owns.
+    serving: the jobs whose tasks it owns.
     """
 
     bus: Connection
@@ -67,21 +67,21 @@ class ServeService:
                 trained=isinstance(job, RlJob),
             )
             if task.job_id in self.serving:
-                raise Transient("this process serves the job already: it is another one's turn", delay=_ELSEWHERE_S)
+                raise Transient("this process serves the job already: it is another one's turn", delay=_REQUEUE_DELAY_S)
             self.serving.add(task.job_id)
-            serving = _Serving(self, served, task)
+            serving = _ServedTask(self, served, task)
             try:
-                await serving.until_over(lease)
+                await serving.serve_until_over(lease)
             except Permanent as error:
                 await self.refuse(task, str(error), train=served.trained)
             finally:
                 self.serving.discard(task.job_id)
                 self.router.jobs.pop(task.job_id, None)
-                await self.router.policies.release(task.job_id)
+                await self.router.model_pool.release(task.job_id)
                 self.changed.set()
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: say that the policy cannot be served, so that its owner ends the job."""
+        """Announce for a dead letter that its policy cannot be served, so that the owner of the job ends it."""
         history = await read_job(self.bus, task.org, task.job_id)
         if history.standing.is_over(task.term):
             return
@@ -89,7 +89,7 @@ class ServeService:
         await self.refuse(task, reason, train=isinstance(job, RlJob))
 
     async def refuse(self, task: Task, reason: str, *, train: bool) -> None:
-        """Say that a policy cannot be served. The trainer's task is due all the same: it ends the job."""
+        """Announce that a policy cannot be served. The train task is queued anyway, because its owner ends the job."""
         log.error("policy refused", job=task.job_id, reason=reason)
         event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {reason}"))
         await Publisher(self.bus).once(event, org=task.org, key=task.job_id, id=f"refused:{task.term}")
@@ -103,100 +103,100 @@ class ServeService:
 
 
 @dataclass
-class _Serving:
+class _ServedTask:
     service: ServeService
     job: ServedJob
     task: Task
     newest: PolicyPublished | None = None
     loaded: tuple[int, int] = (0, 0)
     over: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def until_over(self, lease: Lease) -> None:
+    async def serve_until_over(self, lease: Lease) -> None:
         service, job = self.service, self.job
         lease.progress("load", deadline=service.settings.load_timeout_s + 60)
         started = time.monotonic()
-        held = await service.router.policies.hold(job.job_id, await service.router.source_of(job))
+        policy = await service.router.model_pool.hold(job.job_id, await service.router.source_of(job))
         self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
             if (await read_job(service.bus, job.org, job.job_id)).standing.is_over(self.task.term):
-                # Loading took long: whoever hears of it would wait for a policy that is let go of.
+                # The job ended while the policy was loading, so nobody may be told to use it.
                 return
             if self.newest is not None:
-                # Whoever takes over serves the latest version at once: the ones before it are history.
-                await self._catch_up(held)
+                # After a takeover the newest version is served at once; earlier ones are not needed any more.
+                await self._catch_up(policy)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
-            # Not sooner: what was loaded first is the source, which is nobody's policy after the first iteration.
+            # Not sooner: until now the source model was loaded, which is not the policy after the first iteration.
             service.router.jobs[job.job_id] = job
             service.changed.set()
-            # The engine is up, so a trainer will not wait for it: now its task is due (decision 16).
+            # The engine is ready, so a trainer will not have to wait for it: queue its task (decision 16).
             if job.trained:
                 await service.train_is_due(self.task)
             while not self.over:
-                if not held.engine.healthy:
+                if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
-                # Fetching, hashing and swapping a large policy takes minutes; waiting for one does not.
+                # Fetching, hashing and swapping a large policy takes minutes, and has a deadline of its own.
                 lease.progress("load a version", deadline=service.settings.load_timeout_s)
-                await self._catch_up(held)
+                await self._catch_up(policy)
                 lease.progress("serve", deadline=60)
-                await self._wait(following)
+                await self._wait_for_change(following)
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _wait(self, following: asyncio.Task[None]) -> None:
+    async def _wait_for_change(self, following: asyncio.Task[None]) -> None:
         if following.done():
             following.result()
         try:
-            async with asyncio.timeout(_TURN_S):
-                await self.news.wait()
+            async with asyncio.timeout(_POLL_S):
+                await self.changed.wait()
         except TimeoutError:
             return
-        self.news.clear()
+        self.changed.clear()
 
-    async def _catch_up(self, held: Loaded) -> None:
+    async def _catch_up(self, policy: LoadedPolicy) -> None:
         while (event := self.newest) is not None and (event.attempt, event.version) > self.loaded:
             started = time.monotonic()
             try:
-                proven, apart = await self._load(held, event)
+                proven, canary_error = await self._load_version(policy, event)
             except CanaryMismatch:
-                # Of whatever version: the engine is wrong, or the trainer is.
+                # Whatever the version, the engine or the trainer is wrong.
                 raise
             except Permanent:
-                # A version expires, at any moment, once there is a newer one, of which our follower may be the last
-                # to hear. What is still the newest is broken.
+                # A version can expire as soon as there is a newer one, of which our follower may not have heard yet.
+                # But if this version is still the newest, it is broken.
                 newest = await self._last_published()
-                if newest is not None and self._is_news(newest):
+                if newest is not None and self._is_newer(newest):
                     self.newest = newest
                 if self.newest == event:
                     raise
                 continue
             self.loaded = (event.attempt, event.version)
-            await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=apart)
+            await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=canary_error)
 
-    async def _load(self, held: Loaded, event: PolicyPublished) -> tuple[int, float | None]:
-        """Serve a version; returns how many tensors were proven, and how far its canary is from the trainer's."""
+    async def _load_version(self, policy: LoadedPolicy, event: PolicyPublished) -> tuple[int, float | None]:
+        """Serve a version; returns how many tensors were proven, and the canary's largest error in nats, or None."""
         blobs = self.service.blobs
         name = f"{self.job.job_id}-{event.attempt}-{event.version}.safetensors"
         file = await blobs.fetch(event.weights, self.service.router.cache / name)
         try:
-            proof = await held.engine.update_weights(file, event.version)
+            proof = await policy.engine.update_weights(file, event.version)
         finally:
             if blobs.root is None:
-                # Our copy; of a local store it is the blob itself.
+                # Our own copy. A local store returns the blob itself.
                 file.unlink(missing_ok=True)
         if event.canary is None:
             return proof.matched, None
-        return proof.matched, await check_canary(held.engine, event.canary, half=held.half)
+        return proof.matched, await check_canary(policy.engine, event.canary, half_precision=policy.half_precision)
 
     async def _last_published(self) -> PolicyPublished | None:
         subject = f"policy.published.{self.job.org}.{self.job.job_id}"
         past = await replay(self.service.bus.nc, [subject], last_per_subject=True)
         return past[-1].event if past and isinstance(past[-1].event, PolicyPublished) else None
 
-    def _is_news(self, event: PolicyPublished) -> bool:
+    def _is_newer(self, event: PolicyPublished) -> bool:
         known = self.newest
         return known is None or (event.attempt, event.version) > (known.attempt, known.version)
 
@@ -209,7 +209,7 @@ class _Serving:
             proven=proven,
             canary_error=canary_error,
         )
-        # With the term: a policy that is loaded anew after a pause must be told anew.
+        # The id holds the term, because a policy that is loaded again after a pause must be announced again.
         id = f"{self.task.term}:{self.loaded[0]}:{version}:{service.settings.replica}:{service.boot}"
         await Publisher(service.bus).once(event, org=self.job.org, key=self.job.job_id, id=id)
         log.info("policy loaded", version=version, seconds=round(seconds, 4), proven=proven, canary_error=canary_error)
@@ -221,12 +221,12 @@ class _Serving:
             self.service.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]
         ):
             if isinstance(recorded.event, PolicyPublished):
-                # We follow from the log's beginning: what is told may be long past.
-                if self._is_news(recorded.event):
+                # The follower reads from the beginning of the log, so this version may be an old one.
+                if self._is_newer(recorded.event):
                     self.newest = recorded.event
             elif recorded.type.startswith("job."):
                 standing.add(recorded.type)
                 self.over = standing.is_over(self.task.term)
-            self.news.set()
+            self.changed.set()
             if self.over:
                 return

@@ -1,4 +1,4 @@
-"""Where a call goes: the training policy that its credential pins, or a served model that its organisation may use."""
+"""Routes a call to the training policy of its credential, or to a served model that its organisation may use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape, ModelRef, PolicyPublished
 from synth.inference.api.completion import PolicyBinding
 from synth.inference.api.requests import JobSampling
-from synth.inference.serving.model_pool import Loaded, ModelFiles, Policies
+from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles, ModelPool
 from synth.keys import Cid
 from synth.models import Registry, parse_finetuned
 from synth.weights.local_model import local_model, training_source
@@ -23,9 +23,9 @@ from synth.weights.local_model import local_model, training_source
 
 @dataclass(frozen=True)
 class ServedJob:
-    """A job whose policy this process serves: its source, and the sampling that its rollouts must use.
+    """A job whose policy this process serves: its source model, and the sampling that its rollouts must use.
 
-    trained: the policy will be trained (RL), with an adapter of shape `lora` or, None, in full.
+    trained: whether the policy is trained (RL). lora: the shape of the adapter that is trained; None: full weights.
     """
 
     org: str
@@ -38,7 +38,7 @@ class ServedJob:
 
 @dataclass
 class ServiceRouter:
-    """See `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by their id."""
+    """Implements `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by job id."""
 
     bus: Connection
     blobs: BlobStore
@@ -47,28 +47,30 @@ class ServiceRouter:
     jobs: dict[str, ServedJob] = field(default_factory=dict)
     _refs: dict[tuple[str, str], ModelRef] = field(default_factory=dict)
     _by_id: dict[str, ModelRef] = field(default_factory=dict)
-    _policies: Policies | None = None
+    _model_pool: ModelPool | None = None
 
-    def serve_from(self, policies: Policies) -> None:
-        """Use these policies; they load through `files_of`."""
-        self._policies = policies
+    def attach_model_pool(self, model_pool: ModelPool) -> None:
+        """Serve from this pool, which finds its files through `files_of`."""
+        self._model_pool = model_pool
 
     @property
-    def policies(self) -> Policies:
-        assert self._policies is not None
-        return self._policies
+    def model_pool(self) -> ModelPool:
+        assert self._model_pool is not None
+        return self._model_pool
 
     @asynccontextmanager
     async def for_rollout(self, cid: Cid) -> AsyncIterator[PolicyBinding]:
-        """The live policy of the credential's job, or the pinned version, held beside it while it is evaluated."""
+        """The live policy of the credential's job, or the version that the credential pins for an evaluation."""
         job = self.jobs.get(cid.job_id)
         if job is None:
             raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
         if cid.version is not None:
-            async with self.policies.lease(pinned_name(cid.job_id, cid.version), beside=cid.job_id) as pinned:
+            async with self.model_pool.lease(
+                pinned_policy_name(cid.job_id, cid.version), version_of=cid.job_id
+            ) as pinned:
                 yield _binding(pinned, cid.job_id, job.sampling)
             return
-        live = self.policies.training(cid.job_id)
+        live = self.model_pool.training(cid.job_id)
         if live is None:
             raise Transient(f"the policy of {cid.job_id} is still loading", delay=1)
         yield _binding(live, cid.job_id, job.sampling)
@@ -77,10 +79,10 @@ class ServiceRouter:
     async def for_model(self, model: str, principal: str) -> AsyncIterator[PolicyBinding]:
         """A base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
-        # Other weights under the same id: the base was put here, or another model stands in for it.
-        if self._by_id.get(ref.id) != ref and await self.policies.forget(ref.id):
+        # The id stands for other weights now: the base was installed, or another model stands in for it.
+        if self._by_id.get(ref.id) != ref and await self.model_pool.try_unload(ref.id):
             self._by_id[ref.id] = ref
-        async with self.policies.lease(ref.id) as loaded:
+        async with self.model_pool.lease(ref.id) as loaded:
             yield _binding(loaded, ref.id, None)
 
     async def models(self, principal: str) -> list[str]:
@@ -88,11 +90,11 @@ class ServiceRouter:
         return [spec.id for spec in self.registry.runnable()]
 
     def served(self) -> list[str]:
-        """What may be asked for now: a training policy only when it stands at the version that its job is at."""
-        return [n for n in self.policies.names() if self.policies.training(n) is None or n in self.jobs]
+        """The models that can be called now; a training policy only once it serves the newest version of its job."""
+        return [n for n in self.model_pool.names() if self.model_pool.training(n) is None or n in self.jobs]
 
     async def files_of(self, name: str) -> ModelFiles:
-        """The files behind a name of `Policies`: a pinned version of a served job, or a model found before."""
+        """The files of a model of the pool: a pinned version of a served job, or a model that `for_model` has found."""
         job_id, _, version = name.partition("@v")
         if version and job_id in self.jobs:
             return await self._pinned_files(self.jobs[job_id], int(version))
@@ -100,7 +102,7 @@ class ServiceRouter:
         return ModelFiles(found.model, found.adapter, lora=self._by_id[name].lora)
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
-        """The files that a job's policy starts from, as its trainer loads them."""
+        """The files that a job's policy starts from: the same as its trainer loads."""
         if job.trained:
             found = await training_source(job.source, job.lora, self.blobs, self.cache)
             return ModelFiles(found.model, found.adapter, lora=job.lora, trained=True)
@@ -111,10 +113,10 @@ class ServiceRouter:
         if not model:
             raise UserError(Problem(what="no model was named", expected="a model id", where="model"))
         known, named = self._refs.get((org, model)), parse_finetuned(model)
-        # A base may have been put on the machine anew, and a checkpoint may have expired, which matters to who has to
-        # load it; what a job has made never changes.
+        # A base may have been installed again. A checkpoint may have expired, which matters only if it is not loaded. A
+        # fine-tuned model never changes.
         lasting = named is not None and named.checkpoint is None
-        if known is None or not (lasting or (named is not None and known.id in self.policies.names())):
+        if known is None or not (lasting or (named is not None and known.id in self.model_pool.names())):
             try:
                 known = await find_model(self.bus, org, model, self.registry)
             except UserError as error:
@@ -132,16 +134,16 @@ class ServiceRouter:
             raise Transient(f"policy version {version} of {job.job_id} is not published yet", delay=1)
         weights = await self.blobs.fetch(found[-1].weights, self.cache / f"{job.job_id}-v{version}.safetensors")
         return replace(
-            source, weights=weights, version=version, copied=self.blobs.root is None, canary=found[-1].canary
+            source, weights=weights, version=version, weights_are_copy=self.blobs.root is None, canary=found[-1].canary
         )
 
 
-def pinned_name(job_id: str, version: int) -> str:
+def pinned_policy_name(job_id: str, version: int) -> str:
     """The name under which one version of a job's policy is held for an evaluation."""
     return f"{job_id}@v{version}"
 
 
-def _binding(loaded: Loaded, model: str, sampling: JobSampling | None) -> PolicyBinding:
+def _binding(loaded: LoadedPolicy, model: str, sampling: JobSampling | None) -> PolicyBinding:
     return PolicyBinding(engine=loaded.engine, chat=loaded.chat, model=model, sampling=sampling)
 
 

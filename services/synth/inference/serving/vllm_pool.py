@@ -1,7 +1,7 @@
-"""The vLLM hosts of this process, each shared by the policies that can run on it, and ended with the last of them.
+"""The vLLM hosts of this process: policies share a host where they can, and a host is closed with its last policy.
 
-A host holds one base model. Adapters over it share it, whatever job or model they are of, and so does the base itself;
-a policy whose full weights are replaced has a host to itself.
+A host holds one base model. The base itself and all adapters over it share a host, whatever job or model they belong
+to; a policy whose full weights are replaced has a host of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from synth.inference.engines.limits import lora_room
+from synth.inference.engines.limits import vllm_lora_rank
 from synth.runtime import logs
 
 log = logs.get("hosts")
 
 
 class Host(Protocol):
-    """What is asked here of a `synth.inference.engines.vllm.host.VllmHost`."""
+    """What the pool uses of a `synth.inference.engines.vllm.host.VllmHost`."""
 
     @property
     def healthy(self) -> bool: ...
@@ -29,28 +29,28 @@ class Host(Protocol):
 
 
 H = TypeVar("H", bound=Host)
-Start = Callable[[Path, int | None], Awaitable[H]]
-"""Starts a host on a model folder: for adapters up to this rank, or, None, for full weights that are replaced."""
+StartHost = Callable[[Path, int | None], Awaitable[H]]
+"""Starts a host on a model folder: for adapters up to this rank; None: for full weights that are replaced."""
 
 
 @dataclass(eq=False)
 class HostLease(Generic[H]):
-    """A place on a host, from `Hosts.take` to `release`."""
+    """The right of one policy to run on a host, from `VllmPool.acquire` to `release`."""
 
     host: H
-    _let_go: Callable[[], Awaitable[None]]
+    _release: Callable[[], Awaitable[None]]
     _held: bool = True
 
     async def release(self) -> None:
-        """Give the place back; the host ends with its last one. A second time does nothing."""
+        """Leave the host, which is closed with its last lease. A second call does nothing."""
         if self._held:
             self._held = False
-            await self._let_go()
+            await self._release()
 
 
 @dataclass(eq=False)
-class _Entry(Generic[H]):
-    """number: of this process's hosts, from 1. rank: as in `Start`. leases: places that are taken or waited for."""
+class _PooledHost(Generic[H]):
+    """number: counts this process's hosts from 1. rank: as in `StartHost`. leases: granted or waited for."""
 
     number: int
     model_dir: Path
@@ -59,63 +59,63 @@ class _Entry(Generic[H]):
     leases: int = 0
 
     @property
-    def ill(self) -> bool:
+    def failed(self) -> bool:
         done = self.starting
         return done.done() and (done.cancelled() or done.exception() is not None or not done.result().healthy)
 
 
-class Hosts(Generic[H]):
-    """Starts a host when it is needed, once however many need it at the same time.
+class VllmPool(Generic[H]):
+    """Starts a host when it is needed, and only once however many need it at the same time.
 
-    max_rank: what a host has room for although nobody asks for so much yet.
+    max_rank: every host for adapters has room for at least this rank.
     """
 
-    def __init__(self, start: Start[H], *, max_rank: int) -> None:
+    def __init__(self, start: StartHost[H], *, max_rank: int) -> None:
         self._start = start
         self._max_rank = max_rank
-        self._entries: list[_Entry[H]] = []
+        self._hosts: list[_PooledHost[H]] = []
         self._numbers = itertools.count(1)
 
-    def leases(self) -> dict[tuple[str, int], int]:
-        """How many policies are on each host or on their way, by the name of its base and its number."""
-        return {(entry.model_dir.name, entry.number): entry.leases for entry in self._entries}
+    def lease_counts(self) -> dict[tuple[str, int], int]:
+        """How many policies run on each host or wait for it, by the name of its base and its number."""
+        return {(entry.model_dir.name, entry.number): entry.leases for entry in self._hosts}
 
-    async def take(self, model_dir: Path, *, rank: int | None) -> HostLease[H]:
-        """A place on a host of this base for an adapter of this rank (0: the base itself), or, None, a host alone.
+    async def acquire(self, model_dir: Path, *, rank: int | None) -> HostLease[H]:
+        """A lease of a host of this base, for an adapter of this rank (0: the base itself); None: a host of its own.
 
-        Raises `Permanent` for a rank beyond what vLLM has room for, and whatever starting a host raises.
+        Raises `Permanent` for a rank that vLLM does not support, and what starting a host raises.
         """
-        room = None if rank is None else lora_room(max(rank, self._max_rank))
-        entry = next((e for e in self._entries if self._shared(e, model_dir, room)), None)
+        max_lora_rank = None if rank is None else vllm_lora_rank(max(rank, self._max_rank))
+        entry = next((e for e in self._hosts if self._can_share(e, model_dir, max_lora_rank)), None)
         if entry is None:
-            log.info("starting vLLM, which takes half a minute", model=model_dir.name, max_rank=room)
-            starting = asyncio.create_task(self._run(model_dir, room), name=f"vLLM on {model_dir.name}")
-            entry = _Entry(next(self._numbers), model_dir, room, starting)
-            self._entries.append(entry)
+            log.info("starting vLLM, which takes half a minute", model=model_dir.name, max_rank=max_lora_rank)
+            starting = asyncio.create_task(self._start_host(model_dir, max_lora_rank), name=f"vLLM on {model_dir.name}")
+            entry = _PooledHost(next(self._numbers), model_dir, max_lora_rank, starting)
+            self._hosts.append(entry)
         entry.leases += 1
         try:
-            # Shielded: who gives up must not end what others wait for.
+            # Shielded, because a caller that gives up must not cancel the start that others wait for.
             host = await asyncio.shield(entry.starting)
         except BaseException:
-            await self._leave(entry)
+            await self._release(entry)
             raise
-        return HostLease(host, lambda: self._leave(entry))
+        return HostLease(host, lambda: self._release(entry))
 
-    def _shared(self, entry: _Entry[H], model_dir: Path, room: int | None) -> bool:
-        if entry.model_dir != model_dir or room is None or entry.rank is None:
+    def _can_share(self, entry: _PooledHost[H], model_dir: Path, max_lora_rank: int | None) -> bool:
+        if entry.model_dir != model_dir or max_lora_rank is None or entry.rank is None:
             return False
-        return entry.rank >= room and not entry.ill
+        return entry.rank >= max_lora_rank and not entry.failed
 
-    async def _run(self, model_dir: Path, rank: int | None) -> H:
+    async def _start_host(self, model_dir: Path, rank: int | None) -> H:
         host = await self._start(model_dir, rank)
         log.info("vLLM is up", model=model_dir.name)
         return host
 
-    async def _leave(self, entry: _Entry[H]) -> None:
+    async def _release(self, entry: _PooledHost[H]) -> None:
         entry.leases -= 1
         if entry.leases:
             return
-        self._entries.remove(entry)
+        self._hosts.remove(entry)
         if not entry.starting.done():
             entry.starting.cancel()
             await asyncio.wait([entry.starting])

@@ -1,4 +1,4 @@
-"""One try of one rollout: a credential for a replica, the task app's play, and what was recorded under it."""
+"""Runs one try of a rollout: a credential at a replica, the task app's episode, and the calls recorded under it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -15,25 +16,26 @@ from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
-from synth.rollouts.collection.scoring import Reply, judge
-from synth.rollouts.collection.types import AtApp, Request, Spot, Tried
-from synth.rollouts.concurrency.controller import Harm
+from synth.rollouts.collection.scoring import TaskAppReply, score
+from synth.rollouts.collection.types import CollectRequest, RolloutSpec, TryResult
+from synth.rollouts.concurrency.controller import Overload
 from synth.runtime import logs
 
 log = logs.get("drive")
 
-#: How long a rollout is played again because its recording was lost, before its task is handed back.
-_LOST_BUDGET_S = 180.0
+#: For how long a rollout whose recording was lost is played again, before its task is handed back.
+_LOST_RECORDING_BUDGET_S = 180.0
 
-#: A replica may be known to serve the job before, or after, it is known to be at a version.
-_LOOK_AGAIN_S = 0.5
+#: How often replicas are looked at again: one may be known to serve the job before it is known to be at a version.
+_POLL_S = 0.5
 
-#: How long a rollout that is dropped may take to close its credential.
-_VOID_S = 2.0
+#: How long closing the credential of a cancelled rollout may take.
+_CLOSE_TIMEOUT_S = 2.0
 
 
-class Driver:
+class RolloutRunner:
     """Plays rollouts of one job against its task app and the replicas that serve its policy."""
 
     def __init__(
@@ -48,7 +50,12 @@ class Driver:
         secret: str,
         public_url: str | None,
         replica_wait_s: float,
+        progress: Callable[[str], None],
     ) -> None:
+        """replica_wait_s: how long a try waits for a replica that can serve it.
+
+        progress: called when a stage of a try begins.
+        """
         self._job_id = job_id
         self._rollout = rollout
         self._app = app
@@ -58,35 +65,40 @@ class Driver:
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
-        # Attempts never repeat over collectors: a successor's cid must not read what its predecessor's left open.
-        self._attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
+        # Each stage of a try has a time limit of its own: one that begins is no sign of a hang.
+        self._progress = progress
+        # The number in a cid never repeats, over collectors too: a cid must not read what a predecessor left open.
+        self._cid_attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
 
-    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
-        """One try. A recording that is lost (its replica died) is not the environment's fault: it is played again.
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+        """One try. It is played again when its recording is lost (its replica died): the environment is not at fault.
 
-        Raises `Transient` when recordings are lost for too long: then somebody else may fare better.
+        Raises `Transient` when recordings are lost for too long: another collector may fare better.
         """
-        deadline = time.monotonic() + _LOST_BUDGET_S
-        with structlog.contextvars.bound_contextvars(rollout=spot.rollout_id):
-            at_app(False)
+        give_up_at = time.monotonic() + _LOST_RECORDING_BUDGET_S
+        with structlog.contextvars.bound_contextvars(rollout=spec.rollout_id):
+            self._progress("wait for a replica")
             for losses in itertools.count(1):
                 try:
-                    # A call that was cut off once may be ours; the second time it is the app that hung up.
-                    return await self._play(request, spot, at_app, forgive_cut=losses == 1)
+                    # The first call that is cut off may be our fault; the second time it is the app that hung up.
+                    return await self._play_once(request, spec, deadline, forgive_cut=losses == 1)
                 except Transient as error:
-                    at_app(False)
-                    if time.monotonic() > deadline:
+                    deadline.mark_away(spec.index)
+                    self._progress("wait for a replica")
+                    if time.monotonic() > give_up_at:
                         raise
                     log.warning("rollout is played again", reason=str(error), losses=losses)
                     await asyncio.sleep(min(5.0, 0.25 * 2**losses))
         raise AssertionError("counting never ends")
 
-    async def _play(self, request: Request, spot: Spot, at_app: AtApp, *, forgive_cut: bool) -> Tried:
-        replica = await self._replica(request, spot)
+    async def _play_once(
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, *, forgive_cut: bool
+    ) -> TryResult:
+        replica = await self._choose_replica(request, spec)
         cid = mint_cid(
             Cid(
-                rollout_id=spot.rollout_id,
-                attempt=next(self._attempts),
+                rollout_id=spec.rollout_id,
+                attempt=next(self._cid_attempts),
                 replica=replica.recorder,
                 version=request.pinned_version,
                 calls=max(8, 4 * self._rollout.max_turns),
@@ -96,12 +108,13 @@ class Driver:
         )
         base = self._public_url or replica.url
         url = f"{base}/v1/chat/completions?cid={cid}"
-        at_app(True)
+        deadline.mark_at_app(spec.index)
+        self._progress("play")
         try:
-            reply: Reply = await self._app.play(request, spot, inference_url=url, cid=cid)
+            reply: TaskAppReply = await self._app.play(request, spec, inference_url=url, cid=cid)
         except asyncio.CancelledError:
-            # The app may play on: its calls are to be refused, and what was recorded is nobody's.
-            await self._void(replica, cid)
+            # The app may go on: its calls must be refused, and what was recorded is dropped.
+            await self._close_credential(replica, cid)
             raise
         try:
             records = await self._recorder.take(replica.url, cid)
@@ -110,42 +123,42 @@ class Driver:
             raise
         if forgive_cut and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
-        verdict = judge(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
-        return Tried(verdict, records, _harm(reply))
+        scored = score(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
+        return TryResult(scored, records, _overload(reply))
 
-    def queue(self) -> tuple[int, int]:
-        """Requests that run in the engines of the replicas that serve the job, and that wait there."""
+    def engine_queue(self) -> tuple[int, int]:
+        """How many requests run in the engines of the replicas that serve the job, and how many wait there."""
         serving = self._replicas.serving(self._job_id)
         return sum(r.running for r in serving), sum(r.waiting for r in serving)
 
-    async def _void(self, replica: Replica, cid: str) -> None:
+    async def _close_credential(self, replica: Replica, cid: str) -> None:
         try:
-            async with asyncio.timeout(_VOID_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._recorder.take(replica.url, cid)
         except (TimeoutError, Transient) as error:
             log.warning("a rollout's credential stays open until it expires", reason=str(error))
 
-    async def _replica(self, request: Request, spot: Spot) -> Replica:
-        """A replica whose policy is fresh enough: what one that lags would sample could not be trained."""
+    async def _choose_replica(self, request: CollectRequest, spec: RolloutSpec) -> Replica:
+        """A replica whose policy is new enough: the tokens that an older one samples could not be trained."""
         trained = request.mode == "train"
         try:
             async with asyncio.timeout(self._replica_wait_s):
                 while True:
-                    able = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
+                    candidates = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
                     if trained:
-                        able = [r for r in able if self._versions.is_at(r.id, request.oldest_version)]
-                    if able:
+                        candidates = [r for r in candidates if self._versions.is_at(r.id, request.oldest_version)]
+                    if candidates:
                         break
-                    await self._versions.news(timeout=_LOOK_AGAIN_S)
+                    await self._versions.wait_change(timeout=_POLL_S)
         except TimeoutError as error:
             what = f"version {request.oldest_version} of {self._job_id}" if trained else self._job_id
             raise Transient(f"no replica serves {what} after {self._replica_wait_s:.0f} s") from error
-        # By group, so that the samples of one prompt, which share its prefill, meet at one replica.
-        return sorted(able, key=lambda replica: replica.id)[spot.group % len(able)]
+        # By group: the samples of one prompt share its prefill at one replica.
+        return sorted(candidates, key=lambda replica: replica.id)[spec.group % len(candidates)]
 
 
-def _harm(reply: Reply) -> Harm | None:
-    """What an answer says against so many rollouts at once."""
+def _overload(reply: TaskAppReply) -> Overload | None:
+    """The sign of overload in an answer, if there is one."""
     if reply.timed_out:
-        return Harm.TIMEOUT
-    return Harm.OVERLOAD if reply.status in (429, 503) else None
+        return Overload.TIMEOUT
+    return Overload.REJECTED if reply.status in (429, 503) else None

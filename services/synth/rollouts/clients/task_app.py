@@ -11,12 +11,12 @@ import httpx
 
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.jobs.resolved import RolloutSettings
-from synth.rollouts.collection.scoring import Reply
-from synth.rollouts.collection.types import Request, Spot
+from synth.rollouts.collection.scoring import TaskAppReply
+from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 
 #: One httpx client with 32 requests in flight costs four times the CPU of one with 8.
-_IN_FLIGHT = 8
-_MAX_BODY = 64 << 20
+_REQUESTS_PER_CLIENT = 8
+_MAX_BODY_BYTES = 64 << 20
 
 
 class TaskClient:
@@ -25,7 +25,7 @@ class TaskClient:
     def __init__(
         self, rollout: RolloutSettings, *, job_id: str, key: str | None, limit: int, guard: GuardPolicy
     ) -> None:
-        """key: the environment key that the verifier found to work. limit: rollouts at once."""
+        """key: the environment key that the verifier found to work. limit: the most rollouts at once."""
         self._rollout = rollout
         self._job_id = job_id
         self._url = rollout.task_url.rstrip("/") + "/rollout"
@@ -34,7 +34,7 @@ class TaskClient:
         headers = {"Accept-Encoding": "identity"}
         if key:
             headers |= {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"}
-        count = -(-limit // _IN_FLIGHT)
+        count = -(-limit // _REQUESTS_PER_CLIENT)
         timeout = rollout.rollout_timeout_s
         self._clients = [guarded_client(guard, headers=headers, timeout=timeout) for _ in range(count)]
         self._next = itertools.cycle(self._clients)
@@ -43,26 +43,26 @@ class TaskClient:
     def url(self) -> str:
         return self._url
 
-    async def play(self, request: Request, spot: Spot, *, inference_url: str, cid: str) -> Reply:
-        """One try of one rollout. A transport error is a `Reply` with status 0: the environment's fault."""
-        body = self._body(request, spot, inference_url=inference_url, cid=cid)
+    async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
+        """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
+        body = self._body(request, spec, inference_url=inference_url, cid=cid)
         limit = self._rollout.rollout_timeout_s
         content = bytearray()
         try:
-            # httpx bounds each read, not their sum: an app that drips would hold its place for ever.
+            # httpx bounds each read, not their sum: an app that sends a byte at a time would hold its slot for ever.
             async with asyncio.timeout(limit), next(self._next).stream("POST", self._url, json=body) as reply:
                 async for chunk in reply.aiter_raw():
                     content += chunk
-                    if len(content) > _MAX_BODY:
-                        return Reply(0, f"the answer is larger than {_MAX_BODY >> 20} MiB")
+                    if len(content) > _MAX_BODY_BYTES:
+                        return TaskAppReply(0, f"the answer is larger than {_MAX_BODY_BYTES >> 20} MiB")
         except (TimeoutError, httpx.TimeoutException):
-            return Reply(0, f"no answer within {limit:.0f} s", timed_out=True)
+            return TaskAppReply(0, f"no answer within {limit:.0f} s", timed_out=True)
         except httpx.HTTPError as error:
-            return Reply(0, f"{type(error).__name__}: {error}")
-        return Reply(reply.status_code, self._read(bytes(content), cid))
+            return TaskAppReply(0, f"{type(error).__name__}: {error}")
+        return TaskAppReply(reply.status_code, self._parse(bytes(content), cid))
 
-    def _read(self, content: bytes, cid: str) -> Any:
-        """An answer's JSON, or its text. Apps echo what they were sent, and a credential must not reach an event."""
+    def _parse(self, content: bytes, cid: str) -> Any:
+        """The answer as JSON, or as text. Apps echo what they were sent, and a credential must not reach an event."""
         for secret in (cid, self._key):
             if secret:
                 content = content.replace(secret.encode(), b"[secret]")
@@ -71,7 +71,7 @@ class TaskClient:
         except ValueError:
             return content[:300].decode(errors="replace")
 
-    def _body(self, request: Request, spot: Spot, *, inference_url: str, cid: str) -> dict[str, Any]:
+    def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
         r = self._rollout
         sampling = {"temperature": r.sampling.temperature, "top_p": 1.0, "max_tokens": r.sampling.max_tokens}
         policy = {
@@ -86,11 +86,11 @@ class TaskClient:
             policy["thinking_mode"] = "think" if r.sampling.thinking else "no_think"
         if r.sampling.thinking_budget is not None:
             policy["thinking_budget"] = r.sampling.thinking_budget
-        env: dict[str, Any] = {"config": r.env_config, "seed": spot.seed}
+        env: dict[str, Any] = {"config": r.env_config, "seed": spec.seed}
         if r.env_name is not None:
             env["env_name"] = r.env_name
         return {
-            "run_id": spot.rollout_id,
+            "run_id": spec.rollout_id,
             "mode": "rl" if request.mode == "train" else "eval",
             "env": env,
             "policy": {"policy_name": r.policy_name, "config": policy},

@@ -8,13 +8,13 @@ import numpy as np
 
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
-_SAME = 1e-6
+_MIN_SPREAD = 1e-6
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class Collected:
-    """One finished rollout of an iteration. seconds: from the first try to the last reply; tries: 1 and up."""
+class ScoredRollout:
+    """One finished rollout of an iteration. seconds: from the first try to the last reply. tries: at least 1."""
 
     rollout_id: str
     group: int
@@ -26,9 +26,9 @@ class Collected:
 
 
 def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
-    """(r − mean)/(std + 1e-6) over a group; without `by_std`, r − mean (Dr.GRPO). None: there is nothing to learn.
+    """The advantages of a group: (r − mean)/(std + 1e-6), or r − mean without `by_std` (Dr.GRPO). None: no signal.
 
-    A group whose rewards differ by less than 1e-6 has no signal: `std != 0` would be true of rounding noise.
+    None also for rewards that differ by less than 1e-6: `std != 0` would be true of rounding noise.
     """
     if not has_signal(rewards):
         return None
@@ -38,12 +38,12 @@ def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
 
 
 def has_signal(rewards: list[float]) -> bool:
-    """Whether there is something to learn from a group: two rewards at least that differ."""
-    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _SAME
+    """Whether a group teaches anything: it has two rewards at least, and they differ."""
+    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _MIN_SPREAD
 
 
 def build_batch(
-    rollouts: list[Collected],
+    rollouts: list[ScoredRollout],
     *,
     job_id: str,
     iteration: int,
@@ -54,16 +54,16 @@ def build_batch(
     values: dict[str, float],
     late: dict[int, int] | None = None,
 ) -> RolloutBatch:
-    """The batch of an iteration. A group that lacks a rollout is dropped whole, as is one without a signal.
+    """The batch of an iteration. A group that lacks a rollout is dropped whole, as is a group without a signal.
 
-    late: by group, how many rollouts were cut off at its deadline: the group goes without them.
+    late: by group, how many rollouts were cut off at its deadline; the group is kept without them.
 
     Every rollout is in the metadata, so that its reward is counted; only kept groups have sequences. Each branch of a
-    rollout is a sequence with the rollout's advantage. The order is by group and index: the same rollouts, collected
-    in any order, are the same bytes.
+    rollout is a sequence with the rollout's advantage. Sequences are ordered by group and index, so that the same
+    rollouts give the same bytes in whatever order they were collected.
     """
     ordered = sorted(rollouts, key=lambda r: (r.group, _index(r)))
-    place = {id(r): i for i, r in enumerate(ordered)}
+    position = {id(r): i for i, r in enumerate(ordered)}
     branches: list[Branch] = []
     advantage: list[float] = []
     rollout: list[int] = []
@@ -79,7 +79,7 @@ def build_batch(
             for branch in member.branches:
                 branches.append(branch)
                 advantage.append(a)
-                rollout.append(place[id(member)])
+                rollout.append(position[id(member)])
     meta = BatchMeta(
         job_id=job_id,
         iteration=iteration,
@@ -92,8 +92,8 @@ def build_batch(
     return RolloutBatch.build(branches, advantage, rollout, meta)
 
 
-def collection_values(rollouts: list[Collected], *, failed: int) -> dict[str, float]:
-    """Figures of a collection that are repeated in `train.step` and `eval.completed`. Seconds are wall seconds."""
+def collection_values(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:
+    """The metrics of a collection, which `train.step` and `eval.completed` repeat. Seconds are wall-clock seconds."""
     if not rollouts:
         return {"rollouts": 0.0, "rollouts_failed": float(failed)}
     seconds = np.asarray([r.seconds for r in rollouts])
@@ -113,10 +113,10 @@ def collection_values(rollouts: list[Collected], *, failed: int) -> dict[str, fl
     }
 
 
-def _sampled(rollout: Collected) -> bytes:
-    """What the policy said in a rollout, as bytes that are equal for equal words."""
+def _sampled(rollout: ScoredRollout) -> bytes:
+    """The tokens that the policy sampled in a rollout, as bytes to compare."""
     return b"".join(b.tokens[b.loss_mask].tobytes() for b in rollout.branches)
 
 
-def _index(rollout: Collected) -> int:
+def _index(rollout: ScoredRollout) -> int:
     return int(rollout.rollout_id.rsplit("_", 1)[1])

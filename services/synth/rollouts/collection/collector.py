@@ -1,155 +1,78 @@
-"""Collects one job's rollouts: how many at once, what to try again, when a request is complete.
+"""Collects one job's rollouts, request by request, within one bound on concurrency.
 
-Invariants. At most `bound` rollouts of a job are at its task app at any time, whatever the iterations they belong to.
-A rollout is durable (`keep`) before it counts. A rollout that is already in the log is never run again. Which rollouts
-run is decided by the request and by what came of its groups, never by the clock. Nothing here knows HTTP or the bus:
-what a try is, and where its result is kept, are given.
+Invariants. At most `bound` rollouts of a job are at its task app at any time, whichever iterations they belong to. A
+rollout is durable (`complete`) before it counts. A rollout that is already in the log is never run again. Which
+rollouts run is decided by the request and by the results of its groups, never by the clock. Nothing here knows HTTP or
+the bus: what a try is, and where its result is stored, are given.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import itertools
-import math
-import time
 from collections.abc import Callable
 
-from synth.rollouts.collection.batching import Collected
-from synth.rollouts.collection.request_runner import Gathering, Moved
-from synth.rollouts.collection.scoring import Rewarded
+from synth.rollouts.collection.request_runner import RequestRunner
 from synth.rollouts.collection.types import (
-    Before,
-    Broken,
-    Gathered,
-    GivenUp,
-    GiveUp,
-    Keep,
-    Kept,
-    Request,
-    Spot,
-    Tried,
-    Try,
+    Abandon,
+    CollectRequest,
+    Complete,
+    EnvironmentBroken,
+    PriorProgress,
+    RequestResult,
+    RunTry,
 )
-from synth.rollouts.concurrency.controller import Harm, Pace
-from synth.rollouts.concurrency.limiter import Order, Places
-from synth.runtime import logs
-from synth.trajectories import CompletionRecord, branches_of
-
-log = logs.get("collector")
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 
 
 class Collector:
-    """Runs the requests of one job within one bound on concurrency.
-
-    pace: how many at once, which its owner tells of the trainer's steps. places: where they run.
-    """
+    """Runs the requests of one job, which share its concurrency."""
 
     def __init__(
         self,
         job_id: str,
         *,
-        bound: int,
+        concurrency: JobConcurrency,
         max_tries: int,
-        attempt: Try,
-        keep: Keep,
-        give_up: GiveUp,
+        run_try: RunTry,
+        complete: Complete,
+        abandon: Abandon,
         progress: Callable[[int, int], None],
         group_timeout_s: float | None = None,
-        queue: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
-        """bound: rollouts at the task app at once, at most. max_tries: of one rollout, for errors of the environment.
+        """max_tries: of one rollout, for errors of the environment.
 
-        group_timeout_s: while all rollouts of a group are under way; None: as long as they take. queue: requests
-        that run in the engines that serve the job, and that wait there.
+        progress: called with how many rollouts of a request are decided, and how many it has begun.
+        group_timeout_s: the time of a group while all its rollouts are at the app; None: as long as they take.
         """
-        self.pace = Pace(bound)
-        self.places = Places(self.pace.limit)
+        self.concurrency = concurrency
         self._job_id = job_id
         self._max_tries = max_tries
-        self._attempt = attempt
-        self._keep = keep
-        self._give_up = give_up
+        self._run_try = run_try
+        self._complete = complete
+        self._abandon = abandon
         self._progress = progress
         self._group_timeout_s = group_timeout_s
-        self._queue = queue
-        self._rising = True
-        self.busy = 0
+        self.open_requests = 0
         """Requests that are being collected now."""
 
-    async def collect(self, request: Request, before: Before, *, turn: int = 0) -> Gathered | Broken:
-        """Run what is missing of a request. turn: its place among the job's requests; the earlier one goes first."""
-
-        async def play(spot: Spot, moved: Moved) -> Kept | GivenUp:
-            return await self._play(request, spot, (turn, spot.index), moved)
-
-        gathering = Gathering(
+    async def collect(
+        self, request: CollectRequest, prior: PriorProgress, *, priority: int = 0
+    ) -> RequestResult | EnvironmentBroken:
+        """Run what is missing of a request. priority: of its rollouts among the job's; the lower one goes first."""
+        runner = RequestRunner(
             self._job_id,
             request,
-            before,
-            play=play,
-            keep=self._keep,
-            give_up=self._give_up,
+            prior,
+            priority=priority,
+            concurrency=self.concurrency,
+            max_tries=self._max_tries,
+            run_try=self._run_try,
+            complete=self._complete,
+            abandon=self._abandon,
             progress=self._progress,
-            # A group of one has no others to go on with.
-            group_timeout_s=self._group_timeout_s if request.group_size > 1 else None,
+            group_timeout_s=self._group_timeout_s,
         )
-        self.busy += 1
+        self.open_requests += 1
         try:
-            return await gathering.run()
+            return await runner.run()
         finally:
-            self.busy -= 1
-
-    def stepped(self, waiting: int, busy: float) -> None:
-        """The trainer has made a step; what is told as in `Pace.stepped`."""
-        self.pace.stepped(time.monotonic(), waiting=waiting, busy=busy)
-        self._follow_pace()
-
-    async def _play(self, request: Request, spot: Spot, order: Order, moved: Moved) -> Kept | GivenUp:
-        """One rollout, tried until it counts or its budget is spent. Between its tries it holds no place."""
-        first = math.inf
-        for tries in itertools.count(1):
-            async with self.places.one(order):
-                began = time.monotonic()
-                first = min(first, began)
-                tried = await self._attempt(request, spot, tries, functools.partial(moved, tries))
-                self._ended(request, tried, began)
-            verdict = tried.verdict
-            if isinstance(verdict, Rewarded):
-                collected = Collected(
-                    rollout_id=spot.rollout_id,
-                    group=spot.group,
-                    seed=spot.seed,
-                    reward=verdict.reward,
-                    branches=branches_of(tried.records),
-                    seconds=time.monotonic() - first,
-                    tries=tries,
-                )
-                return Kept(spot, collected, verdict, len(tried.records))
-            if tries >= self._max_tries:
-                return GivenUp(verdict.problem, tries)
-            await asyncio.sleep(min(5.0, 0.2 * 2**tries))
-        raise AssertionError("counting never ends")
-
-    def _ended(self, request: Request, tried: Tried, began: float) -> None:
-        now = time.monotonic()
-        harm = tried.harm or (Harm.STALE if _is_too_old(request, tried.records) else None)
-        self.pace.ended(now, started=began, full=self.places.full, harm=harm)
-        running, waiting = self._queue()
-        self.pace.queue(now, running=running, waiting=waiting)
-        self._follow_pace()
-
-    def _follow_pace(self) -> None:
-        pace = self.pace
-        self.places.resize(pace.limit)
-        if pace.rising != self._rising:
-            self._rising = pace.rising
-            cause = "fresh" if pace.rising or pace.cause is None else pace.cause.value
-            log.info("concurrency turns", rising=pace.rising, limit=pace.limit, cause=cause)
-
-
-def _is_too_old(request: Request, records: list[CompletionRecord]) -> bool:
-    """Whether the oldest token that was sampled can no longer be trained: what is pinned is not to be trained."""
-    if request.mode != "train":
-        return False
-    return any(int(v) < request.oldest_version for r in records for v in r.versions[r.sampled])
+            self.open_requests -= 1

@@ -1,4 +1,4 @@
-"""Which policy versions are served, by which replica."""
+"""Which policy version each replica serves."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from synth.errors import Transient
 
 
 class PolicyVersions:
-    """Which policy version is served, and waits for one that is fresh enough."""
+    """The version that each replica has loaded last, and waits for a version that is new enough."""
 
     def __init__(self) -> None:
         self.latest = -1
-        self._of: dict[str, int] = {}
-        self._news = asyncio.Condition()
+        self._version_by_replica: dict[str, int] = {}
+        self._changed = asyncio.Condition()
 
-    async def loaded(self, version: int, replica: str) -> None:
-        """This replica serves this version."""
-        async with self._news:
+    async def record_loaded(self, version: int, replica: str) -> None:
+        """A replica now serves this version."""
+        async with self._changed:
             self.latest = max(self.latest, version)
-            self._of[replica] = version
-            self._news.notify_all()
+            self._version_by_replica[replica] = version
+            self._changed.notify_all()
 
     def is_at(self, replica: str, version: int) -> bool:
         """Whether a replica serves this version or a later one."""
-        return self._of.get(replica, -1) >= version
+        return self._version_by_replica.get(replica, -1) >= version
 
-    async def at_least(self, version: int, *, timeout: float) -> None:
+    async def wait_at_least(self, version: int, *, timeout: float) -> None:
         """Return when this version, or a later one, is served. Raises `Transient` after `timeout` seconds."""
         try:
-            async with asyncio.timeout(timeout), self._news:
-                await self._news.wait_for(lambda: self.latest >= version)
+            async with asyncio.timeout(timeout), self._changed:
+                await self._changed.wait_for(lambda: self.latest >= version)
         except TimeoutError as error:
             raise Transient(f"policy version {version} is not served after {timeout:.0f} s") from error
 
-    async def news(self, *, timeout: float) -> None:
+    async def wait_change(self, *, timeout: float) -> None:
         """Return when a replica has loaded a version, or after `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout), self._news:
-                await self._news.wait()
+            async with asyncio.timeout(timeout), self._changed:
+                await self._changed.wait()

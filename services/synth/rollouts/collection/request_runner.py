@@ -1,75 +1,101 @@
-"""One request's groups: played, cut off at their deadline, and refilled where they came without a signal.
+"""Runs one request: its groups, the tries of their rollouts, their deadlines, and refills for groups without a signal.
 
-Invariants. Refill n is played when, and only when, more than n of the groups before it came without a signal; which
-groups are played is therefore the same in whatever order rollouts end, and for a collector that takes over. A group
-that lacks a rollout for a failure is dropped; one that lacks some for their lateness goes with those that it has.
+Invariants. Refill n is run when, and only when, more than n of the groups before it came without a signal; which
+groups are run is therefore the same in whatever order rollouts end, and for a collector that takes over. A group that
+lacks a rollout for a failure is dropped; one that lacks some because they were late goes on with those that it has.
+Between its tries a rollout holds no slot.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import closing
 
 from synth.errors import Problem
-from synth.rollouts.collection.batching import has_signal
-from synth.rollouts.collection.types import Before, Broken, Gathered, GivenUp, GiveUp, Keep, Kept, Request, Spot
+from synth.rollouts.collection.batching import ScoredRollout, has_signal
+from synth.rollouts.collection.deadline import Deadline
+from synth.rollouts.collection.scoring import Rewarded
+from synth.rollouts.collection.types import (
+    Abandon,
+    AbandonedRollout,
+    CollectRequest,
+    Complete,
+    CompletedRollout,
+    EnvironmentBroken,
+    PriorProgress,
+    RequestResult,
+    RolloutSpec,
+    RunTry,
+)
+from synth.rollouts.concurrency.controller import Overload
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
+from synth.trajectories import CompletionRecord, branches_of
 
-#: A request of which more than this share of the rollouts is given up stops the job: its environment is broken.
+#: A request of which more than this share of the rollouts is abandoned stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5
 
-Moved = Callable[[int, bool], None]
-"""Called with the number of the try, and whether the rollout is at its task app now: see `AtApp`."""
-Play = Callable[[Spot, Moved], Awaitable[Kept | GivenUp]]
 
-
-class Gathering:
-    """The collection of one request."""
+class RequestRunner:
+    """The run of one request."""
 
     def __init__(
         self,
         job_id: str,
-        request: Request,
-        before: Before,
+        request: CollectRequest,
+        prior: PriorProgress,
         *,
-        play: Play,
-        keep: Keep,
-        give_up: GiveUp,
+        priority: int,
+        concurrency: JobConcurrency,
+        max_tries: int,
+        run_try: RunTry,
+        complete: Complete,
+        abandon: Abandon,
         progress: Callable[[int, int], None],
         group_timeout_s: float | None,
     ) -> None:
+        """The arguments are those of `Collector` and of `Collector.collect`."""
         self._job_id = job_id
         self._request = request
-        self._play = play
-        self._keep = keep
-        self._give_up = give_up
+        self._priority = priority
+        self._concurrency = concurrency
+        self._max_tries = max_tries
+        self._run_try = run_try
+        self._complete = complete
+        self._abandon = abandon
         self._progress = progress
-        self._group_timeout_s = group_timeout_s
-        self._done = dict(before.done)
-        self._given_up = dict(before.given_up)
+        # A group of one has no others to go on with.
+        self._group_timeout_s = group_timeout_s if request.group_size > 1 else None
+        self._done = dict(prior.done)
+        self._abandoned = dict(prior.abandoned)
+        self._tries: Counter[int] = Counter()
+        """Of each rollout that was begun here, by index."""
         self._groups = 0
         self._tasks = asyncio.TaskGroup()
 
-    async def run(self) -> Gathered | Broken:
-        """Play what is missing, to the end of the request or of its environment."""
+    async def run(self) -> RequestResult | EnvironmentBroken:
+        """Run what is missing, until the request is complete or its environment is broken."""
         try:
             async with self._tasks:
                 for _ in self._request.seeds:
                     self._begin_group()
         except ExceptionGroup as group:
             first = _first(group)
-            if not isinstance(first, _TooMany):
+            if not isinstance(first, _TooManyAbandoned):
                 raise first from group
-            return Broken(first.problem)
-        failed = [g for g in self._given_up.values() if not g.late]
-        if self._given_up and not self._done:
-            return Broken(next(reversed(self._given_up.values())).problem)
-        late = Counter(index // self._request.group_size for index, g in self._given_up.items() if g.late)
-        return Gathered(
+            return EnvironmentBroken(first.problem)
+        if self._abandoned and not self._done:
+            return EnvironmentBroken(next(reversed(self._abandoned.values())).problem)
+        late = Counter(index // self._request.group_size for index, a in self._abandoned.items() if a.late)
+        return RequestResult(
             rollouts=list(self._done.values()),
             groups=self._groups,
             spent=self._spent,
-            failed=len(failed),
+            failed=sum(not a.late for a in self._abandoned.values()),
             late=dict(late),
         )
 
@@ -78,132 +104,118 @@ class Gathering:
         return self._groups * self._request.group_size
 
     def _begin_group(self) -> None:
-        self._tasks.create_task(self._group(self._groups))
+        self._tasks.create_task(self._run_group(self._groups))
         self._groups += 1
 
-    async def _group(self, group: int) -> None:
-        spots = self._request.spots(self._job_id, group)
-        missing = [s for s in spots if s.index not in self._done and s.index not in self._given_up]
+    async def _run_group(self, group: int) -> None:
+        specs = self._request.specs(self._job_id, group)
+        missing = [s for s in specs if s.index not in self._done and s.index not in self._abandoned]
         if missing:
-            async with asyncio.TaskGroup() as tasks:
-                runs = _Runs(missing, self._group_timeout_s)
-                for spot in missing:
-                    runs.tasks[spot.index] = tasks.create_task(self._one(spot, runs))
-                if self._group_timeout_s is not None:
-                    await self._cut_off(runs, self._group_timeout_s)
-        if not self._has_signal(spots) and self._groups < self._request.most_groups:
+            with closing(Deadline((s.index for s in missing), self._group_timeout_s)) as deadline:
+                async with asyncio.TaskGroup() as tasks:
+                    running = {s.index: tasks.create_task(self._run_rollout(s, deadline)) for s in missing}
+                    if self._group_timeout_s is not None:
+                        await _ended_or_expired(set(running.values()), deadline)
+                        late = [s for s in missing if not deadline.is_over(s.index)]
+                        await self._cut_off(late, running, self._group_timeout_s)
+        if not self._has_signal(specs) and self._groups < self._request.max_groups:
             self._begin_group()
 
-    async def _one(self, spot: Spot, runs: _Runs) -> None:
-        def moved(tries: int, at_app: bool) -> None:
-            runs.moved(spot, tries, at_app)
-            # Each try has its own deadlines: one that begins, or waits for its replica, is no sign of a hang.
-            self._say_progress()
-
-        came = await self._play(spot, moved)
-        # From here on it is not late any more: what is being made durable is part of its group.
-        runs.over(spot)
-        if isinstance(came, Kept):
-            await self._keep(self._request, came)
-            self._done[spot.index] = came.collected
-            self._say_progress()
+    async def _run_rollout(self, spec: RolloutSpec, deadline: Deadline) -> None:
+        outcome = await self._try_until_decided(spec, deadline)
+        # From here on it is not late any more: a rollout that is being made durable is part of its group.
+        deadline.mark_over(spec.index)
+        if isinstance(outcome, CompletedRollout):
+            await self._complete(self._request, outcome)
+            self._done[spec.index] = outcome.rollout
+            self._report_progress()
         else:
-            await self._without(spot, came)
+            await self._go_without(spec, outcome)
 
-    async def _without(self, spot: Spot, given_up: GivenUp) -> None:
-        await self._give_up(self._request, spot, given_up)
-        self._given_up[spot.index] = given_up
-        self._say_progress()
-        if len(self._given_up) > max(1, int(self._spent * MAX_FAILED_SHARE)):
-            raise _TooMany(given_up.problem)
+    async def _try_until_decided(self, spec: RolloutSpec, deadline: Deadline) -> CompletedRollout | AbandonedRollout:
+        """Try a rollout until it has a reward or its budget of tries is spent."""
+        first_began = math.inf
+        for tries in itertools.count(1):
+            async with self._concurrency.acquire((self._priority, spec.index)):
+                began = time.monotonic()
+                first_began = min(first_began, began)
+                self._tries[spec.index] = tries
+                deadline.mark_away(spec.index)
+                result = await self._run_try(self._request, spec, deadline)
+                stale = Overload.STALE if _is_too_old(self._request, result.records) else None
+                self._concurrency.record_try(started=began, overload=result.overload or stale)
+            if isinstance(result.score, Rewarded):
+                rollout = ScoredRollout(
+                    rollout_id=spec.rollout_id,
+                    group=spec.group,
+                    seed=spec.seed,
+                    reward=result.score.reward,
+                    branches=branches_of(result.records),
+                    seconds=time.monotonic() - first_began,
+                    tries=tries,
+                )
+                return CompletedRollout(spec, rollout, result.score, len(result.records))
+            if tries >= self._max_tries:
+                return AbandonedRollout(result.score.problem, tries)
+            await asyncio.sleep(min(5.0, 0.2 * 2**tries))
+        raise AssertionError("counting never ends")
 
-    def _say_progress(self) -> None:
-        self._progress(len(self._done) + len(self._given_up), self._spent)
-
-    async def _cut_off(self, runs: _Runs, timeout: float) -> None:
-        """End what still runs when the group's time is over."""
-        await runs.all_ended_or_time_over()
-        late = [spot for spot in runs.spots if spot.index not in runs.played]
-        for spot in late:
-            runs.tasks[spot.index].cancel()
+    async def _cut_off(self, late: list[RolloutSpec], running: dict[int, asyncio.Task[None]], timeout_s: float) -> None:
+        """End the rollouts that are not over when the time of their group is."""
+        for spec in late:
+            running[spec.index].cancel()
         if late:
-            await asyncio.wait([runs.tasks[spot.index] for spot in late])
-        for spot in late:
-            await self._without(spot, _late(timeout, runs.tries[spot.index]))
+            await asyncio.wait([running[spec.index] for spec in late])
+        for spec in late:
+            await self._go_without(spec, _late(timeout_s, self._tries[spec.index]))
 
-    def _has_signal(self, spots: list[Spot]) -> bool:
-        if any(s.index in self._given_up and not self._given_up[s.index].late for s in spots):
+    async def _go_without(self, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+        await self._abandon(self._request, spec, abandoned)
+        self._abandoned[spec.index] = abandoned
+        self._report_progress()
+        if len(self._abandoned) > max(1, int(self._spent * MAX_FAILED_SHARE)):
+            raise _TooManyAbandoned(abandoned.problem)
+
+    def _report_progress(self) -> None:
+        self._progress(len(self._done) + len(self._abandoned), self._spent)
+
+    def _has_signal(self, specs: list[RolloutSpec]) -> bool:
+        if any(s.index in self._abandoned and not self._abandoned[s.index].late for s in specs):
             return False
-        return has_signal([self._done[s.index].reward for s in spots if s.index in self._done])
+        return has_signal([self._done[s.index].reward for s in specs if s.index in self._done])
 
 
-class _Runs:
-    """The rollouts of a group that are being played, and the time that is left to them: a clock that stands still
-    while one of them is not at its task app, since it has no replica. What is late by then is the app's doing.
-
-    played: those whose playing is over. tries: of each, so far.
-    """
-
-    def __init__(self, spots: list[Spot], timeout: float | None) -> None:
-        self.spots = spots
-        self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.tries: dict[int, int] = {}
-        self.played: set[int] = set()
-        self._away = {spot.index for spot in spots}
-        self._left_s = timeout
-        self._since = 0.0
-        self._alarm: asyncio.TimerHandle | None = None
-        self._time_over = asyncio.Event()
-
-    def moved(self, spot: Spot, tries: int, at_app: bool) -> None:
-        self.tries[spot.index] = tries
-        (self._away.discard if at_app else self._away.add)(spot.index)
-        self._run_clock()
-
-    def over(self, spot: Spot) -> None:
-        self.played.add(spot.index)
-        self._away.discard(spot.index)
-        self._run_clock()
-
-    async def all_ended_or_time_over(self) -> None:
-        over = asyncio.create_task(self._time_over.wait())
-        try:
-            running = set(self.tasks.values())
-            while running and not over.done():
-                await asyncio.wait({over, *running}, return_when=asyncio.FIRST_COMPLETED)
-                running = {task for task in running if not task.done()}
-        finally:
-            over.cancel()
-            if self._alarm is not None:
-                self._alarm.cancel()
-
-    def _run_clock(self) -> None:
-        """Let it go, or hold it."""
-        if self._left_s is None or bool(self._away) == (self._alarm is None):
-            return
-        loop = asyncio.get_running_loop()
-        if self._alarm is None:
-            self._since = loop.time()
-            self._alarm = loop.call_later(self._left_s, self._time_over.set)
-        else:
-            self._alarm.cancel()
-            self._alarm = None
-            self._left_s = max(0.0, self._left_s - (loop.time() - self._since))
-
-
-class _TooMany(Exception):
+class _TooManyAbandoned(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.text())
         self.problem = problem
 
 
-def _late(timeout: float, tries: int) -> GivenUp:
+async def _ended_or_expired(running: set[asyncio.Task[None]], deadline: Deadline) -> None:
+    """Return when every rollout of a group has ended, or when no time is left to them."""
+    expired = asyncio.create_task(deadline.expired())
+    try:
+        while running and not expired.done():
+            await asyncio.wait({expired, *running}, return_when=asyncio.FIRST_COMPLETED)
+            running = {task for task in running if not task.done()}
+    finally:
+        expired.cancel()
+
+
+def _is_too_old(request: CollectRequest, records: list[CompletionRecord]) -> bool:
+    """Whether the oldest token that was sampled can no longer be trained. An evaluation's tokens are never trained."""
+    if request.mode != "train":
+        return False
+    return any(int(v) < request.oldest_version for r in records for v in r.versions[r.sampled])
+
+
+def _late(timeout_s: float, tries: int) -> AbandonedRollout:
     problem = Problem(
-        what=f"the rollout was not over {timeout:g} s after the last of its group had begun",
+        what=f"the rollout was not over {timeout_s:g} s after the last of its group had begun",
         expected="a reply within [rollout].group_timeout_s",
         fix="look at the task app's own log for this run_id, or give groups more time",
     )
-    return GivenUp(problem, tries, late=True)
+    return AbandonedRollout(problem, tries, late=True)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

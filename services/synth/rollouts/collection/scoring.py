@@ -1,8 +1,8 @@
-"""What a task app's answer means: a reward, the policy's own failure, or an error of the environment.
+"""Scores a task app's answer: a reward, the policy's own failure, or an error of the environment.
 
-Whose fault it is decides what happens (decision 24). The policy's failure is a reward and is never tried again, since
-trying until it succeeds is biased sampling. An environment's error is not a reward: it is retried, then dropped.
-Nothing that an app says of tokens is read; what was sampled comes from the recorder.
+Whose fault a failure is decides what happens (decision 24). The policy's failure is a reward and is never tried again,
+since trying until it succeeds is biased sampling. An environment's error is no reward: the rollout is tried again, then
+dropped. What an app says of tokens is not read: the sampled tokens come from the recorder.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from synth.errors import Problem
 from synth.trajectories import CompletionRecord
 
-#: What the published task apps say in an error when the policy, not the environment, failed.
+#: Words in the errors of the published task apps when the policy failed, not the environment.
 _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
 
-#: Advantages are fp32, and a batch's spread is made of squares: beyond this there would be no number for them.
+#: Advantages are fp32, and their standard deviation squares the rewards: larger ones would overflow.
 _LARGEST_REWARD = 1e30
 
 
 @dataclass(frozen=True)
-class Reply:
+class TaskAppReply:
     """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
 
-    status 0: there was no answer, and body says why. timed_out: because it did not come in time.
+    status 0: there was no answer, and body says why. timed_out: the reason is that it did not come in time.
     """
 
     status: int
@@ -35,7 +35,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """The rollout counts. outcome: "ok", or "policy_failure" for a reward that stands for the policy's failure."""
+    """The rollout counts. outcome: "ok", or "policy_failure" where the reward is the job's `failure_reward`."""
 
     reward: float
     outcome: str
@@ -44,44 +44,47 @@ class Rewarded:
 
 @dataclass(frozen=True)
 class EnvironmentFailed:
-    """The rollout does not count, and why."""
+    """The rollout does not count. problem: why."""
 
     problem: Problem
 
 
-def judge(
-    reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
+def score(
+    reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
-    """Decide what one try of a rollout was worth. records: what the policy sampled in it."""
+    """The score of one try of a rollout.
+
+    records: what the policy sampled in it. failure_reward: the reward of a try that the policy failed.
+    """
     if reply.status != 200:
-        return _refused(reply, records, url=url, failure_reward=failure_reward)
+        return _score_error(reply, records, url=url, failure_reward=failure_reward)
     if not isinstance(reply.body, dict) or not isinstance(reply.body.get("metrics"), dict):
         what = f"the answer is not a rollout response: {str(reply.body)[:100]!r}"
-        return _environment(url, what, 'a JSON object with "metrics"')
+        return _environment_failed(url, what, 'a JSON object with "metrics"')
     metrics: dict[str, Any] = reply.body["metrics"]
     if not records:
-        return _environment(
+        return _environment_failed(
             url,
             "the task app answered without one call of the model",
             "calls at the inference_url of policy.config, query included",
         )
-    reward = _reward(metrics)
+    reward = _read_reward(metrics)
     details = metrics.get("details")
     info: dict[str, Any] = {"details": details} if isinstance(details, dict) else {}
     if reward is None:
         if reply.body.get("aborted") or "policy_failure" in info.get("details", {}):
             return Rewarded(failure_reward, "policy_failure", info)
-        return _environment(url, "the answer has no reward", "metrics.outcome_score or metrics.mean_return")
+        return _environment_failed(url, "the answer has no reward", "metrics.outcome_score or metrics.mean_return")
     if not abs(reward) <= _LARGEST_REWARD:
         expected = f"a finite number in metrics.outcome_score, at most {_LARGEST_REWARD:g}"
-        return _environment(url, f"the reward is {reward:g}", expected)
+        return _environment_failed(url, f"the reward is {reward:g}", expected)
     return Rewarded(reward, "ok", info)
 
 
-def _refused(
-    reply: Reply, records: list[CompletionRecord], *, url: str, failure_reward: float
+def _score_error(
+    reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
-    if reply.status not in (0, 401, 403) and _is_the_policys(reply, records):
+    if reply.status not in (0, 401, 403) and _is_policy_failure(reply, records):
         return Rewarded(failure_reward, "policy_failure", {"status": reply.status})
     if reply.status in (400, 401, 403) and "unauthori" in str(reply.body).lower():
         return EnvironmentFailed(
@@ -93,12 +96,12 @@ def _refused(
                 "POST /api/environment-keys",
             )
         )
-    said = str(reply.body)[:300]
-    what = f"HTTP {reply.status}: {said}" if reply.status else said
-    return _environment(url, what, "HTTP 200 with a rollout response")
+    text = str(reply.body)[:300]
+    what = f"HTTP {reply.status}: {text}" if reply.status else text
+    return _environment_failed(url, what, "HTTP 200 with a rollout response")
 
 
-def _reward(metrics: dict[str, Any]) -> float | None:
+def _read_reward(metrics: dict[str, Any]) -> float | None:
     for name in ("outcome_score", "mean_return"):
         if (value := _number(metrics.get(name))) is not None:
             return value
@@ -108,29 +111,29 @@ def _reward(metrics: dict[str, Any]) -> float | None:
 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        # JSON has no NaN: an app that means one often sends the word.
+        # JSON has no NaN: an app that means one often sends the string.
         return math.nan if isinstance(value, str) and value.lower() == "nan" else None
     try:
         return float(value)
-    except OverflowError:  # JSON's integers know no bound
+    except OverflowError:  # an integer in JSON may have any size
         return math.inf
 
 
-def _is_the_policys(reply: Reply, records: list[CompletionRecord]) -> bool:
-    """Whether an error is the policy's: its last reply was cut off, or the app's own error says so."""
+def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> bool:
+    """Whether the policy caused an error: its last completion was cut off, or the app's error says so."""
     if not records:
         return False
     if records[-1].finish_reason == "length":
         return True
-    said = reply.body
-    if isinstance(said, dict):
-        # The error alone: anywhere else the same words may mean anything.
-        said = [said.get(field) for field in ("detail", "error", "code", "message")]
-    text = str(said).lower()
+    error = reply.body
+    if isinstance(error, dict):
+        # Only the fields of the error: elsewhere the same words may mean anything.
+        error = [error.get(field) for field in ("detail", "error", "code", "message")]
+    text = str(error).lower()
     return any(words in text for words in _POLICY_FAILURES)
 
 
-def _environment(url: str, what: str, expected: str) -> EnvironmentFailed:
+def _environment_failed(url: str, what: str, expected: str) -> EnvironmentFailed:
     return EnvironmentFailed(
         Problem(where=url, what=what, expected=expected, fix="look at the task app's own log for this run_id")
     )

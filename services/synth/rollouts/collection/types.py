@@ -1,4 +1,4 @@
-"""What is asked of a collector, and what becomes of it: the values that its parts hand to each other."""
+"""The values that the parts of a collector hand to each other: requests, rollouts and results."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 from synth.errors import Problem
 from synth.ids import JobId, RolloutId, rollout_id_for
-from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
-from synth.rollouts.concurrency.controller import Harm
+from synth.rollouts.concurrency.controller import Overload
 from synth.trajectories import CompletionRecord
 
 
 @dataclass(frozen=True)
-class Spot:
-    """One rollout to run: which of the request's, and its seed."""
+class RolloutSpec:
+    """One rollout to run: its index in the request, its group and its seed."""
 
     rollout_id: RolloutId
     index: int
@@ -24,10 +25,10 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One `rollout.requested`. Group g plays seed g of seeds + refill_seeds, rollout i is of group i // group_size.
+class CollectRequest:
+    """One `rollout.requested`. Group g plays seed g of seeds + refill_seeds; rollout i is in group i // group_size.
 
-    refill_seeds: of the groups that stand in, in this order, for those that came without a signal.
+    refill_seeds: of the groups that replace, in this order, those that came without a signal.
     """
 
     iteration: int
@@ -40,46 +41,46 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Rollouts, without any refill."""
+        """The number of rollouts without any refill."""
         return len(self.seeds) * self.group_size
 
     @property
-    def most_groups(self) -> int:
-        """With every refill."""
+    def max_groups(self) -> int:
+        """The number of groups with every refill."""
         return len(self.seeds) + len(self.refill_seeds)
 
-    def spots(self, job_id: str, group: int) -> list[Spot]:
+    def specs(self, job_id: str, group: int) -> list[RolloutSpec]:
         """The rollouts of one group."""
         seed = [*self.seeds, *self.refill_seeds][group]
         first = group * self.group_size
         return [
-            Spot(rollout_id_for(JobId(job_id), self.mode, self.iteration, i), i, group, seed)
+            RolloutSpec(rollout_id_for(JobId(job_id), self.mode, self.iteration, i), i, group, seed)
             for i in range(first, first + self.group_size)
         ]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What one try gave: a verdict, what the policy sampled, and what it says against so many at once."""
+class TryResult:
+    """One try of a rollout. records: what the policy sampled. overload: a sign that too many rollouts run at once."""
 
-    verdict: Rewarded | EnvironmentFailed
+    score: Rewarded | EnvironmentFailed
     records: list[CompletionRecord]
-    harm: Harm | None = None
+    overload: Overload | None = None
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A finished rollout, to be made durable."""
+class CompletedRollout:
+    """A finished rollout, to be made durable. calls: how often it called the model."""
 
-    spot: Spot
-    collected: Collected
-    verdict: Rewarded
+    spec: RolloutSpec
+    rollout: ScoredRollout
+    score: Rewarded
     calls: int
 
 
 @dataclass(frozen=True)
-class GivenUp:
-    """A rollout that is not part of its group. late: it was cut off at the group's deadline, nothing failed."""
+class AbandonedRollout:
+    """A rollout that its group goes without. late: nothing failed, it was cut off at the deadline of its group."""
 
     problem: Problem
     tries: int
@@ -87,24 +88,24 @@ class GivenUp:
 
 
 @dataclass(frozen=True)
-class Before:
-    """What the log has of a request already: rollouts that are done, and those that were given up, by index."""
+class PriorProgress:
+    """What the log has of a request already: the rollouts that are done, and those that were abandoned, by index."""
 
-    done: dict[int, Collected]
-    given_up: dict[int, GivenUp]
+    done: dict[int, ScoredRollout]
+    abandoned: dict[int, AbandonedRollout]
 
 
-NOTHING_BEFORE = Before({}, {})
+NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What came of a request. rollouts: those that count. groups, spent: groups and rollouts played, refills included.
+class RequestResult:
+    """The rollouts of a request that count. groups, spent: the groups and rollouts that were run, refills included.
 
-    failed: rollouts that the environment failed. late: rollouts cut off at their group's deadline, by group.
+    failed: how many rollouts the environment failed. late: how many were cut off at their deadline, by group.
     """
 
-    rollouts: list[Collected]
+    rollouts: list[ScoredRollout]
     groups: int
     spent: int
     failed: int
@@ -112,14 +113,15 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A request that cannot be collected: the environment failed too often, last of all like this."""
+class EnvironmentBroken:
+    """A request that cannot be collected, since the environment fails too often. problem: its last failure."""
 
     problem: Problem
 
 
-AtApp = Callable[[bool], None]
-"""Called with whether a rollout is at its task app: False while it waits for a replica that can serve it."""
-Try = Callable[[Request, Spot, int, AtApp], Awaitable[Tried]]
-Keep = Callable[[Request, Kept], Awaitable[None]]
-GiveUp = Callable[[Request, Spot, GivenUp], Awaitable[None]]
+RunTry = Callable[[CollectRequest, RolloutSpec, Deadline], Awaitable[TryResult]]
+"""Runs one try of a rollout, which begins away from its task app, and tells the deadline when it arrives there."""
+Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[None]]
+"""Makes a rollout durable."""
+Abandon = Callable[[CollectRequest, RolloutSpec, AbandonedRollout], Awaitable[None]]
+"""Makes it durable that a group goes without a rollout."""

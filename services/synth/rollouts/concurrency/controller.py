@@ -1,12 +1,13 @@
-"""How many rollouts of a job run at once: grown while that helps, halved when it harms (AIMD, as TCP does it).
+"""How many rollouts of a job run at once: the limit grows while that helps, and halves on overload (AIMD, as in TCP).
 
-Harm is a task app that says "too many" or does not answer in time, an engine whose queue is longer than its batch,
-batches that wait for the trainer, and rollouts that come back too old to be trained. Up to what was never found to
-do harm the limit doubles with each round of rollouts; beyond it, a round adds a sixteenth of the bound. A backlog is no
-such finding: when the trainer has to wait again, the limit doubles with each of its steps.
+Overload is a task app that says "too many" or does not answer in time, an engine whose queue is longer than its batch,
+batches that wait for the trainer, and rollouts that come back too old to be trained. Below the slow-start threshold
+the limit doubles with each round of rollouts; beyond it, a round adds a sixteenth of the bound. A halving sets the
+threshold to the new limit, unless its cause is a backlog, which says nothing of what the app bears: when the trainer
+has to wait again, the limit may double with each of its steps.
 
-Invariants. 1 ≤ limit ≤ bound. What ran under the limit of before the last halving cannot halve again: one cause counts
-once. Nothing here decides which rollouts run, only when. There is no clock inside: time is given, in seconds.
+Invariants. 1 ≤ limit ≤ bound. A try that began before the last halving cannot halve again: one cause counts once.
+Nothing here decides which rollouts run, only when. There is no clock inside: time is given, in seconds.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import math
 from collections import Counter
 from enum import StrEnum
 
-#: Where a job begins: what one HTTP client carries well. Three rounds later it runs 64.
-START = 8
+#: The limit at which a job begins: what one HTTP client carries well. Three rounds later it is 64.
+INITIAL_LIMIT = 8
 
-#: Rounds without harm that bring the limit from 0 to its bound.
+#: Rounds without overload that bring the limit from 0 to its bound, beyond the threshold.
 _ROUNDS = 16
 
-#: Replicas announce their queues every 3 s: how long until one can be seen to have shrunk.
-_SETTLE_S = 6.0
+#: How long until a queue can be seen to have shrunk: replicas announce theirs every 3 s.
+_QUEUE_SETTLE_S = 6.0
 
-#: A collector that works less than this share of the time would be in time at half its pace.
+#: A collector that works less than this share of the time would be in time with half the concurrency.
 _IDLE_SHARE = 0.4
 
 
-class Harm(StrEnum):
+class Overload(StrEnum):
     """Why a limit is halved."""
 
-    OVERLOAD = "overload"
+    REJECTED = "overload"
     """the task app answered 429 or 503"""
     TIMEOUT = "timeout"
     """the task app did not answer in time"""
@@ -43,7 +44,7 @@ class Harm(StrEnum):
     """a rollout came back with tokens that are too old to be trained"""
 
 
-class Pace:
+class ConcurrencyController:
     """The limit on one job's rollouts at once.
 
     rising: the direction of the last change. halved: how often, by cause. cause: of the last halving.
@@ -52,60 +53,60 @@ class Pace:
     def __init__(self, bound: int) -> None:
         """bound: the user's, 1 and up."""
         self._bound = bound
-        self._limit = float(min(START, bound))
-        self._step = max(1.0, bound / _ROUNDS)
-        self._safe = self._ceiling = float(bound)
+        self._limit = float(min(INITIAL_LIMIT, bound))
+        self._increment = max(1.0, bound / _ROUNDS)
+        self._slow_start_threshold = self._ceiling = float(bound)
         self._halved_at = -math.inf
-        self._waiting = 0
-        self._ahead = False
-        self._answered = False
+        self._backlog = 0
+        self._batch_ready = False
+        self._backlog_halved = False
         self._queued = False
         self.rising = True
-        self.halved: Counter[Harm] = Counter()
-        self.cause: Harm | None = None
+        self.halved: Counter[Overload] = Counter()
+        self.cause: Overload | None = None
 
     @property
     def limit(self) -> int:
         return int(self._limit)
 
-    def ended(self, now: float, *, started: float, full: bool, harm: Harm | None = None) -> None:
-        """A try of a rollout has ended. full: the limit was reached, so that a higher one would have been used."""
-        if harm is not None:
-            # It was sent when more was thought to be bearable; that has been answered.
+    def record_try(self, now: float, *, started: float, full: bool, overload: Overload | None = None) -> None:
+        """A try of a rollout has ended. started: when it began. full: the limit was reached, so more would have run."""
+        if overload is not None:
+            # A try that began before the last halving met the load of then, which has been answered.
             if started >= self._halved_at:
-                self._halve(now, harm)
-        elif full and not self._ahead and not self._queued and self._limit < self._ceiling:
-            more = 1.0 if self._limit < self._safe else self._step / self._limit
+                self._halve(now, overload)
+        elif full and not self._batch_ready and not self._queued and self._limit < self._ceiling:
+            more = 1.0 if self._limit < self._slow_start_threshold else self._increment / self._limit
             self._limit = min(self._ceiling, self._limit + more)
             self.rising = True
 
-    def queue(self, now: float, *, running: int, waiting: int) -> None:
-        """What the engines that serve this job have in their batches, and before them."""
+    def record_queue(self, now: float, *, running: int, waiting: int) -> None:
+        """The engines that serve this job have so many requests in their batches, and so many in their queues."""
         self._queued = 4 * waiting > running
-        if waiting > max(1, running) and now - self._halved_at >= _SETTLE_S:
-            self._halve(now, Harm.QUEUE)
+        if waiting > max(1, running) and now - self._halved_at >= _QUEUE_SETTLE_S:
+            self._halve(now, Overload.QUEUE)
 
-    def stepped(self, now: float, *, waiting: int, busy: float) -> None:
+    def record_step(self, now: float, *, waiting: int, busy: float) -> None:
         """The trainer has made a step.
 
-        waiting: batches that are collected, beside the one that it trains next; -1 where it has to wait for that one.
+        waiting: batches that are collected beside the one that it trains next; -1 where it has to wait for that one.
         busy: the share of the time since its last step in which rollouts ran.
         """
-        before, self._waiting = self._waiting, waiting
-        self._ahead = waiting >= 0
-        # A backlog that shrinks needs patience, not another halving, and one halving is a step late to show.
-        self._answered = 1 < waiting >= before and not self._answered
-        if self._answered or (waiting >= 0 and busy < _IDLE_SHARE):
-            self._halve(now, Harm.BACKLOG)
-        # A trainer that has to wait again needs more than that, not all there is: the next step shows.
-        if self.halved[Harm.BACKLOG]:
+        before, self._backlog = self._backlog, waiting
+        self._batch_ready = waiting >= 0
+        # A backlog that shrinks needs no other halving, and the effect of one shows a step later.
+        self._backlog_halved = 1 < waiting >= before and not self._backlog_halved
+        if self._backlog_halved or (waiting >= 0 and busy < _IDLE_SHARE):
+            self._halve(now, Overload.BACKLOG)
+        # A trainer that has to wait again needs more than now, but not all at once: the next step shows.
+        if self.halved[Overload.BACKLOG]:
             self._ceiling = min(float(self._bound), 2 * self._limit)
 
-    def _halve(self, now: float, harm: Harm) -> None:
+    def _halve(self, now: float, overload: Overload) -> None:
         self._limit = max(1.0, self._limit / 2)
         self._halved_at = now
         self.rising = False
-        if harm is not Harm.BACKLOG:
-            self._safe = self._limit
-        self.cause = harm
-        self.halved[harm] += 1
+        if overload is not Overload.BACKLOG:
+            self._slow_start_threshold = self._limit
+        self.cause = overload
+        self.halved[overload] += 1

@@ -1,7 +1,8 @@
-"""The places at a job's task app: as many as its limit says, which may change while they are taken.
+"""The slots at a job's task app: a semaphore by priority, whose limit may change while slots are in use.
 
-Invariants. A place that is free goes to whoever is first in order, not to who came first: an earlier iteration is never
-overtaken, its retries and refills included. A limit that falls takes no place away; it is reached as rollouts end.
+Invariants. A free slot goes to the waiter of the lowest priority, not to the one that came first: an earlier iteration
+is never overtaken, its retries and refills included. A limit that falls takes no slot away; it is reached as rollouts
+end.
 """
 
 from __future__ import annotations
@@ -14,64 +15,64 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-Order = tuple[int, int]
-"""The place of a rollout in its job: that of its request, and its index in it."""
+Priority = tuple[int, int]
+"""The priority of a rollout in its job, the lowest first: that of its request, and its index in the request."""
 
 
 @dataclass(frozen=True)
-class Use:
-    """What the places have been used for so far. taken_s: place-seconds; busy_s: seconds with one taken at least."""
+class Occupancy:
+    """The use of the slots up to `at`. slot_s: slot-seconds in use. busy_s: seconds with at least one in use."""
 
     at: float
-    taken_s: float
+    slot_s: float
     busy_s: float
 
 
-class Places:
-    """A semaphore with an order and a limit that can be set."""
+class PriorityLimiter:
+    """A semaphore whose waiters have priorities and whose limit can be set."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: list[tuple[Order, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Priority, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
-        self.taken = 0
-        self._use = Use(time.monotonic(), 0.0, 0.0)
+        self.in_use = 0
+        self._occupancy = Occupancy(time.monotonic(), 0.0, 0.0)
 
     @property
     def full(self) -> bool:
         """Whether one more would have to wait."""
-        return self.taken >= self._limit
+        return self.in_use >= self._limit
 
     def resize(self, limit: int) -> None:
         """Set the limit, 1 and up."""
         self._limit = limit
         self._admit()
 
-    def use(self) -> Use:
-        """The use up to now; two readings tell what was between them."""
-        self._count(0)
-        return self._use
+    def occupancy(self) -> Occupancy:
+        """The use up to now; the difference of two readings is the use between them."""
+        self._change_in_use(0)
+        return self._occupancy
 
     @asynccontextmanager
-    async def one(self, order: Order) -> AsyncGenerator[None]:
-        """Hold a place while the block runs."""
-        await self._take(order)
+    async def acquire(self, priority: Priority) -> AsyncGenerator[None]:
+        """Hold a slot while the block runs."""
+        await self._wait_for_slot(priority)
         try:
             yield
         finally:
-            self._count(-1)
+            self._change_in_use(-1)
             self._admit()
 
-    async def _take(self, order: Order) -> None:
+    async def _wait_for_slot(self, priority: Priority) -> None:
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (order, next(self._arrivals), admitted))
+        heapq.heappush(self._waiting, (priority, next(self._arrivals), admitted))
         self._admit()
         try:
             await admitted
         except asyncio.CancelledError:
-            # It may have been given a place in the very turn in which it was cancelled.
+            # A slot may have been given to it in the very iteration of the event loop that cancelled it.
             if not admitted.cancelled():
-                self._count(-1)
+                self._change_in_use(-1)
                 self._admit()
             raise
 
@@ -79,21 +80,23 @@ class Places:
         while self._waiting and not self.full:
             _, _, admitted = heapq.heappop(self._waiting)
             if not admitted.done():
-                self._count(1)
+                self._change_in_use(1)
                 admitted.set_result(None)
 
-    def _count(self, change: int) -> None:
-        now, use = time.monotonic(), self._use
-        seconds = now - use.at
-        self._use = Use(now, use.taken_s + seconds * self.taken, use.busy_s + seconds * (self.taken > 0))
-        self.taken += change
+    def _change_in_use(self, change: int) -> None:
+        now, occupancy = time.monotonic(), self._occupancy
+        seconds = now - occupancy.at
+        self._occupancy = Occupancy(
+            now, occupancy.slot_s + seconds * self.in_use, occupancy.busy_s + seconds * (self.in_use > 0)
+        )
+        self.in_use += change
 
 
-def mean_taken(before: Use, after: Use) -> float:
-    """Places taken on average between two readings."""
-    return (after.taken_s - before.taken_s) / max(1e-9, after.at - before.at)
+def mean_in_use(before: Occupancy, after: Occupancy) -> float:
+    """Slots in use on average between two readings."""
+    return (after.slot_s - before.slot_s) / max(1e-9, after.at - before.at)
 
 
-def busy_share(before: Use, after: Use) -> float:
-    """Share of the time between two readings in which a place was taken."""
+def busy_share(before: Occupancy, after: Occupancy) -> float:
+    """Share of the time between two readings in which a slot was in use."""
     return (after.busy_s - before.busy_s) / max(1e-9, after.at - before.at)

@@ -1,4 +1,4 @@
-"""What the two kinds of collect task have in common: their job, their collector, and their place in the log."""
+"""What a collect task of either kind works with: its job, its collector and its log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from synth.rollouts.settings import RolloutsSettings
 
 
 @dataclass(frozen=True)
-class Collection:
-    """One job's collection, open for as long as its task, queued in this term of the job, is owned."""
+class CollectionContext:
+    """The collection of one job, open for as long as its task is owned. term: of the job, when the task was queued."""
 
     bus: Connection
     settings: RolloutsSettings
@@ -25,8 +25,8 @@ class Collection:
     term: int
     collector: Collector
     versions: PolicyVersions
-    record: RolloutLog
+    event_log: RolloutLog
 
     def follow(self, *facts: str) -> AsyncGenerator[Recorded, None]:
-        """These facts of the job, from its beginning on."""
+        """The events of these types in the job's log, from its beginning on, for ever."""
         return follow(self.bus.nc, [f"{fact}.{self.history.org}.{self.history.job_id}" for fact in facts])

@@ -1,125 +1,78 @@
-"""An evaluation job: its collector owns it, from the moment its model is served to its end or its pause."""
+"""An evaluation job: its collector owns it, from when its model is served until it ends or is paused."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 
 from synth.bus.connection import Connection
-from synth.bus.history.job_log import JobHistory, append_as_owner, start_attempt
-from synth.bus.publish import Fence
-from synth.errors import Permanent, Problem
-from synth.events import (
-    EvalCompleted,
-    JobCancelled,
-    JobFailed,
-    JobPaused,
-    JobPauseRequested,
-    JobSucceeded,
-    PolicyLoaded,
-    PolicyRefused,
-)
+from synth.bus.history.ownership import Ownership, failure_of
+from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, PolicyRefused
 from synth.events.catalogue import Event
-from synth.jobs.lifecycle import Standing, State
+from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import EvalJob
 from synth.rollouts.collection.batching import collection_values
-from synth.rollouts.collection.types import Broken, Request
-from synth.rollouts.jobs.context import Collection
+from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
+from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
 
 
-async def evaluate(collection: Collection, job: EvalJob) -> None:
+async def evaluate(context: CollectionContext, job: EvalJob) -> None:
     """Run an evaluation to its end (success, failure with its cause, or cancellation), or until it is paused."""
-    obstacle = await _until_served(collection)
-    org, job_id, worker = collection.history.org, collection.history.job_id, collection.settings.replica
-    history, fence = await start_attempt(collection.bus, org, job_id, worker=worker, term=collection.term)
-    if fence is None:
+    refused = await _wait_until_served(context)
+    history = context.history
+    ownership = await Ownership.take(
+        context.bus, history.org, history.job_id, worker=context.settings.replica, term=context.term
+    )
+    if ownership is None:
         return
-    if obstacle is not None or history.state in (State.CANCELLING, State.PAUSING):
-        await _end(collection.bus, fence, obstacle or JobPaused(step=0))
-        return
-    work = asyncio.create_task(_play(collection, job))
-    interrupted = asyncio.create_task(_interruption(collection))
-    try:
-        await asyncio.wait([work, interrupted], return_when=asyncio.FIRST_COMPLETED)
-        ending = work.result() if work.done() else interrupted.result()
-    finally:
-        for task in (work, interrupted):
-            task.cancel()
-        await asyncio.gather(work, interrupted, return_exceptions=True)
-    await _end(collection.bus, fence, ending)
+    ending = refused or ownership.requested_ending(step=0) or await ownership.run(_evaluate(context, job))
+    await ownership.end(ending, cancellation_beats_failure=True)
 
 
 async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> None:
     """End an evaluation that nobody can run."""
-    _, fence = await start_attempt(bus, task.org, task.job_id, worker=worker, term=task.term)
-    if fence is not None:
-        await _end(bus, fence, ending)
+    ownership = await Ownership.take(bus, task.org, task.job_id, worker=worker, term=task.term)
+    if ownership is not None:
+        await ownership.end(ending, cancellation_beats_failure=True)
 
 
-async def _until_served(collection: Collection) -> JobFailed | None:
-    """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for."""
+async def _wait_until_served(context: CollectionContext) -> JobFailed | None:
+    """Wait for the model: a job that lacks an engine has not started, and the gateway says what it waits for.
+
+    Returns how the job fails if its model is refused; None once it is served, or once the job is over.
+    """
     standing = Standing()
-    async with aclosing(collection.follow("policy.loaded", "policy.refused", "job.*")) as events:
+    async with aclosing(context.follow("policy.loaded", "policy.refused", "job.*")) as events:
         async for recorded in events:
-            of_this_term = recorded.seq > collection.history.since
+            of_this_term = recorded.seq > context.history.since
             match recorded.event:
                 case PolicyLoaded():
                     if of_this_term:
                         return None
-                case PolicyRefused(problem=problem):
+                case PolicyRefused() as refused:
                     if of_this_term:
-                        return JobFailed(code="cannot_serve", problem=problem)
+                        return failure_of(refused)
                 case _:
                     standing.add(recorded.type)
-                    if standing.is_over(collection.term):
+                    if standing.is_over(context.term):
                         return None
     raise AssertionError("a follow never ends")
 
 
-async def _interruption(collection: Collection) -> Event:
-    """Wait for a reason to stop before the end."""
-    facts = ("job.cancel_requested", "job.pause_requested", "policy.refused")
-    async with aclosing(collection.follow(*facts)) as events:
-        async for recorded in events:
-            if recorded.seq < collection.history.since:
-                continue
-            match recorded.event:
-                case PolicyRefused(problem=problem):
-                    return JobFailed(code="cannot_serve", problem=problem)
-                case JobPauseRequested():
-                    return JobPaused(step=0)
-                case _:
-                    return JobCancelled(step=0)
-    raise AssertionError("a follow never ends")
-
-
-async def _play(collection: Collection, job: EvalJob) -> Event:
-    try:
-        await collection.record.read()
-        done = collection.record.evaluation(0) or await _collect(collection, job)
-    except Permanent as error:
-        return JobFailed(code="cannot_run", problem=Problem(what=str(error)))
-    if isinstance(done, Broken):
+async def _evaluate(context: CollectionContext, job: EvalJob) -> Event:
+    await context.event_log.read()
+    done = context.event_log.evaluation(0) or await _collect(context, job)
+    if isinstance(done, EnvironmentBroken):
         return JobFailed(code="task_app_failed", problem=done.problem)
     return JobSucceeded(steps=0, values=done.values)
 
 
-async def _collect(collection: Collection, job: EvalJob) -> EvalCompleted | Broken:
-    request = Request(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
-    result = await collection.collector.collect(request, await collection.record.before(request))
-    if isinstance(result, Broken):
+async def _collect(context: CollectionContext, job: EvalJob) -> EvalCompleted | EnvironmentBroken:
+    request = CollectRequest(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
+    result = await context.collector.collect(request, await context.event_log.prior_progress(request))
+    if isinstance(result, EnvironmentBroken):
         return result
     values = collection_values(result.rollouts, failed=result.failed)
     done = EvalCompleted(model=job.model, instances=len(result.rollouts), values=values)
-    await collection.record.evaluated(done)
+    await context.event_log.publish_evaluation(done)
     return done
-
-
-async def _end(bus: Connection, fence: Fence, ending: Event) -> None:
-    def unless_ended(history: JobHistory) -> Event | None:
-        if history.ended:
-            return None
-        return JobCancelled(step=0) if history.state is State.CANCELLING else ending
-
-    await append_as_owner(bus, fence, unless_ended)

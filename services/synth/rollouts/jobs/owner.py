@@ -1,6 +1,7 @@
-"""The owner of one job's collect task: what its collection needs, and which of the two kinds it is.
+"""Owns collect tasks: opens what a collection needs, and runs it for an RL job or for an evaluation.
 
-An RL job is the trainer's; its collector only serves it. An evaluation is the collector's own: it holds the attempt.
+The trainer owns an RL job, and its collector only serves it. An evaluation is owned by its collector, which holds the
+attempt.
 """
 
 from __future__ import annotations
@@ -22,30 +23,31 @@ from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import Driver
+from synth.rollouts.clients.rollout_runner import RolloutRunner
 from synth.rollouts.clients.task_app import TaskClient
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
-from synth.rollouts.jobs.context import Collection
+from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
-#: How long a try waits for a replica of the job's policy: one that died is back, or taken over, well within it.
+#: How long a try waits for a replica of the job's policy: one that died is back, or replaced, well within it.
 _REPLICA_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class CollectorService:
-    """What every collect task of this process shares. collecting: the jobs that it collects for now."""
+    """What every collect task of this process shares. collectors: of the jobs that it collects for now, by id."""
 
     bus: Connection
     blobs: BlobStore
     settings: RolloutsSettings
     replicas: ReplicaTable
-    collecting: dict[str, Collector] = field(default_factory=dict[str, Collector])
+    collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
 
     async def run(self, task: Task, lease: Lease) -> None:
         """Own one collect task until its job has ended or is paused."""
@@ -55,14 +57,14 @@ class CollectorService:
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
-            async with self._collection(history, job, lease) as collection:
+            async with self._open_context(history, job, lease) as context:
                 if isinstance(job, RlJob):
-                    await collect_iterations(collection, job)
+                    await collect_iterations(context, job)
                 else:
-                    await evaluate(collection, job)
+                    await evaluate(context, job)
 
     async def give_up(self, task: Task, reason: str) -> None:
-        """The task is a dead letter: end its job, or let its owner end it, so that nobody waits in silence."""
+        """The task is a dead letter: end its job, or tell its owner to, so that nobody waits for it in vain."""
         problem = Problem(what=f"the rollouts cannot be collected: {reason}", fix="look at the rollouts service's log")
         history = await read_job(self.bus, task.org, task.job_id)
         if history.standing.is_over(task.term):
@@ -70,23 +72,25 @@ class CollectorService:
         if isinstance(job_from_data(history.need(JobValidated).job), EvalJob):
             await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
         else:
-            await RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term).blocked(0, problem)
+            await RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term).publish_blocked(0, problem)
 
     @asynccontextmanager
-    async def _collection(self, history: JobHistory, job: RlJob | EvalJob, lease: Lease) -> AsyncIterator[Collection]:
+    async def _open_context(
+        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease
+    ) -> AsyncIterator[CollectionContext]:
         rollout = job.rollout
-        # Silence is a hang only when it outlasts everything that a rollout may rightly wait for.
-        deadline = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
-        lease.progress("start", deadline=deadline)
+        # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
+        hung_after_s = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
+        lease.progress("start", deadline=hung_after_s)
 
         def progress(stage: str) -> None:
-            lease.progress(stage, deadline=deadline)
+            lease.progress(stage, deadline=hung_after_s)
 
         app = await self._task_client(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret)
         versions = PolicyVersions()
-        driver = Driver(
+        runner = RolloutRunner(
             history.job_id,
             rollout,
             app=app,
@@ -96,37 +100,37 @@ class CollectorService:
             secret=secret,
             public_url=self.settings.inference_public_url,
             replica_wait_s=_REPLICA_WAIT_S,
+            progress=progress,
         )
         term = lease.task.term
-        record = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
+        event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
         collector = Collector(
             history.job_id,
-            bound=rollout.max_concurrent_rollouts,
+            concurrency=JobConcurrency(rollout.max_concurrent_rollouts, engine_queue=runner.engine_queue),
             max_tries=1 + rollout.max_retries,
-            attempt=driver.attempt,
-            keep=record.keep,
-            give_up=record.give_up,
+            run_try=runner.run_try,
+            complete=event_log.complete,
+            abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout.group_timeout_s,
-            queue=driver.queue,
         )
 
         async def mark_idle() -> None:
-            # A collector waits for its trainer as long as that takes: an idle owner is not a hung one.
+            # A collector waits for its trainer for as long as that takes: one that is idle does not hang.
             while True:
-                await asyncio.sleep(deadline / 4)
-                if not collector.busy:
+                await asyncio.sleep(hung_after_s / 4)
+                if not collector.open_requests:
                     progress("idle")
 
         idle = asyncio.create_task(mark_idle())
-        self.collecting[history.job_id] = collector
+        self.collectors[history.job_id] = collector
         try:
-            yield Collection(self.bus, self.settings, history, term, collector, versions, record)
+            yield CollectionContext(self.bus, self.settings, history, term, collector, versions, event_log)
         finally:
             idle.cancel()
-            # A later task of the job may have begun already.
-            if self.collecting.get(history.job_id) is collector:
-                del self.collecting[history.job_id]
+            # A later task of the job may have begun.
+            if self.collectors.get(history.job_id) is collector:
+                del self.collectors[history.job_id]
             await app.close()
             await recorder.close()
 

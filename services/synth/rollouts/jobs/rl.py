@@ -1,7 +1,7 @@
-"""The rollouts of an RL job: each request of its trainer collected, batched and announced, until the job is over.
+"""Serves the trainer of an RL job: each of its requests is collected, batched and announced, until the job is over.
 
 Invariants. Requests are collected in their order and may overlap; their batches are announced strictly in order. A
-request waits for a policy that is fresh enough for it. One that is finished in the log is never collected again.
+request waits for a policy that is new enough for it. One that is finished in the log is never collected again.
 """
 
 from __future__ import annotations
@@ -14,166 +14,172 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import Standing
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection.batching import Collected, build_batch, collection_values
-from synth.rollouts.collection.types import Broken, Gathered, Request
-from synth.rollouts.concurrency.controller import Harm
-from synth.rollouts.concurrency.limiter import busy_share, mean_taken
-from synth.rollouts.event_log import as_request
-from synth.rollouts.jobs.context import Collection
+from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_values
+from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
+from synth.rollouts.concurrency.controller import Overload
+from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
+from synth.rollouts.event_log import request_from_event
+from synth.rollouts.jobs.context import CollectionContext
 from synth.runtime import logs
 
 log = logs.get("iterations")
 
 
-async def collect_iterations(collection: Collection, job: RlJob) -> None:
-    """Serve a job's trainer until the job has ended or is paused. What makes that impossible is said."""
+async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
+    """Serve a job's trainer until the job has ended or is paused. An error that makes it impossible is announced."""
     try:
-        await collection.record.read()
-        await _until_over(collection, job)
+        await context.event_log.read()
+        await _serve_until_over(context, job)
     except ExceptionGroup as group:
-        # One request's failure is the task's: whoever owns the task looks at the error itself.
+        # The failure of one request is that of the task: the worker needs the error itself.
         if not isinstance(group.exceptions[0], Permanent):
             raise group.exceptions[0] from group
-        await collection.record.blocked(0, Problem(what=str(group.exceptions[0])))
+        await context.event_log.publish_blocked(0, Problem(what=str(group.exceptions[0])))
 
 
-async def _until_over(collection: Collection, job: RlJob) -> None:
-    iterations = _Iterations(collection, job)
+async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
+    requests = _RunningRequests(context, job)
     standing = Standing()
     live = False
-    # From the beginning: what was requested, and loaded, before us counts too.
-    events = collection.follow("rollout.requested", "policy.loaded", "job.*")
+    # From the beginning of the log: requests and loaded versions of earlier collectors count too.
+    events = context.follow("rollout.requested", "policy.loaded", "job.*")
     async with aclosing(events), asyncio.TaskGroup() as group:
         async for recorded in events:
             live = live or recorded.pending == 0
             match recorded.event:
                 case PolicyLoaded(version=version, replica=replica):
-                    # Of the term before, whose replicas have let go of it.
-                    if recorded.seq < collection.history.since:
+                    # In the term before: its replicas have unloaded the policy.
+                    if recorded.seq < context.history.since:
                         continue
-                    if live and version > collection.versions.latest:
-                        iterations.stepped(version)
-                    await collection.versions.loaded(version, replica)
+                    if live and version > context.versions.latest:
+                        requests.record_step(version)
+                    await context.versions.record_loaded(version, replica)
                 case RolloutRequested() as event:
-                    iterations.start(as_request(event), group)
+                    requests.start(request_from_event(event), group)
                 case _:
                     standing.add(recorded.type)
-                    if standing.is_over(collection.term):
+                    if standing.is_over(context.term):
                         break
-        iterations.stop()
+        requests.stop()
 
 
-class _Iterations:
-    """The requests under way."""
+class _RunningRequests:
+    """The requests that are being collected."""
 
-    def __init__(self, collection: Collection, job: RlJob) -> None:
-        self._collection = collection
+    def __init__(self, context: CollectionContext, job: RlJob) -> None:
+        self._context = context
         self._job = job
         self._running: set[asyncio.Task[None]] = set()
         self._started: set[tuple[str, int]] = set()
-        self._last: dict[str, asyncio.Task[None]] = {}
-        self._places = collection.collector.places
-        self._last_step = self._places.use()
-        self._halved_before: Counter[Harm] = Counter()
+        self._last_by_mode: dict[str, asyncio.Task[None]] = {}
+        self._concurrency = context.collector.concurrency
+        self._occupancy_at_step = self._concurrency.occupancy()
+        self._halved_before: Counter[Overload] = Counter()
 
-    def start(self, request: Request, group: asyncio.TaskGroup) -> None:
-        """Collect a request, unless it is finished in the log or under way."""
+    def start(self, request: CollectRequest, group: asyncio.TaskGroup) -> None:
+        """Begin to collect a request, unless it is finished in the log or was begun."""
         key = (request.mode, request.iteration)
-        if self._collection.record.finished(request) or key in self._started:
+        if self._context.event_log.finished(request) or key in self._started:
             return
         self._started.add(key)
-        run = self._evaluate if request.mode == "eval" else self._iteration
-        task = self._last[request.mode] = group.create_task(
-            run(request, len(self._started), self._last.get(request.mode))
+        run = self._collect_evaluation if request.mode == "eval" else self._collect_batch
+        task = self._last_by_mode[request.mode] = group.create_task(
+            run(request, len(self._started), self._last_by_mode.get(request.mode))
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def stepped(self, version: int) -> None:
+    def record_step(self, version: int) -> None:
         """The trainer has made this version, and goes on with the next batch if there is one."""
-        use = self._places.use()
-        waiting = self._collection.record.batches - (version + 1)
-        self._collection.collector.stepped(max(-1, waiting), busy_share(self._last_step, use))
-        self._last_step = use
+        occupancy = self._concurrency.occupancy()
+        waiting = self._context.event_log.last_batched_iteration - (version + 1)
+        self._concurrency.record_step(waiting=max(-1, waiting), busy=busy_share(self._occupancy_at_step, occupancy))
+        self._occupancy_at_step = occupancy
 
     def stop(self) -> None:
-        """Drop what is under way: the job is over, for now or for good."""
+        """Cancel what is being collected: the job has ended or is paused."""
         for task in self._running:
             task.cancel()
 
-    async def _iteration(self, request: Request, turn: int, before: asyncio.Task[None] | None) -> None:
-        found = await self._collect(request, turn)
-        if isinstance(found, Broken):
-            await self._collection.record.blocked(request.iteration, found.problem)
+    async def _collect_batch(self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None) -> None:
+        found = await self._collect_rollouts(request, priority)
+        if isinstance(found, EnvironmentBroken):
+            await self._context.event_log.publish_blocked(request.iteration, found.problem)
             return
-        gathered, values = found
+        result, values = found
         job = self._job
-        if before is not None:
-            await asyncio.wait([before])
+        if previous is not None:
+            await asyncio.wait([previous])
         values |= self._concurrency_values() | {
-            "batches_ahead": float(request.iteration - 1 - self._collection.versions.latest),
-            "groups_refilled": float(gathered.groups - len(request.seeds)),
-            "groups_partial": float(len(gathered.late)),
-            "rollouts_late": float(sum(gathered.late.values())),
-            "rollouts_spent": float(gathered.spent),
+            "batches_ahead": float(request.iteration - 1 - self._context.versions.latest),
+            "groups_refilled": float(result.groups - len(request.seeds)),
+            "groups_partial": float(len(result.late)),
+            "rollouts_late": float(sum(result.late.values())),
+            "rollouts_spent": float(result.spent),
         }
         batch = build_batch(
-            gathered.rollouts,
-            job_id=self._collection.history.job_id,
+            result.rollouts,
+            job_id=self._context.history.job_id,
             iteration=request.iteration,
             temperature=job.rollout.sampling.temperature,
-            groups=gathered.groups,
+            groups=result.groups,
             group_size=request.group_size,
             by_std=job.advantage_std,
             values=values,
-            late=gathered.late,
+            late=result.late,
         )
-        await self._collection.record.batch(batch, values)
+        await self._context.event_log.publish_batch(batch, values)
         log.info("batch", iteration=request.iteration, sequences=batch.sequences, reward=values.get("reward_mean"))
 
-    async def _evaluate(self, request: Request, turn: int, before: asyncio.Task[None] | None) -> None:
-        # One after the other: each needs a place of its own for its pinned version beside the live policy.
-        if before is not None:
-            await asyncio.wait([before])
-        found = await self._collect(request, turn)
-        if isinstance(found, Broken):
-            # An evaluation that cannot be played is a figure that is missing, not the end of the training.
+    async def _collect_evaluation(
+        self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None
+    ) -> None:
+        # One after the other: each needs memory for its pinned version beside the live policy.
+        if previous is not None:
+            await asyncio.wait([previous])
+        found = await self._collect_rollouts(request, priority)
+        if isinstance(found, EnvironmentBroken):
+            # An evaluation that cannot be collected is a missing metric, not the end of the training.
             log.error("evaluation failed", iteration=request.iteration, reason=found.problem.text())
-            rollouts: list[Collected] = []
+            rollouts: list[ScoredRollout] = []
             values = collection_values(rollouts, failed=request.size)
         else:
-            gathered, values = found
-            rollouts = gathered.rollouts
+            result, values = found
+            rollouts = result.rollouts
         event = EvalCompleted(
-            model=f"{self._collection.history.job_id}@v{request.pinned_version}",
+            model=f"{self._context.history.job_id}@v{request.pinned_version}",
             instances=len(rollouts),
             values=values,
             step=request.pinned_version,
             iteration=request.iteration,
         )
-        await self._collection.record.evaluated(event)
+        await self._context.event_log.publish_evaluation(event)
 
-    async def _collect(self, request: Request, turn: int) -> tuple[Gathered, dict[str, float]] | Broken:
-        """A request's rollouts and their figures, or why the environment cannot give them."""
-        collection = self._collection
+    async def _collect_rollouts(
+        self, request: CollectRequest, priority: int
+    ) -> tuple[RequestResult, dict[str, float]] | EnvironmentBroken:
+        """The rollouts of a request with their metrics, or why the environment cannot give them."""
+        context = self._context
         version = max(request.oldest_version, request.pinned_version or 0)
-        await collection.versions.at_least(version, timeout=collection.settings.policy_wait_s)
-        began = self._places.use()
-        result = await collection.collector.collect(request, await collection.record.before(request), turn=turn)
-        if isinstance(result, Broken):
+        await context.versions.wait_at_least(version, timeout=context.settings.policy_wait_s)
+        began = self._concurrency.occupancy()
+        result = await context.collector.collect(
+            request, await context.event_log.prior_progress(request), priority=priority
+        )
+        if isinstance(result, EnvironmentBroken):
             return result
-        ended = self._places.use()
+        ended = self._concurrency.occupancy()
         values = collection_values(result.rollouts, failed=result.failed)
         return result, values | {
             "collect_seconds": ended.at - began.at,
-            "concurrency_mean": mean_taken(began, ended),
+            "concurrency_mean": mean_in_use(began, ended),
         }
 
     def _concurrency_values(self) -> dict[str, float]:
         """The limit now, and how often and why it was halved since the batch before."""
-        pace = self._collection.collector.pace
-        since, self._halved_before = pace.halved - self._halved_before, pace.halved.copy()
+        halved = self._concurrency.halved
+        since, self._halved_before = halved - self._halved_before, halved.copy()
         return {
-            "concurrency_limit": float(pace.limit),
-            **{f"concurrency_halved_{harm.value}": float(since[harm]) for harm in Harm},
+            "concurrency_limit": float(self._concurrency.limit),
+            **{f"concurrency_halved_{cause.value}": float(since[cause]) for cause in Overload},
         }

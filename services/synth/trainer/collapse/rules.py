@@ -1,8 +1,9 @@
-"""The collapse watch: what a policy that falls apart looks like in the figures of its steps.
+"""Detects the collapse of a policy from the metrics of its steps, by one rule for each sign of a collapse.
 
-Invariants. It is a pure function of the steps' values in their order, so that a run that is resumed finds what one
-that never stopped would have found. A step that lacks a figure (nothing was trained in it) says nothing of it. A rule
-speaks once it has held for `patience` steps in a row, and not again until it has not held for as many.
+Invariants. The warnings are a pure function of the steps' values in their order: a run that is resumed finds what one
+that never stopped would have found. A step that lacks a metric (nothing was trained in it) does not count for its
+rules. A rule warns once its metric was beyond the limit for `patience` steps in a row, and not again until it was
+within the limit for as many.
 """
 
 from __future__ import annotations
@@ -19,39 +20,40 @@ from synth.jobs.resolved import WatchSettings
 
 Values = Mapping[str, float]
 
-#: The rule that no setting turns off: steps in a row that had nothing to learn from, then the job ends (decision 26).
+#: The rule that no setting turns off: so many steps in a row without anything to learn from end the job (decision 26).
 NO_LEARNING_SIGNAL = "no_learning_signal"
-_SKIPPED_IN_A_ROW = 5
+_MAX_SKIPPED_IN_A_ROW = 5
 
-#: A policy has learned when its mean reward, in spreads, has risen by so much and is no further from its best.
-_RISEN = 0.5
-_NEAR_BEST = 0.25
+#: A policy has learned when its mean reward has risen at least so far and is at most so far from its best, both in
+#: standard deviations of the rewards.
+_MIN_RISE = 0.5
+_MAX_DROP = 0.25
 
 
 @dataclass(frozen=True)
 class Rule:
     """A sign of collapse. name: also of its threshold in `[training.watch]`.
 
-    figure: of a step's values; None where the step does not have it. against: what the threshold is: a factor of the
-    first steps' mean that the figure is below or above, a rise over that mean, or the figure's own limit. says,
-    means, fix: the figure in words, what it is a sign of, and what to do. certainty: a policy that has learned shows
-    it too, so it does not count while the reward has risen and stands near its best.
+    metric: computed from a step's values; None where the step lacks them. against: what the threshold is: a factor on
+    the mean of the first steps that the metric goes below or above, a rise over that mean, or the limit itself. what,
+    meaning, fix: the metric in words, what it is a sign of, and what to do. excused_if_learned: a policy that has
+    learned shows the sign too, so it does not count while the reward has risen and is near its best.
     """
 
     name: str
-    figure: Callable[[Values], float | None]
+    metric: Callable[[Values], float | None]
     against: Literal["below first", "above first", "rise", "above"]
-    says: str
-    means: str
+    what: str
+    meaning: str
     fix: str
-    certainty: bool = False
+    excused_if_learned: bool = False
 
 
-def _named(name: str) -> Callable[[Values], float | None]:
+def _metric(name: str) -> Callable[[Values], float | None]:
     return lambda values: values.get(name)
 
 
-def _no_signal(values: Values) -> float | None:
+def _no_signal_share(values: Values) -> float | None:
     if "groups_kept" not in values or "groups_dropped" not in values:
         return None
     groups = values["groups_kept"] + values["groups_dropped"]
@@ -73,138 +75,139 @@ def _stale_share(values: Values) -> float | None:
 RULES: tuple[Rule, ...] = (
     Rule(
         "entropy_low",
-        _named("entropy"),
+        _metric("entropy"),
         "below first",
-        says="the entropy of the sampled tokens is {}",
-        means="the policy says but one thing, and explores no more",
+        what="the entropy of the sampled tokens is {}",
+        meaning="the policy says but one thing, and explores no more",
         fix="lower the learning rate, raise [training] clip_high, or go on from an earlier checkpoint",
-        certainty=True,
+        excused_if_learned=True,
     ),
     Rule(
         "entropy_high",
-        _named("entropy"),
+        _metric("entropy"),
         "above first",
-        says="the entropy of the sampled tokens is {}",
-        means="the policy loses its language",
+        what="the entropy of the sampled tokens is {}",
+        meaning="the policy loses its language",
         fix="lower the learning rate, or go on from an earlier checkpoint",
     ),
     Rule(
         "unique_low",
-        _named("completion_unique_rate"),
+        _metric("completion_unique_rate"),
         "below first",
-        says="the share of different replies within a group is {}",
-        means="rollouts of one seed are copies of each other, and nothing can be learned from them",
+        what="the share of different replies within a group is {}",
+        meaning="rollouts of one seed are copies of each other, and nothing can be learned from them",
         fix="lower the learning rate, or raise the temperature",
-        certainty=True,
+        excused_if_learned=True,
     ),
     Rule(
         "length_low",
-        _named("completion_tokens_mean"),
+        _metric("completion_tokens_mean"),
         "below first",
-        says="a rollout samples {} tokens",
-        means="the policy has ceased to answer",
+        what="a rollout samples {} tokens",
+        meaning="the policy has ceased to answer",
         fix="look at replies of the last checkpoint: an empty one must not earn more than a wrong one",
     ),
     Rule(
         "length_high",
-        _named("completion_tokens_mean"),
+        _metric("completion_tokens_mean"),
         "above first",
-        says="a rollout samples {} tokens",
-        means="the policy rambles",
+        what="a rollout samples {} tokens",
+        meaning="the policy rambles",
         fix="look at replies of the last checkpoint, and whether the reward pays for length; lower the learning rate",
     ),
     Rule(
         "truncated_rise",
-        _named("completion_truncated_rate"),
+        _metric("completion_truncated_rate"),
         "rise",
-        says="the share of replies that are cut off for their length is {}",
-        means="the policy does not come to an end",
+        what="the share of replies that are cut off for their length is {}",
+        meaning="the policy does not come to an end",
         fix="raise max_tokens if the replies are good ones, else lower the learning rate",
     ),
     Rule(
         "no_signal",
-        _no_signal,
+        _no_signal_share,
         "above",
-        says="the share of groups whose rewards are all the same is {}",
-        means="almost nothing is left to learn from",
+        what="the share of groups whose rewards are all the same is {}",
+        meaning="almost nothing is left to learn from",
         fix="check the reward of the task app; raise group_size or the temperature; choose seeds of another difficulty",
-        certainty=True,
+        excused_if_learned=True,
     ),
     Rule(
         "clip_gap",
         _clip_gap,
         "above",
-        says="the clip rates of good and of bad sequences are {} apart",
-        means="updates are one-sided",
+        what="the clip rates of good and of bad sequences are {} apart",
+        meaning="updates are one-sided",
         fix="lower the learning rate, or train on fewer minibatches",
-        certainty=True,
+        excused_if_learned=True,
     ),
     Rule(
         "mismatch_kl",
-        _named("mismatch_kl"),
+        _metric("mismatch_kl"),
         "above",
-        says="the KL divergence of the policy that trains from the one that sampled is {}",
-        means="what is trained is not what was sampled",
+        what="the KL divergence of the policy that trains from the one that sampled is {}",
+        meaning="what is trained is not what was sampled",
         fix="lower async_level; at level 0, compare the engine's dtype and kernels with the trainer's",
     ),
     Rule(
         "grad_norm_high",
-        _named("grad_norm"),
+        _metric("grad_norm"),
         "above first",
-        says="the norm of the gradient is {}",
-        means="the updates blow up",
+        what="the norm of the gradient is {}",
+        meaning="the updates blow up",
         fix="lower the learning rate or grad_clip",
     ),
     Rule(
         "reward_drop",
-        _named("reward_drop"),
+        _metric("reward_drop"),
         "above",
-        says="the mean reward is {} standard deviations below its best",
-        means="the policy unlearns",
+        what="the mean reward is {} standard deviations below its best",
+        meaning="the policy unlearns",
         fix="go on from an earlier checkpoint with a lower learning rate",
     ),
     Rule(
         "stale_share",
         _stale_share,
         "above",
-        says="the share of sequences that are too old to be trained is {}",
-        means="most of what is collected is thrown away",
+        what="the share of sequences that are too old to be trained is {}",
+        meaning="most of what is collected is thrown away",
         fix="lower async_level or max_concurrent_rollouts, or raise max_staleness",
     ),
 )
 
 
-class Watch:
-    """The watch over one job, from its first step on. settings: None leaves only the rule that nothing turns off."""
+class CollapseDetector:
+    """The rules applied to one job, from its first step on. settings: None leaves `NO_LEARNING_SIGNAL` alone."""
 
     def __init__(self, settings: WatchSettings | None) -> None:
-        self._signs = [] if settings is None else _signs(settings)
-        self._reward = _Reward(1 if settings is None else settings.window)
+        self._rule_states = [] if settings is None else _rule_states(settings)
+        self._reward = _RewardTrend(1 if settings is None else settings.window)
         self._skipped = 0
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
-        """Take in the next step; what begins to count with it, in the order of the rules."""
+        """The warnings of the next step, in the order of the rules."""
         self._reward.add(values)
         if (drop := self._reward.drop) is not None:
             values = {**values, "reward_drop": drop}
         learned = self._reward.learned
-        found = [warned for sign in self._signs if (warned := sign.look(step, values, learned=learned))]
+        found = [warned for state in self._rule_states if (warned := state.add(step, values, learned=learned))]
         self._skipped = self._skipped + 1 if values.get("skipped") else 0
-        if self._skipped == _SKIPPED_IN_A_ROW:
+        if self._skipped == _MAX_SKIPPED_IN_A_ROW:
             found.append(_nothing_to_learn(step))
         return found
 
 
-def _signs(settings: WatchSettings) -> list[_Sign]:
+def _rule_states(settings: WatchSettings) -> list[_RuleState]:
     thresholds = {rule: float(getattr(settings, rule.name)) for rule in RULES}
-    return [_Sign(rule, threshold, settings) for rule, threshold in thresholds.items() if threshold]
+    return [_RuleState(rule, threshold, settings) for rule, threshold in thresholds.items() if threshold]
 
 
 @dataclass
-class _Reward:
-    """The course of the mean reward, averaged over the last `window` steps; a job's first ones over what there is.
+class _RewardTrend:
+    """The mean reward over the last `window` steps, or over all of them while there are fewer.
 
-    first: of the first `window` steps. spread: the largest standard deviation of a batch's rewards so far.
+    first: the mean of the first `window` steps. best: the highest mean so far.
+    spread: the largest standard deviation of the rewards of a batch so far.
     """
 
     window: int
@@ -227,39 +230,40 @@ class _Reward:
 
     @property
     def drop(self) -> float | None:
-        """How far it is below its best, in spreads."""
+        """How far the mean is below its best, in spreads. None while every batch had rewards that were all the same."""
         return (self.best - self._mean()) / self.spread if self.spread else None
 
     @property
     def learned(self) -> bool:
-        """Whether it has risen, and stands near its best."""
+        """Whether the mean has risen and is near its best."""
         drop = self.drop
         if drop is None or self.first is None:
             return False
-        return self._mean() - self.first >= _RISEN * self.spread and drop <= _NEAR_BEST
+        return self._mean() - self.first >= _MIN_RISE * self.spread and drop <= _MAX_DROP
 
     def _mean(self) -> float:
         return sum(self.recent) / len(self.recent)
 
 
 @dataclass
-class _Sign:
-    """Where one rule stands. first: the figure in the job's first steps. shown, absent: steps in a row.
+class _RuleState:
+    """The state of one rule. first: the metric in the first steps of the job.
 
-    counts: it has spoken, and has not been absent for long enough since.
+    steps_beyond, steps_within: how many of the last steps in a row had the metric beyond, or within, its limit.
+    active: the rule has warned, and the metric was not within the limit for `patience` steps since.
     """
 
     rule: Rule
     threshold: float
     settings: WatchSettings
     first: list[float] = field(default_factory=list[float])
-    shown: int = 0
-    absent: int = 0
-    counts: bool = False
+    steps_beyond: int = 0
+    steps_within: int = 0
+    active: bool = False
 
-    def look(self, step: int, values: Values, *, learned: bool) -> TrainWarned | None:
-        """Take in a step; what the rule says of it when it begins to count."""
-        value = self.rule.figure(values)
+    def add(self, step: int, values: Values, *, learned: bool) -> TrainWarned | None:
+        """The warning that this step causes, if there is one. learned: whether the policy has learned."""
+        value = self.rule.metric(values)
         if value is None:
             return None
         if self.rule.against != "above" and len(self.first) < self.settings.window:
@@ -269,18 +273,18 @@ class _Sign:
         if limit is None:
             return None
         beyond = value < limit if self.rule.against == "below first" else value > limit
-        if not beyond or (learned and self.rule.certainty):
-            self.shown, self.absent = 0, self.absent + 1
-            self.counts = self.counts and self.absent < self.settings.patience
+        if not beyond or (learned and self.rule.excused_if_learned):
+            self.steps_beyond, self.steps_within = 0, self.steps_within + 1
+            self.active = self.active and self.steps_within < self.settings.patience
             return None
-        self.shown, self.absent = self.shown + 1, 0
-        if self.counts or self.shown < self.settings.patience:
+        self.steps_beyond, self.steps_within = self.steps_beyond + 1, 0
+        if self.active or self.steps_beyond < self.settings.patience:
             return None
-        self.counts = True
+        self.active = True
         return self._warned(step, value, limit)
 
     def _limit(self) -> float | None:
-        """What the figure must not go beyond; None where the first steps give nothing to measure by."""
+        """The limit of the metric; None where it is a factor on a mean that is not positive."""
         mean = sum(self.first) / len(self.first) if self.first else 0.0
         match self.rule.against:
             case "above":
@@ -291,7 +295,7 @@ class _Sign:
                 return mean * self.threshold if mean > 0 else None
 
     def _warned(self, step: int, value: float, limit: float) -> TrainWarned:
-        rule, steps = self.rule, self.shown
+        rule, steps = self.rule, self.steps_beyond
         long = f", the last of {steps} in a row beyond its limit" if steps > 1 else ""
         return TrainWarned(
             step=step,
@@ -301,7 +305,7 @@ class _Sign:
             over=steps,
             action=self.settings.action,
             problem=Problem(
-                what=f"{rule.says.format(f'{value:.3g}')} in iteration {step}{long}: {rule.means}",
+                what=f"{rule.what.format(f'{value:.3g}')} in iteration {step}{long}: {rule.meaning}",
                 expected=self._expected(limit),
                 fix=rule.fix,
             ),
@@ -320,12 +324,12 @@ def _nothing_to_learn(step: int) -> TrainWarned:
     return TrainWarned(
         step=step,
         rule=NO_LEARNING_SIGNAL,
-        value=_SKIPPED_IN_A_ROW,
-        threshold=_SKIPPED_IN_A_ROW,
-        over=_SKIPPED_IN_A_ROW,
+        value=_MAX_SKIPPED_IN_A_ROW,
+        threshold=_MAX_SKIPPED_IN_A_ROW,
+        over=_MAX_SKIPPED_IN_A_ROW,
         action="stop",
         problem=Problem(
-            what=f"{_SKIPPED_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ",
+            what=f"{_MAX_SKIPPED_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ",
             expected="rewards that differ between the rollouts of one seed",
             fix="check the reward of the task app; raise group_size or the temperature; start from a model that "
             "succeeds now and then",

@@ -1,7 +1,7 @@
-"""One attempt at a training job: what its log says was done, and how the next things are announced.
+"""Announces what an attempt at a training job makes.
 
-The order in which things are announced is the resume guarantee: weights, then the checkpoint that covers the step,
-then the step itself. A successor therefore finds either all of a step or nothing of it that it could not do again.
+The order of the announcements is the resume guarantee: weights, then the checkpoint that covers the step, then the step
+itself. The next attempt therefore finds either all of a step, or nothing of it that it could not do again.
 """
 
 from __future__ import annotations
@@ -9,126 +9,66 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from synth.blobs import BlobMissing, BlobStore
 from synth.bus.connection import Connection
 from synth.bus.publish import Fence, Publisher
-from synth.bus.replay import replay
 from synth.events import (
     BlobExpired,
     BlobRef,
     CheckpointSaved,
-    EvalCompleted,
     ModelPublished,
     ModelRef,
     PolicyPublished,
-    RolloutBatched,
     RolloutRequested,
-    TrainHandedBack,
     TrainResumed,
     TrainStep,
 )
 from synth.runtime import logs
-from synth.trainer.owner.collapse_watch import Watching
+from synth.trainer.owner.collapse_watch import CollapseWatch
+from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.protocol import Paused, Ready, Stepped
 
 log = logs.get("attempt")
 
-#: Of the steps that have a checkpoint, those whose checkpoint stays.
-Kept = Callable[[list[int]], set[int]]
-
-_FACTS = (
-    "train.step",
-    "checkpoint.saved",
-    "policy.published",
-    "rollout.requested",
-    "rollout.batch",
-    "eval.completed",
-    "model.published",
-    "blob.expired",
-    "train.handed_back",
-)
-
-
-@dataclass
-class Past:
-    """What earlier attempts announced."""
-
-    last_step: int = 0
-    checkpoint: CheckpointSaved | None = None
-    checkpoints: list[CheckpointSaved] = field(default_factory=list)
-    weights: dict[tuple[int, int], BlobRef] = field(default_factory=dict)
-    """Live weights files, by attempt and version."""
-    requested: set[tuple[str, int]] = field(default_factory=set)
-    batches: dict[int, RolloutBatched] = field(default_factory=dict)
-    evaluated: set[int] = field(default_factory=set)
-    model: ModelPublished | None = None
-    expired_last: list[str] = field(default_factory=list)
-    seq: int = 0
-    handed_back: set[int] = field(default_factory=set)
-
-
-async def read_past(bus: Connection, org: str, job_id: str) -> Past:
-    """Read a training job's log. After our own `job.started`: no earlier attempt can add to it any more."""
-    past = Past()
-    expired: set[str] = set()
-    for recorded in await replay(bus.nc, [f"{fact}.{org}.{job_id}" for fact in _FACTS]):
-        past.seq = recorded.seq
-        match recorded.event:
-            case TrainStep(step=step):
-                past.last_step = max(past.last_step, step)
-            case CheckpointSaved() as event:
-                past.checkpoint = event
-                past.checkpoints.append(event)
-            case PolicyPublished(version=version, attempt=attempt, weights=weights):
-                past.weights[attempt, version] = weights
-            case RolloutRequested(mode=mode, iteration=iteration):
-                past.requested.add((mode, iteration))
-            case RolloutBatched() as event:
-                past.batches[event.iteration] = event
-            case EvalCompleted(iteration=iteration):
-                past.evaluated.add(iteration)
-            case ModelPublished() as event:
-                past.model = event
-            case TrainHandedBack(attempt=attempt):
-                past.handed_back.add(attempt)
-            case BlobExpired(uris=uris):
-                expired.update(uris)
-                past.expired_last = uris
-    past.weights = {key: ref for key, ref in past.weights.items() if ref.uri not in expired}
-    past.checkpoints = [c for c in past.checkpoints if c.tree.uri not in expired]
-    return past
+#: Given the steps that have a checkpoint: those whose checkpoint is kept.
+KeepSteps = Callable[[list[int]], set[int]]
 
 
 class Announcer:
-    """Publishes an attempt's facts, blobs first."""
+    """Publishes the events of an attempt, each after the blobs that it names."""
 
     def __init__(
         self,
         bus: Connection,
         blobs: BlobStore,
         fence: Fence,
-        past: Past,
+        announced: AttemptHistory,
         *,
         total: int,
         model_at: Callable[[int, BlobRef], ModelRef],
-        watching: Watching | None,
+        watch: CollapseWatch | None,
     ) -> None:
-        """model_at: how the model of a step is served, from the tree of its checkpoint. watching: None is nobody."""
+        """total: steps of the job. model_at: how the model of a step is served, given the tree of its checkpoint.
+
+        watch: None where nothing watches the job for a collapse.
+        """
         self._model_at = model_at
         self._publisher = Publisher(bus)
         self._blobs = blobs
         self._fence = fence
-        self._past = past
+        self._announced = announced
         self._total = total
-        self._watching = watching
-        self._waiting: list[TrainStep] = []
+        self._watch = watch
+        self._queued: list[TrainStep] = []
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
-    async def resumed(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
-        """Say that this attempt goes on from a checkpoint, with the proof; then the steps that were never announced."""
+    async def announce_resume(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
+        """Announce the resume from a checkpoint, with its proof, and then the steps that were never announced.
+
+        reports: the values of the steps that the checkpoint covers, by step.
+        """
         event = TrainResumed(
             step=ready.step,
             attempt=self._fence.attempt,
@@ -138,22 +78,22 @@ class Announcer:
         )
         await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
         for step, values in sorted(reports.items()):
-            await self._step(step, values)
-        await self._flush()
+            self._queue_step(step, values)
+        await self._announce_queued_steps()
 
-    async def expired_again(self) -> None:
-        """Delete what a predecessor said has expired: it may have died before it had deleted it."""
-        await self._blobs.delete(self._past.expired_last)
+    async def delete_expired_blobs(self) -> None:
+        """Delete the blobs of the last `blob.expired`: its attempt may have died before it had deleted them."""
+        await self._blobs.delete(self._announced.expired_last)
 
-    async def requested(self, event: RolloutRequested) -> None:
-        """Ask for rollouts, once."""
+    async def request_rollouts(self, event: RolloutRequested) -> None:
+        """Publish a request of rollouts, unless it was published before."""
         key = (event.mode, event.iteration)
-        if key not in self._past.requested:
+        if key not in self._announced.requested:
             await self._publisher.fenced(event, fence=self._fence, id=f"{event.mode}:{event.iteration}")
-            self._past.requested.add(key)
+            self._announced.requested.add(key)
 
-    async def stepped(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
-        """Announce what a step made: weights to serve, a checkpoint, and every step that the checkpoint covers."""
+    async def announce_step(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
+        """Announce the weights of a step, its checkpoint, and with that every step that the checkpoint covers."""
         k = stepped.step
         if stepped.weights is not None:
             ref = await self._blobs.put_file(f"{self._prefix}/policy-{k}.safetensors", Path(stepped.weights), move=True)
@@ -161,43 +101,43 @@ class Announcer:
                 version=k, attempt=self._fence.attempt, kind=kind, weights=ref, canary=stepped.canary
             )
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
-            self._past.weights[self._fence.attempt, k] = ref
-        await self._step(k, values)
+            self._announced.weights[self._fence.attempt, k] = ref
+        self._queue_step(k, values)
         if stepped.checkpoint is not None:
-            await self._checkpoint(k, Path(stepped.checkpoint))
+            await self._store_checkpoint(k, Path(stepped.checkpoint))
 
-    async def paused(self, paused: Paused) -> None:
-        """Announce what a pause saved: the steps that no checkpoint covered before."""
+    async def announce_pause(self, paused: Paused) -> None:
+        """Announce the checkpoint that a pause made, and the steps that none covered before."""
         if paused.checkpoint is not None:
-            await self._checkpoint(paused.step, Path(paused.checkpoint))
+            await self._store_checkpoint(paused.step, Path(paused.checkpoint))
 
-    async def model(self, ref: ModelRef, *, kind: str, step: int) -> None:
+    async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""
         event = ModelPublished(model=ref, kind=kind, step=step)
         await self._publisher.fenced(event, fence=self._fence, id="model")
 
-    async def put_model(self, directory: Path) -> BlobRef:
-        """Keep the finished model's files."""
+    async def store_model(self, directory: Path) -> BlobRef:
+        """Store the files of the finished model."""
         tree, _ = await self._blobs.put_tree(f"{self._prefix}/model", directory, move=True)
         return tree
 
-    async def expire(self, *, keep_versions: int, pinned: set[int], kept: Kept) -> None:
-        """Let go of what nobody needs any more: superseded checkpoints, and weights older than `keep_versions`.
+    async def expire_blobs(self, *, keep_versions: int, pinned: set[int], keep: KeepSteps) -> None:
+        """Delete what is not needed any more: superseded checkpoints, and weights older than the last `keep_versions`.
 
-        pinned: versions that an evaluation still reads. kept: which steps' checkpoints stay.
+        pinned: versions that an evaluation still reads. keep: the steps whose checkpoints are kept.
         """
-        newest = max((version for _, version in self._past.weights), default=0)
-        latest = {version: attempt for attempt, version in sorted(self._past.weights)}
+        newest = max((version for _, version in self._announced.weights), default=0)
+        latest = {version: attempt for attempt, version in sorted(self._announced.weights)}
         old = [
             (attempt, version)
-            for attempt, version in self._past.weights
+            for attempt, version in self._announced.weights
             if version not in pinned and (version <= newest - keep_versions or attempt < latest[version])
         ]
-        stays = kept([c.step for c in self._past.checkpoints])
-        checkpoints = [c for c in self._past.checkpoints if c.step not in stays]
-        uris = [self._past.weights[key].uri for key in old]
+        kept = keep([c.step for c in self._announced.checkpoints])
+        checkpoints = [c for c in self._announced.checkpoints if c.step not in kept]
+        uris = [self._announced.weights[key].uri for key in old]
         for checkpoint in checkpoints:
-            # A predecessor said that it expired, and may have died in the middle of deleting it.
+            # An earlier attempt announced that it expired, and may have died while it deleted it.
             with contextlib.suppress(BlobMissing):
                 manifest = await self._blobs.manifest(checkpoint.tree)
                 uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
@@ -207,10 +147,10 @@ class Announcer:
         await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
         await self._blobs.delete(uris)
         for key in old:
-            del self._past.weights[key]
-        self._past.checkpoints = [c for c in self._past.checkpoints if c.step in stays]
+            del self._announced.weights[key]
+        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.step in kept]
 
-    async def _checkpoint(self, step: int, folder: Path) -> None:
+    async def _store_checkpoint(self, step: int, folder: Path) -> None:
         tree, manifest = await self._blobs.put_tree(f"{self._prefix}/checkpoint-{step}", folder, move=True)
         saved = CheckpointSaved(
             step=step,
@@ -221,22 +161,22 @@ class Announcer:
             model=self._model_at(step, tree),
         )
         await self._publisher.fenced(saved, fence=self._fence, id=f"{self._fence.attempt}:{step}")
-        self._past.checkpoints.append(saved)
-        await self._flush()
+        self._announced.checkpoints.append(saved)
+        await self._announce_queued_steps()
 
-    async def _step(self, step: int, values: dict[str, float]) -> None:
-        if step > self._past.last_step:
-            # JSON has no NaN: a figure that is none says nothing, and would make the whole event unreadable.
+    def _queue_step(self, step: int, values: dict[str, float]) -> None:
+        if step > self._announced.last_step:
+            # JSON has no NaN: a value that is not finite would make the whole event unreadable.
             finite = {name: value for name, value in values.items() if math.isfinite(value)}
             event = TrainStep(step=step, of=self._total, attempt=self._fence.attempt, values=finite)
-            self._waiting.append(event)
-            if self._watching is not None:
-                self._watching.look(event)
+            self._queued.append(event)
+            if self._watch is not None:
+                self._watch.add_step(event)
 
-    async def _flush(self) -> None:
-        for event in self._waiting:
+    async def _announce_queued_steps(self) -> None:
+        for event in self._queued:
             await self._publisher.fenced(event, fence=self._fence, id=str(event.step))
-            self._past.last_step = event.step
-            if self._watching is not None:
-                await self._watching.announce(event.step)
-        self._waiting.clear()
+            self._announced.last_step = event.step
+            if self._watch is not None:
+                await self._watch.announce(event.step)
+        self._queued.clear()

@@ -1,4 +1,4 @@
-"""An attempt's training run: the process is started where the log left off, fed, and its results announced."""
+"""The training run of an attempt: starts the learner where the log ends, feeds it, and announces its results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
-from synth.trainer.owner.announcer import Announcer, Past
-from synth.trainer.owner.checkpoint_retention import kept_checkpoints
-from synth.trainer.owner.collapse_watch import Watching
+from synth.trainer.owner.announcer import Announcer
+from synth.trainer.owner.attempt import Attempt, JobFailure
+from synth.trainer.owner.checkpoint_retention import steps_to_keep
+from synth.trainer.owner.collapse_watch import CollapseWatch
+from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.learner_config import build_train_config
-from synth.trainer.owner.learner_process import TrainingProcess, TrainingProcesses, TrainingStopped
-from synth.trainer.owner.owner import Attempt, JobFailure
+from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
 from synth.trainer.settings import TrainerSettings
@@ -34,181 +35,186 @@ log = logs.get("training")
 _M = TypeVar("_M", bound=Ready | Stepped | Paused | Done)
 _T = TypeVar("_T")
 
-#: How long hashing and storing a step's weights and checkpoint may take: 100 GB at a slow disk's speed.
+#: How long hashing and storing the weights and the checkpoint of a step may take: 100 GB on a slow disk.
 _PUBLISH_S = 3600.0
 
 
-async def train(attempt: Attempt, job: RlJob | SftJob, processes: TrainingProcesses) -> JobSucceeded | JobPaused:
-    """Run an attempt to its success, or until it is paused, with all that it made announced.
+async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
+    """Run an attempt to its success, or until it is paused, and announce all that it made.
 
-    Raises `JobFailure` when training cannot go on, `TrainingStopped` on a crash.
+    Raises `JobFailure` when training cannot go on, `LearnerStopped` on a crash.
     """
-    async with processes.one() as child:
-        run = await _Run.open(attempt, job, child)
-        done = await (_rl(run, job) if isinstance(job, RlJob) else _sft(run, job))
+    async with learners.acquire() as learner:
+        run = await _TrainingRun.open(attempt, job, learner)
+        done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
         if isinstance(done, Paused):
             attempt.lease.progress("publish", deadline=_PUBLISH_S)
-            await run.announce.paused(done)
-            return JobPaused(step=attempt.past.last_step, reason=_reason(run))
+            await run.announcer.announce_pause(done)
+            return JobPaused(step=attempt.announced.last_step, reason=_pause_reason(run))
         return await _publish_model(run, done)
 
 
 @dataclass
-class _Run:
+class _TrainingRun:
     attempt: Attempt
     job: RlJob | SftJob
-    child: TrainingProcess
+    learner: LearnerProcess
     ready: Ready
-    announce: Announcer
+    announcer: Announcer
     verified: JobVerified
     values: dict[str, float]
-    watching: Watching | None
+    watch: CollapseWatch | None
 
     @classmethod
-    async def open(cls, attempt: Attempt, job: RlJob | SftJob, child: TrainingProcess) -> _Run:
-        """Have the training process begin at the last checkpoint, and announce the resume."""
-        settings, lease, past = attempt.settings, attempt.lease, attempt.past
+    async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
+        """Start the learner at the last checkpoint, and announce the resume."""
+        settings, lease, announced = attempt.settings, attempt.lease, attempt.announced
         silence = settings.child_silence_s
         lease.progress("fetch the model", deadline=3600)
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
         source = await training_source(verified.source, lora_shape(job), attempt.blobs, cache / "models")
-        start = await _start_message(attempt, job, verified, source, cache)
+        start = await _build_start(attempt, job, verified, source, cache)
         lease.progress("start", deadline=silence)
 
         def alive(stage: str) -> None:
             lease.progress(stage, deadline=silence)
 
-        await child.begin(start, progress=alive)
-        ready = await _hear(child, silence, Ready)
+        await learner.start_job(start, progress=alive)
+        ready = await _recv(learner, silence, Ready)
         fence = attempt.fence
 
         def model_at(step: int, tree: BlobRef) -> ModelRef:
-            return _made(job, verified.source, job.result_id(fence.job_id, checkpoint=checkpoint_name(step)), tree)
+            return _model_ref(job, verified.source, job.result_id(fence.job_id, checkpoint=checkpoint_name(step)), tree)
 
-        watching = Watching(attempt.bus, fence, job) if isinstance(job, RlJob) else None
-        if watching is not None:
-            await watching.catch_up()
-        announce = Announcer(
-            attempt.bus, attempt.blobs, fence, past, total=ready.total, model_at=model_at, watching=watching
+        watch = CollapseWatch(attempt.bus, fence, job) if isinstance(job, RlJob) else None
+        if watch is not None:
+            await watch.catch_up()
+        announcer = Announcer(
+            attempt.bus, attempt.blobs, fence, announced, total=ready.total, model_at=model_at, watch=watch
         )
-        reports = {k: _collected(past, k) | values for k, values in ready.reports.items()}
-        await announce.expired_again()
-        if past.checkpoint is not None:
-            await announce.resumed(ready, reports)
-        log.info("training", step=ready.step, of=ready.total, resumed=past.checkpoint is not None)
-        return cls(attempt, job, child, ready, announce, verified, reports.get(ready.step, {}), watching)
+        reports = {k: _collection_values(announced, k) | values for k, values in ready.reports.items()}
+        await announcer.delete_expired_blobs()
+        if announced.checkpoint is not None:
+            await announcer.announce_resume(ready, reports)
+        log.info("training", step=ready.step, of=ready.total, resumed=announced.checkpoint is not None)
+        return cls(attempt, job, learner, ready, announcer, verified, reports.get(ready.step, {}), watch)
 
-    async def unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something else, but not past the end of the training process, nor past the wish for a pause.
+    async def wait_unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something else while the learner lives and nobody asks for a pause.
 
-        Raises `TrainingStopped`, `_PauseAsked`.
+        Raises `LearnerStopped`, `_PauseRequested`.
         """
         wait = asyncio.create_task(waiting)
-        died = asyncio.create_task(self.child.ended())
+        died = asyncio.create_task(self.learner.wait_stopped())
         asked = asyncio.create_task(self.attempt.pausing.wait())
         tasks = (wait, died, asked)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
-                raise _PauseAsked
+                raise _PauseRequested
             if wait.done():
                 return wait.result()
-            raise TrainingStopped("the training process ended while it waited for a batch")
+            raise LearnerStopped("the training process ended while it waited for a batch")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def hear(self, *kinds: type[_M]) -> _M:
-        """Its next message, of one of these kinds."""
+    async def recv(self, *kinds: type[_M]) -> _M:
+        """The next message of the learner, of one of these kinds."""
         silence = self.attempt.settings.child_silence_s
         self.attempt.lease.progress("train", deadline=silence)
-        return await _hear(self.child, silence, *kinds)
+        return await _recv(self.learner, silence, *kinds)
 
-    def heed_the_watch(self) -> None:
-        """Raises `_PauseAsked` for a finding that pauses or stops the job: either way, where it stands is saved."""
-        if self.watching is not None and self.watching.verdict is not None:
-            raise _PauseAsked
-
-
-class _PauseAsked(Exception):
-    """The user wants a pause, and training waits for something that may take long; or the collapse watch wants one."""
+    def raise_for_collapse(self) -> None:
+        """Raises `_PauseRequested` for a finding that pauses or stops the job: either way its state is saved."""
+        if self.watch is not None and self.watch.demand is not None:
+            raise _PauseRequested
 
 
-def _reason(run: _Run) -> str:
-    """Why a run that is saved pauses: "" for the user's wish. Raises `JobFailure` where it is to end instead."""
-    warned = run.watching.verdict if run.watching is not None else None
-    if warned is None:
+class _PauseRequested(Exception):
+    """The user asks for a pause while training waits for something that may take long, or the collapse watch does."""
+
+
+def _pause_reason(run: _TrainingRun) -> str:
+    """Why a run that was saved pauses; "" if the user asked for it. Raises `JobFailure` if it is to end instead."""
+    demand = run.watch.demand if run.watch is not None else None
+    if demand is None:
         return ""
-    if warned.action == "stop":
-        raise JobFailure(NO_LEARNING_SIGNAL if warned.rule == NO_LEARNING_SIGNAL else "collapsed", warned.problem)
-    return warned.problem.text()
+    if demand.action == "stop":
+        raise JobFailure(NO_LEARNING_SIGNAL if demand.rule == NO_LEARNING_SIGNAL else "collapsed", demand.problem)
+    return demand.problem.text()
 
 
-def _collected(past: Past, step: int) -> dict[str, float]:
-    """What the collector reported of a step's batch; nothing for SFT."""
-    return past.batches[step].values if step in past.batches else {}
+def _collection_values(announced: AttemptHistory, step: int) -> dict[str, float]:
+    """The metrics that the collector reported of the batch of a step; none for SFT."""
+    return announced.batches[step].values if step in announced.batches else {}
 
 
-async def _sft(run: _Run, job: SftJob) -> Done | Paused:
+async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
     every = job.validation_every if job.validation_file is not None else 0
-    kept = functools.partial(kept_checkpoints, kept=job.checkpoints_kept, evaluated_every=every)
-    asking = asyncio.create_task(_ask_to_pause(run))
+    keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
+    asking = asyncio.create_task(_forward_pause(run))
     try:
-        while isinstance(said := await run.hear(Stepped, Paused, Done), Stepped):
-            run.values = said.values
+        while isinstance(message := await run.recv(Stepped, Paused, Done), Stepped):
+            run.values = message.values
             run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
-            await run.announce.stepped(said, said.values, kind=run.job.weights_kind)
-            if said.checkpoint is not None:
-                await run.announce.expire(keep_versions=0, pinned=set(), kept=kept)
-        return said
+            await run.announcer.announce_step(message, message.values, kind=run.job.weights_kind)
+            if message.checkpoint is not None:
+                await run.announcer.expire_blobs(keep_versions=0, pinned=set(), keep=keep)
+        return message
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _ask_to_pause(run: _Run) -> None:
+async def _forward_pause(run: _TrainingRun) -> None:
     await run.attempt.pausing.wait()
-    await run.child.say(Pause())
+    await run.learner.send(Pause())
 
 
-async def _rl(run: _Run, job: RlJob) -> Done | Paused:
-    feed = RolloutFeed(run.attempt, job, run.announce)
+async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
+    feed = RolloutFeed(run.attempt, job, run.announcer)
     every = job.evaluation.every_n_iters if job.evaluation is not None else 0
-    kept = functools.partial(kept_checkpoints, kept=job.checkpoints_kept, evaluated_every=every)
+    keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
     try:
-        run.heed_the_watch()
+        run.raise_for_collapse()
         if run.ready.step:
-            # The attempt before may have died between this step and the request of its evaluation.
-            await feed.evaluate_after(run.ready.step)
+            # The previous attempt may have died between this step and the request of its evaluation.
+            await feed.request_evaluation(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()
-            batch, path = await run.unless_paused(feed.batch(k))
+            batch, path = await run.wait_unless_paused(feed.wait_batch(k))
             waited = time.monotonic() - waited
-            await run.child.say(TrainBatch(iteration=k, batch=str(path)))
-            stepped = await run.hear(Stepped)
+            await run.learner.send(TrainBatch(iteration=k, batch=str(path)))
+            stepped = await run.recv(Stepped)
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
             run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
-            await run.announce.stepped(stepped, run.values, kind=job.weights_kind)
-            await feed.evaluate_after(k)
-            await run.announce.expire(keep_versions=job.max_staleness + 2, pinned=feed.pinned(), kept=kept)
+            await run.announcer.announce_step(stepped, run.values, kind=job.weights_kind)
+            await feed.request_evaluation(k)
+            await run.announcer.expire_blobs(
+                keep_versions=job.max_staleness + 2, pinned=feed.pinned_versions(), keep=keep
+            )
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
-            run.heed_the_watch()
-        await run.unless_paused(feed.evaluations_done())
-        await run.child.say(Finish())
-        return await run.hear(Done)
-    except _PauseAsked:
-        await run.child.say(Pause())
-        return await run.hear(Paused)
+            run.raise_for_collapse()
+        await run.wait_unless_paused(feed.wait_evaluations())
+        await run.learner.send(Finish())
+        return await run.recv(Done)
+    except _PauseRequested:
+        await run.learner.send(Pause())
+        return await run.recv(Paused)
     finally:
         await feed.close()
 
 
 def check_ranks(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
-    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here. where: what asks."""
+    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
+
+    where: the place in the job's file that asks for them.
+    """
     asked = job.parallelism.world_size
     if asked is None or settings.device == "cpu" or asked <= settings.most_ranks:
         return
@@ -223,14 +229,14 @@ def check_ranks(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -
     )
 
 
-async def _start_message(
+async def _build_start(
     attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
 ) -> Start:
     origins = attempt.history.need(JobValidated).origins
     check_ranks(job, attempt.settings, where=origins["parallelism.world_size"])
-    past, blobs, work_dir = attempt.past, attempt.blobs, attempt.work_dir
+    announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
-    resume = await blobs.fetch_tree(past.checkpoint.tree, work_dir / "resume") if past.checkpoint else None
+    resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
     files = (verified.training_data, verified.validation_data)
     data = [str(await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl")) if ref else None for ref in files]
     return Start(
@@ -246,19 +252,19 @@ async def _start_message(
     )
 
 
-async def _publish_model(run: _Run, done: Done) -> JobSucceeded:
+async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
     attempt, job = run.attempt, run.job
     attempt.lease.progress("publish the model", deadline=3600)
     id = job.result_id(attempt.fence.job_id)
-    if attempt.past.model is None:
-        tree = await run.announce.put_model(Path(done.model))
-        ref = _made(job, run.verified.source, id, tree)
-        await run.announce.model(ref, kind=done.kind, step=done.best_step)
+    if attempt.announced.model is None:
+        tree = await run.announcer.store_model(Path(done.model))
+        ref = _model_ref(job, run.verified.source, id, tree)
+        await run.announcer.publish_model(ref, kind=done.kind, step=done.best_step)
     return JobSucceeded(steps=done.step, model=id, values=run.values)
 
 
-def _made(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
-    """How what a job makes of its source is loaded."""
+def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:
+    """How the model that a job trains from its source is loaded. tree: the trained weights."""
     shape = lora_shape(job)
     below = source.base if continues(source, shape) else source
     return ModelRef(
@@ -271,8 +277,8 @@ def _made(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> Mode
     )
 
 
-async def _hear(child: TrainingProcess, silence: float, *kinds: type[_M]) -> _M:
-    message = await child.hear(silence=silence)
+async def _recv(learner: LearnerProcess, silence: float, *kinds: type[_M]) -> _M:
+    message = await learner.recv(silence=silence)
     if isinstance(message, Failed):
         raise JobFailure(message.code, Problem(what=message.detail))
     assert isinstance(message, kinds)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-#: The last one may turn out to be unreadable.
-_FOR_RESUME = 2
+#: Two, since the last one may turn out to be unreadable.
+_KEPT_FOR_RESUME = 2
 
 
-def kept_checkpoints(steps: list[int], *, kept: int, evaluated_every: int) -> set[int]:
-    """The steps, of those that have a checkpoint, whose checkpoint stays.
+def steps_to_keep(steps: list[int], *, keep: int, evaluated_every: int) -> set[int]:
+    """Of the steps that have a checkpoint, those whose checkpoint is kept.
 
-    The last two, and the last `kept` of those whose step is evaluated: they are the ones that can be compared.
-    evaluated_every: steps; 0 where nothing is evaluated, then the last `kept` of all stay.
+    The last two, and the last `keep` of those whose step is evaluated, which can be compared.
+    evaluated_every: steps; 0 where nothing is evaluated: then the last `keep` of all are kept.
     """
     steps = sorted(steps)
     compared = [step for step in steps if not evaluated_every or step % evaluated_every == 0]
-    return {*steps[-_FOR_RESUME:], *compared[-kept:]}
+    return {*steps[-_KEPT_FOR_RESUME:], *compared[-keep:]}

@@ -1,6 +1,6 @@
-"""The collapse watch at work: it looks at each step of a job, announces what it finds once, and says what follows.
+"""The collapse watch of an attempt: it checks each step of a job, and announces each of its warnings once.
 
-A finding is announced behind its step, like all that a step leaves in the log; what it leads to is done at once.
+A warning is announced after its step; a pause or a stop that it demands is done at once.
 """
 
 from __future__ import annotations
@@ -13,58 +13,61 @@ from synth.bus.replay import replay
 from synth.events import JobPaused, TrainStep, TrainWarned
 from synth.jobs.resolved import RlJob
 from synth.runtime import logs
-from synth.trainer.collapse.rules import Watch
+from synth.trainer.collapse.rules import CollapseDetector
 
 log = logs.get("watch")
 
 
-class Watching:
-    """The watch of one attempt. Begin it after our own `job.started`: no earlier attempt can add to the log then."""
+class CollapseWatch:
+    """Watches the steps of one attempt.
+
+    To be made after this attempt's own `job.started`, when no earlier attempt can add to the log any more.
+    """
 
     def __init__(self, bus: Connection, fence: Fence, job: RlJob) -> None:
         self._bus = bus
         self._fence = fence
-        self._watch = Watch(job.watch)
+        self._detector = CollapseDetector(job.watch)
         self._publisher = Publisher(bus)
-        self._found: defaultdict[int, list[TrainWarned]] = defaultdict(list)
-        self._said: set[tuple[str, int]] = set()
-        self._due: list[TrainWarned] = []
+        self._unannounced: defaultdict[int, list[TrainWarned]] = defaultdict(list)
+        self._announced: set[tuple[str, int]] = set()
+        self._demands: list[TrainWarned] = []
 
     async def catch_up(self) -> None:
-        """Look at every step of the log, and say what an attempt that died did not live to say."""
+        """Check every step of the log, and announce the warnings that an attempt died before it announced."""
         fence = self._fence
         facts = ("train.step", "train.warned", "job.paused")
         for recorded in await replay(self._bus.nc, [f"{fact}.{fence.org}.{fence.job_id}" for fact in facts]):
             match recorded.event:
                 case TrainStep() as step:
-                    self.look(step)
+                    self.add_step(step)
                 case TrainWarned() as warned:
-                    self._said.add((warned.rule, warned.step))
+                    self._announced.add((warned.rule, warned.step))
                 case JobPaused():
-                    # It was let go of, and its user wants it to go on all the same.
-                    self._due = [warned for warned in self._due if warned.action == "stop"]
+                    # The user has resumed the job all the same.
+                    self._demands = [warned for warned in self._demands if warned.action == "stop"]
                 case _:
                     pass
-        for step in sorted(self._found):
+        for step in sorted(self._unannounced):
             await self.announce(step)
 
-    def look(self, event: TrainStep) -> None:
-        """Take in the next step."""
-        for warned in self._watch.add(event.step, event.values):
-            self._found[event.step].append(warned)
+    def add_step(self, event: TrainStep) -> None:
+        """Check the next step."""
+        for warned in self._detector.add(event.step, event.values):
+            self._unannounced[event.step].append(warned)
             if warned.action != "warn":
-                self._due.append(warned)
+                self._demands.append(warned)
 
     async def announce(self, step: int) -> None:
-        """Say what was found with a step that is in the log."""
-        for warned in self._found.pop(step, []):
-            if (warned.rule, warned.step) in self._said:
+        """Announce the warnings of a step that is in the log."""
+        for warned in self._unannounced.pop(step, []):
+            if (warned.rule, warned.step) in self._announced:
                 continue
             log.warning("collapse", rule=warned.rule, step=warned.step, problem=warned.problem.text())
             await self._publisher.fenced(warned, fence=self._fence, id=f"{warned.rule}:{warned.step}")
-            self._said.add((warned.rule, warned.step))
+            self._announced.add((warned.rule, warned.step))
 
     @property
-    def verdict(self) -> TrainWarned | None:
-        """The finding for which the job is to be paused or stopped; one that stops it before any that pauses it."""
-        return min(self._due, key=lambda warned: warned.action != "stop", default=None)
+    def demand(self) -> TrainWarned | None:
+        """The warning that demands a pause or a stop of the job; one that stops it comes first."""
+        return min(self._demands, key=lambda warned: warned.action != "stop", default=None)

@@ -1,4 +1,4 @@
-"""The training process as its supervisor sees it: started, spoken to, listened to, and ended."""
+"""The training process as the service sees it: spawned, sent messages, received from, and stopped."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progress
 
 log = logs.get("child")
 
-Said = Ready | Stepped | Paused | Done | Failed
-_LINE = 16 << 20
-# It talks to its supervisor alone: neither the bus and the cluster's secret nor the blob store are its business. It is
-# the first rank of its group, wherever the service itself was started.
-_WITHHELD = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
+LearnerMessage = Ready | Stepped | Paused | Done | Failed
+_MAX_LINE_BYTES = 16 << 20
+# Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
+# the service alone, and the rank of the service, since it is the first rank of its own group.
+_WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
 
 
-class TrainingStopped(Transient):
+class LearnerStopped(Transient):
     """The process ended without saying why (killed, out of memory in the kernel): another attempt resumes."""
 
 
-class TrainingProcess:
-    """One `python -m synth.trainer.learner.main`. Its log lines are ours; its messages come out of `hear`."""
+class LearnerProcess:
+    """One `python -m synth.trainer.learner.main`. Its stderr goes to the log; `recv` returns its messages."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._progress: Callable[[str], None] = lambda stage: None
+        self._on_progress: Callable[[str], None] = lambda stage: None
         self._log = asyncio.create_task(self._forward_log())
 
     @classmethod
-    async def spawn(cls, *, threads: int) -> TrainingProcess:
-        """Start it; it imports what training needs, which takes seconds, and waits for its job."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD)}
+    async def spawn(cls, *, threads: int) -> LearnerProcess:
+        """Start a process, which imports what training needs (this takes seconds) and waits for its job."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
         environment = {**inherited, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -47,7 +47,7 @@ class TrainingProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            limit=_LINE,
+            limit=_MAX_LINE_BYTES,
             env=environment,
         )
         return cls(process)
@@ -57,30 +57,33 @@ class TrainingProcess:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
         return self._process.returncode is None
 
-    async def ended(self) -> None:
-        """Return when it has ended, for whatever reason."""
+    async def wait_stopped(self) -> None:
+        """Return when the process has ended, for whatever reason."""
         await self._process.wait()
 
-    async def begin(self, start: Start, *, progress: Callable[[str], None]) -> None:
-        """Hand it its job, its only one. progress: called with the stage whenever it shows a sign of life."""
-        self._progress = progress
-        await self.say(start)
+    async def start_job(self, start: Start, *, progress: Callable[[str], None]) -> None:
+        """Give the process its only job. progress: called with the stage at each sign of life."""
+        self._on_progress = progress
+        await self.send(start)
 
-    async def say(self, message: Start | TrainBatch | Pause | Finish) -> None:
-        """Send one message. Raises `TrainingStopped` when nobody listens any more."""
+    async def send(self, message: Start | TrainBatch | Pause | Finish) -> None:
+        """Send one message. Raises `LearnerStopped` when the process is gone."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise TrainingStopped(f"the training process is gone ({await self._process.wait()})") from error
+            raise LearnerStopped(f"the training process is gone ({await self._process.wait()})") from error
 
-    async def hear(self, *, silence: float) -> Said:
-        """The next message that is not a sign of life. silence: seconds without one that count as a hang."""
+    async def recv(self, *, silence: float) -> LearnerMessage:
+        """The next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
+
+        silence: seconds without any message after which the process counts as hung and is killed.
+        """
         assert self._process.stdout is not None
         while True:
             try:
@@ -88,16 +91,16 @@ class TrainingProcess:
                     line = await self._process.stdout.readline()
             except TimeoutError as error:
                 self._process.kill()
-                raise TrainingStopped(f"the training process said nothing for {silence:.0f} s") from error
+                raise LearnerStopped(f"the training process said nothing for {silence:.0f} s") from error
             if not line:
-                raise TrainingStopped(f"the training process ended by itself ({await self._process.wait()})")
-            message = msgspec.json.decode(line, type=Said | Progressed)
+                raise LearnerStopped(f"the training process ended by itself ({await self._process.wait()})")
+            message = msgspec.json.decode(line, type=LearnerMessage | Progressed)
             if not isinstance(message, Progressed):
                 return message
-            self._progress(message.stage)
+            self._on_progress(message.stage)
 
-    async def end(self) -> None:
-        """End it: the end of its input first (it stops at once), a kill after 5 s."""
+    async def stop(self) -> None:
+        """Stop the process by closing its input, and kill it if it has not ended after 5 s."""
         if self._process.returncode is None and self._process.stdin is not None:
             self._process.stdin.close()
             try:
@@ -115,44 +118,44 @@ class TrainingProcess:
                 log.info(text, child=self._process.pid)
 
 
-class TrainingProcesses:
-    """Where training processes come from. One waits, its imports done, so that a job starts seconds earlier.
+class LearnerPool:
+    """Keeps one training process warm, with its imports done, so that a job starts seconds earlier.
 
-    A process runs one job and ends: nothing of a job, not even its allocator's state, can reach the next one.
+    A process runs one job and ends: nothing of a job, not even the state of its allocator, can reach the next one.
     """
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
-        self._waiting: TrainingProcess | None = None
+        self._warm: LearnerProcess | None = None
         self._wanted = asyncio.Event()
         self._wanted.set()
 
     @property
-    def waiting_pid(self) -> int | None:
-        """The process that waits, if one does."""
-        return self._waiting.pid if self._waiting is not None and self._waiting.running else None
+    def warm_pid(self) -> int | None:
+        """The pid of the warm process, if there is one."""
+        return self._warm.pid if self._warm is not None and self._warm.alive else None
 
-    async def keep_one_waiting(self) -> None:
-        """Have a process waiting whenever none is at work, for ever; it is ended with this."""
+    async def keep_one_warm(self) -> None:
+        """Keep a warm process whenever none is in use, for ever. When cancelled, it stops the warm process."""
         try:
             while True:
                 await self._wanted.wait()
                 self._wanted.clear()
-                if self._waiting is None or not self._waiting.running:
-                    self._waiting = await TrainingProcess.spawn(threads=self._threads)
+                if self._warm is None or not self._warm.alive:
+                    self._warm = await LearnerProcess.spawn(threads=self._threads)
         finally:
-            if self._waiting is not None:
-                await self._waiting.end()
+            if self._warm is not None:
+                await self._warm.stop()
 
     @contextlib.asynccontextmanager
-    async def one(self) -> AsyncGenerator[TrainingProcess]:
-        """The process that waits, or a new one; ended afterwards."""
+    async def acquire(self) -> AsyncGenerator[LearnerProcess]:
+        """The warm process, or a new one; it is stopped at the end of the block."""
         self._wanted.clear()
-        process, self._waiting = self._waiting, None
-        if process is None or not process.running:
-            process = await TrainingProcess.spawn(threads=self._threads)
+        process, self._warm = self._warm, None
+        if process is None or not process.alive:
+            process = await LearnerProcess.spawn(threads=self._threads)
         try:
             yield process
         finally:
-            await process.end()
+            await process.stop()
             self._wanted.set()

@@ -1,4 +1,4 @@
-"""What an RL run asks of the collector, and what it gets: iterations requested ahead, batches in order, evaluations."""
+"""What an RL run asks of the collector (iterations ahead of training, evaluations), and the batches that it gets."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from synth.errors import Transient
 from synth.events import EvalCompleted, RolloutBatched, RolloutRequested
 from synth.jobs.resolved import RlJob
 from synth.trainer.owner.announcer import Announcer
-from synth.trainer.owner.owner import Attempt
+from synth.trainer.owner.attempt import Attempt
 
 
 class RolloutFeed:
-    """Requests rollouts up to `async_level` iterations ahead of training and hands over their batches."""
+    """Requests rollouts up to `async_level` iterations ahead of training, and waits for their batches, in order."""
 
-    def __init__(self, attempt: Attempt, job: RlJob, announce: Announcer) -> None:
+    def __init__(self, attempt: Attempt, job: RlJob, announcer: Announcer) -> None:
         self._attempt = attempt
         self._job = job
-        self._announce = announce
-        self._past = attempt.past
-        self._asked: set[int] = {i for mode, i in self._past.requested if mode == "eval"}
-        self._news = asyncio.Condition()
+        self._announcer = announcer
+        self._announced = attempt.announced
+        self._requested_evaluations: set[int] = {i for mode, i in self._announced.requested if mode == "eval"}
+        self._changed = asyncio.Condition()
         self._following = asyncio.create_task(self._follow())
 
     async def request_up_to(self, k: int) -> None:
-        """Ask for iteration k and for those that may be collected while it trains."""
+        """Request iteration k and those that may be collected while it trains."""
         for i in range(k, min(self._job.iterations, k + self._job.async_level) + 1):
-            await self._announce.requested(
+            await self._announcer.request_rollouts(
                 RolloutRequested(
                     iteration=i,
                     mode="train",
@@ -42,13 +42,13 @@ class RolloutFeed:
                 )
             )
 
-    async def evaluate_after(self, k: int) -> None:
-        """Ask for an evaluation of the policy after step k, when one is due."""
+    async def request_evaluation(self, k: int) -> None:
+        """Request an evaluation of the policy after step k, when one is due."""
         evaluation = self._job.evaluation
         if evaluation is None or k % evaluation.every_n_iters:
             return
-        self._asked.add(k)
-        await self._announce.requested(
+        self._requested_evaluations.add(k)
+        await self._announcer.request_rollouts(
             RolloutRequested(
                 iteration=k,
                 mode="eval",
@@ -59,21 +59,21 @@ class RolloutFeed:
             )
         )
 
-    def pinned(self) -> set[int]:
-        """Versions that an open evaluation still reads."""
-        return self._asked - self._past.evaluated
+    def pinned_versions(self) -> set[int]:
+        """The policy versions that a running evaluation still reads."""
+        return self._requested_evaluations - self._announced.evaluated
 
-    async def batch(self, k: int) -> tuple[RolloutBatched, Path]:
+    async def wait_batch(self, k: int) -> tuple[RolloutBatched, Path]:
         """The batch of iteration k, as an event and as a file; waits for the collector."""
-        await self._until(lambda: k in self._past.batches, f"wait for batch {k}")
-        event = self._past.batches[k]
-        # Trained by now; a local store's blobs are read where they are, and none is here.
+        await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}")
+        event = self._announced.batches[k]
+        # Batch k - 1 is trained by now. Its file is missing where the blobs of a local store are read in place.
         self._file(k - 1).unlink(missing_ok=True)
         return event, await self._attempt.blobs.fetch(event.batch, self._file(k))
 
-    async def evaluations_done(self) -> None:
-        """Wait for every evaluation that was asked for."""
-        await self._until(lambda: not self.pinned(), "wait for evaluations")
+    async def wait_evaluations(self) -> None:
+        """Wait until every evaluation that was requested is in the log."""
+        await self._wait_until(lambda: not self.pinned_versions(), "wait for evaluations")
 
     async def close(self) -> None:
         self._following.cancel()
@@ -82,12 +82,12 @@ class RolloutFeed:
     def _file(self, k: int) -> Path:
         return self._attempt.work_dir / f"batch-{k}.safetensors"
 
-    async def _until(self, reached: Callable[[], bool], stage: str) -> None:
+    async def _wait_until(self, reached: Callable[[], bool], stage: str) -> None:
         wait = self._attempt.settings.batch_wait_s
         self._attempt.lease.progress(stage, deadline=wait + 60)
         try:
-            async with asyncio.timeout(wait), self._news:
-                await self._news.wait_for(lambda: reached() or self._following.done())
+            async with asyncio.timeout(wait), self._changed:
+                await self._changed.wait_for(lambda: reached() or self._following.done())
         except TimeoutError as error:
             raise Transient(f"{stage}: nothing after {wait:.0f} s") from error
         if self._following.done():
@@ -97,14 +97,14 @@ class RolloutFeed:
         fence = self._attempt.fence
         subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in ("rollout.batch", "eval.completed")]
         try:
-            async with aclosing(follow(self._attempt.bus.nc, subjects, after=self._past.seq)) as events:
+            async with aclosing(follow(self._attempt.bus.nc, subjects, after=self._announced.seq)) as events:
                 async for recorded in events:
-                    async with self._news:
+                    async with self._changed:
                         if isinstance(recorded.event, RolloutBatched):
-                            self._past.batches[recorded.event.iteration] = recorded.event
+                            self._announced.batches[recorded.event.iteration] = recorded.event
                         elif isinstance(recorded.event, EvalCompleted):
-                            self._past.evaluated.add(recorded.event.iteration)
-                        self._news.notify_all()
+                            self._announced.evaluated.add(recorded.event.iteration)
+                        self._changed.notify_all()
         finally:
-            async with self._news:
-                self._news.notify_all()
+            async with self._changed:
+                self._changed.notify_all()

@@ -13,8 +13,8 @@ import pytest
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
-from tests.unit.inference.bare_service import ASK, Served, credential
-from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.engines.completions import complete, endless, prompt
+from tests.unit.inference.one_model_service import CHAT_BODY, Served, credential
 
 SEEDED: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "seed": 5, "return_token_ids": True}
 
@@ -72,7 +72,7 @@ async def test_each_choice_of_a_rollout_is_a_record_and_a_call_of_its_budget(ser
 async def test_a_client_that_hangs_up_ends_all_its_choices(served: Served, stream: bool) -> None:
     cid = credential()
     served.router.sampling = type(served.router.sampling)(max_tokens=480, banned=(2,))
-    body = json.dumps({**ASK, "n": 3, "stream": stream}).encode()
+    body = json.dumps({**CHAT_BODY, "n": 3, "stream": stream}).encode()
     sent = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:

@@ -16,8 +16,8 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import branches_of, closed_from_bytes, records_from_bytes
-from tests.unit.inference.bare_service import ASK, OURS, Served, credential
-from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.engines.completions import complete, endless, prompt
+from tests.unit.inference.one_model_service import API_KEY_HEADERS, CHAT_BODY, Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs
 
 
@@ -48,7 +48,7 @@ async def test_calls_of_a_rollout_are_recorded_token_exact(served: Served, refer
 
 async def test_a_conversation_of_a_rollout_is_one_branch(served: Served) -> None:
     cid = credential()
-    messages: list[dict[str, Any]] = list(ASK["messages"])  # type: ignore[arg-type]
+    messages: list[dict[str, Any]] = list(CHAT_BODY["messages"])  # type: ignore[arg-type]
     for turn in range(3):
         reply = (await served.ask(cid, messages=messages)).json()
         messages = [*messages, reply["choices"][0]["message"], {"role": "user", "content": f"and {turn}?"}]
@@ -106,7 +106,7 @@ async def test_a_streamed_call_joins_to_what_is_recorded(served: Served) -> None
 async def test_a_client_that_hangs_up_frees_its_row_and_is_recorded_as_aborted(served: Served, stream: bool) -> None:
     cid = credential()
     served.router.sampling = type(served.router.sampling)(max_tokens=480, banned=(2,))
-    body = json.dumps({**ASK, "stream": stream}).encode()
+    body = json.dumps({**CHAT_BODY, "stream": stream}).encode()
     gone, sent = asyncio.Event(), [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -183,9 +183,9 @@ async def test_refusals_have_openais_shape_and_name_the_field(served: Served) ->
     long = [{"role": "user", "content": "x y " * 600}]
     assert await refused(None, model="tiny", messages=long) == (400, bad, "messages")
     assert await refused(credential(version=3)) == (503, "not_ready", None)
-    plain = await served.http.post("/v1/chat/completions", json={**ASK, "model": "tiny"})
+    plain = await served.http.post("/v1/chat/completions", json={**CHAT_BODY, "model": "tiny"})
     assert plain.status_code == 401
-    assert (await served.http.post("/v1/chat/completions", content=b"{", headers=OURS)).status_code == 400
+    assert (await served.http.post("/v1/chat/completions", content=b"{", headers=API_KEY_HEADERS)).status_code == 400
 
 
 async def test_a_spent_budget_is_a_429_that_is_not_worth_retrying(served: Served) -> None:
@@ -236,7 +236,7 @@ async def test_served_sampling_is_the_requests(served: Served) -> None:
     assert len(a["choices"][0]["token_ids"]) <= 7
     seeded = [(await served.ask(None, model="tiny", seed=3, max_tokens=9, return_token_ids=True)).json() for _ in "ab"]
     assert seeded[0]["choices"][0]["token_ids"] == seeded[1]["choices"][0]["token_ids"]
-    assert (await served.http.get("/v1/models", headers=OURS)).json()["data"][0]["id"] == "tiny"
+    assert (await served.http.get("/v1/models", headers=API_KEY_HEADERS)).json()["data"][0]["id"] == "tiny"
 
 
 async def test_logprobs_are_given_when_asked_for(served: Served) -> None:

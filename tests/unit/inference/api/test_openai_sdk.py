@@ -17,8 +17,8 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import records_from_bytes
-from tests.unit.inference.bare_service import KEY, credential, serve
 from tests.unit.inference.memorised_replies import BUDGET, THOUGHTS, TOOLS
+from tests.unit.inference.one_model_service import KEY, credential, serve
 
 ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
 TOOL_RESULT: Any = {"role": "tool", "tool_call_id": "call_1", "content": "46"}
@@ -31,11 +31,11 @@ async def server(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[t
 
 
 @pytest.fixture
-async def taught(taught_dir: Path) -> AsyncIterator[openai.AsyncOpenAI]:
+async def memorised_client(memorised_dir: Path) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a model that says what it has learned by heart."""
-    engine = await TransformersEngine.load(taught_dir, settings=EngineSettings(device="cpu", seed=0))
+    engine = await TransformersEngine.load(memorised_dir, settings=EngineSettings(device="cpu", seed=0))
     async with (
-        listening(engine, taught_dir) as (url, _),
+        listening(engine, memorised_dir) as (url, _),
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, _strict_response_validation=True) as client,
     ):
         yield client
@@ -75,10 +75,12 @@ async def test_the_sdk_chats_streams_and_lists(server: tuple[str, Any]) -> None:
         assert [m.id async for m in client.models.list()] == ["tiny"]
 
 
-async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(taught: openai.AsyncOpenAI) -> None:
+async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(
+    memorised_client: openai.AsyncOpenAI,
+) -> None:
     asked: Any = {"model": "tiny", "messages": ASK, "temperature": 0, "max_tokens": 60, "tools": TOOLS}
     asked |= {"tool_choice": TOOLS[0], "extra_body": {"thinking_mode": "think", "thinking_budget": BUDGET}}
-    whole = await taught.chat.completions.create(**asked)
+    whole = await memorised_client.chat.completions.create(**asked)
     message: Any = whole.choices[0].message
     [call] = message.tool_calls
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 12}')
@@ -88,7 +90,7 @@ async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(taugh
     assert whole.usage.completion_tokens_details is not None
     assert whole.usage.completion_tokens_details.reasoning_tokens == BUDGET
     # The SDK's own joining of chunks.
-    async with taught.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+    async with memorised_client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_completion()
     joined: Any = final.choices[0].message
@@ -97,7 +99,7 @@ async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(taugh
     assert "".join(getattr(delta, "reasoning_content", "") for delta in thoughts) == message.reasoning_content
     assert final.usage == whole.usage
     # A message of the SDK goes back as it is.
-    again = await taught.chat.completions.create(**asked | {"messages": [*ASK, message, TOOL_RESULT]})
+    again = await memorised_client.chat.completions.create(**asked | {"messages": [*ASK, message, TOOL_RESULT]})
     assert again.choices
 
 

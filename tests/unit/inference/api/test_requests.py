@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from synth.inference.api.app import cid_of
-from synth.inference.api.requests import JobSampling, decode_request, one_call, sampling_of
-from synth.inference.api.sampling_plan import conversation_of
+from synth.inference.api.requests import JobSampling, build_sampling_params, decode_request, one_call
+from synth.inference.api.sampling_plan import build_conversation
 from synth.jobs.resolved import RolloutSettings, Sampling
 
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
@@ -34,9 +34,9 @@ def test_a_reply_that_may_have_one_call_ends_after_it(asked, ends):
 
 
 def test_tools_are_switched_off_under_either_name():
-    assert conversation_of(read(tools=TOOLS, tool_choice="none")).tools == ()
-    assert conversation_of(read(tools=TOOLS, function_call="none")).tools == ()
-    assert conversation_of(read(tools=TOOLS, function_call={"name": "move"}, tool_choice="auto")).tools == TOOLS
+    assert build_conversation(read(tools=TOOLS, tool_choice="none")).tools == ()
+    assert build_conversation(read(tools=TOOLS, function_call="none")).tools == ()
+    assert build_conversation(read(tools=TOOLS, function_call={"name": "move"}, tool_choice="auto")).tools == TOOLS
 
 
 def test_what_a_published_task_app_sends_is_read():
@@ -54,15 +54,15 @@ def test_what_a_published_task_app_sends_is_read():
             "stop_after_tool_calls": 1,
         },
     )
-    assert conversation_of(body).thinking is True
+    assert build_conversation(body).thinking is True
 
 
 def test_a_null_is_as_good_as_nothing():
     names = "stream stream_options temperature top_p max_tokens stop seed n logprobs tools tool_choice extra_body"
     more = "function_call parallel_tool_calls stop_after_tool_calls thinking_mode chat_template_kwargs return_token_ids"
     given = read(**dict.fromkeys(f"{names} {more}".split()))
-    assert sampling_of(given, None) == sampling_of(read(), None)
-    assert conversation_of(read(extra_body={"chat_template_kwargs": None})).thinking is False
+    assert build_sampling_params(given, None) == build_sampling_params(read(), None)
+    assert build_conversation(read(extra_body={"chat_template_kwargs": None})).thinking is False
 
 
 def test_a_rollout_is_sampled_as_its_jobs_file_says():
@@ -83,7 +83,7 @@ def test_a_rollout_is_sampled_as_its_jobs_file_says():
         constrain_tools=True,
     )
     job = JobSampling.of(rollout)
-    params = sampling_of(read(temperature=2, top_p=0.1, max_tokens=400), job)
+    params = build_sampling_params(read(temperature=2, top_p=0.1, max_tokens=400), job)
     assert (params.temperature, params.max_tokens, params.top_p, params.top_k) == (0.5, 9, 0.9, 4)
     assert (job.thinking, job.thinking_budget, job.constrain_tools) == (True, 3, True)
 

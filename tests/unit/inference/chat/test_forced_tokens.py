@@ -19,8 +19,8 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, branches_of
-from tests.unit.inference.bare_service import Served, credential
 from tests.unit.inference.memorised_replies import ANSWER, ASK, BUDGET, THOUGHTS, TOOLS, WONDER, talk
+from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs, plain_model
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 60}
@@ -30,15 +30,15 @@ _names = itertools.count()
 
 
 @pytest.fixture(scope="module")
-async def engine(taught_dir: Path) -> AsyncIterator[TransformersEngine]:
-    loaded = await TransformersEngine.load(taught_dir, settings=EngineSettings(device="cpu", seed=0))
+async def engine(memorised_dir: Path) -> AsyncIterator[TransformersEngine]:
+    loaded = await TransformersEngine.load(memorised_dir, settings=EngineSettings(device="cpu", seed=0))
     yield loaded
     await loaded.close()
 
 
 @pytest.fixture
-async def served(engine: TransformersEngine, taught_dir: Path) -> AsyncIterator[Served]:
-    one = Served(engine, ChatFormat(load_tokenizer(taught_dir)))
+async def served(engine: TransformersEngine, memorised_dir: Path) -> AsyncIterator[Served]:
+    one = Served(engine, ChatFormat(load_tokenizer(memorised_dir)))
     one.router.sampling = JobSampling(temperature=0, max_tokens=60)
     yield one
     await one.http.aclose()
@@ -262,7 +262,7 @@ async def test_thinking_on_a_rollout_is_the_jobs_and_the_app_may_ask_for_less(se
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_forced_tokens_are_recorded_as_not_sampled_and_never_trained(
-    served: Served, taught_dir: Path, stream: bool
+    served: Served, memorised_dir: Path, stream: bool
 ) -> None:
     served.router.sampling = JobSampling(
         temperature=0.7, max_tokens=60, thinking=True, thinking_budget=BUDGET, constrain_tools=True
@@ -288,7 +288,7 @@ async def test_forced_tokens_are_recorded_as_not_sampled_and_never_trained(
     assert len(record.sampled_ids) - len(forced) <= 60
 
     plain = plain_logprobs(
-        plain_model(taught_dir), record.prompt_ids.tolist(), ids, temperature=0.7, ban_end=False
+        plain_model(memorised_dir), record.prompt_ids.tolist(), ids, temperature=0.7, ban_end=False
     ).numpy()
     assert np.abs(record.logprobs - plain)[record.sampled].max() <= 1e-4
     batch = batch_of([record])

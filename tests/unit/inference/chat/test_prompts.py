@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from synth.errors import UserError
-from synth.inference.api.responses import ChunkWriter, Shape
+from synth.inference.api.responses import ChunkWriter, ReplyOptions
 from synth.inference.chat.generation import Part as Tokens
 from synth.inference.chat.output_parser import Reply, ReplyReader
 from synth.inference.chat.prompts import ChatFormat, Conversation, Message, Part, Thread
@@ -183,7 +183,7 @@ def test_a_stop_string_is_cut_from_the_text(chat: ChatFormat) -> None:
 def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: bool, stop: tuple[str, ...]) -> None:
     ids = said(chat, text, ended=not stop)
     hit = next((s for s in stop if s in text), None)
-    offered, shape = TOOLS if tools else [], Shape("id", "m", logprobs=False, token_ids=False)
+    offered, shape = TOOLS if tools else [], ReplyOptions("id", "m", logprobs=False, token_ids=False)
     writer = ChunkWriter(shape, chat.tokenizer)
     reader = ReplyReader(chat.tokenizer, chat.family, in_thoughts=False, tools=offered, stop=stop)
     chunks: list[dict[str, Any]] = [writer.opening()]

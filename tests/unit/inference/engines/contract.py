@@ -1,7 +1,7 @@
 """What every engine must do, as tests: collected where an engine is at hand (`test_engine_contract` here, tests/vllm).
 
 Whoever collects them has fixtures `model_dir`, `reference` (its plain model), `tolerance` (nats), `engine` (a policy
-whose full weights can be swapped, version 0) and `adaptable` (a policy that adapters can be given to, version 0).
+whose full weights can be swapped, version 0) and `lora_engine` (a policy that adapters can be given to, version 0).
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from synth.errors import Permanent, SynthError, Transient, UserError
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
 from synth.inference.tokenizers import load_tokenizer
 from synth.weights.policy_file import write_policy
-from tests.unit.inference.engines.drive import IM_END, begin, complete, endless, prompt
-from tests.unit.inference.tiny_model import adapt, moved, plain_logprobs, publish, publish_adapter, turn_adapter
+from tests.unit.inference.engines.completions import IM_END, complete, endless, prompt, start_completions
+from tests.unit.inference.tiny_model import (
+    lora_model,
+    perturbed_model,
+    plain_logprobs,
+    randomize_adapter,
+    write_adapter_policy,
+    write_full_policy,
+)
 
 
-def off(result: Delta, expected: Tensor) -> float:
+def max_error(result: Delta, expected: Tensor) -> float:
     """The largest difference of a completion's logprobs from those expected, in nats."""
     return float((torch.tensor(result.logprobs) - expected).abs().max())
 
@@ -37,7 +44,7 @@ async def test_logprobs_of_a_ragged_batch_are_those_of_a_plain_forward(
     results = await asyncio.gather(*(complete(engine, p, s) for p, s in zip(prompts, params, strict=True)))
 
     for p, r in zip(prompts, results, strict=True):
-        assert off(r, plain_logprobs(reference, p, r.token_ids, ban_end=False)) <= tolerance
+        assert max_error(r, plain_logprobs(reference, p, r.token_ids, ban_end=False)) <= tolerance
         assert len(r.token_ids) == len(r.logprobs) == len(r.versions)
 
 
@@ -45,14 +52,14 @@ async def test_requests_that_join_and_leave_mid_way_do_not_change_each_other(
     engine: Engine, reference: Any, tolerance: float
 ) -> None:
     first_prompt = prompt(1, 12)
-    (long,) = await begin(engine, [first_prompt], 200)
+    (long,) = await start_completions(engine, [first_prompt], 200)
     # Short ones join while the long one runs, and leave holes that later rows move into.
     shorts = [prompt(100 + i, 5 + 3 * i) for i in range(9)]
     results = await asyncio.gather(*(complete(engine, p, endless(3 + 5 * (i % 4))) for i, p in enumerate(shorts)))
     whole = await long
 
     for p, r in [(first_prompt, whole), *zip(shorts, results, strict=True)]:
-        assert off(r, plain_logprobs(reference, p, r.token_ids)) <= tolerance
+        assert max_error(r, plain_logprobs(reference, p, r.token_ids)) <= tolerance
     assert len(whole.token_ids) == 200
 
 
@@ -74,7 +81,7 @@ async def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(
     results = await asyncio.gather(*(complete(engine, p, params) for p in prompts))
     for p, r in zip(prompts, results, strict=True):
         assert not set(r.token_ids) & set(params.banned)
-        assert off(r, drawn_from(reference, p, r.token_ids, params)) <= tolerance
+        assert max_error(r, drawn_from(reference, p, r.token_ids, params)) <= tolerance
 
 
 async def test_greedy_equals_the_librarys_generate(engine: Engine, reference: Any) -> None:
@@ -139,13 +146,13 @@ async def test_a_text_ends_where_the_context_does(engine: Engine) -> None:
 
 
 async def test_abort_returns_what_was_sampled(engine: Engine, reference: Any, tolerance: float) -> None:
-    task, other = await begin(engine, [prompt(1, 8), prompt(2, 8)], 490, names=("r", "s"))
+    task, other = await start_completions(engine, [prompt(1, 8), prompt(2, 8)], 490, names=("r", "s"))
     for request_id in ("r", "s", "nobody"):
         engine.abort(request_id)
     for p, result in zip((prompt(1, 8), prompt(2, 8)), await asyncio.gather(task, other), strict=True):
         assert result.finish_reason == "abort"
         assert 1 <= len(result.token_ids) == len(result.versions) < 490
-        assert off(result, plain_logprobs(reference, p, result.token_ids)) <= tolerance
+        assert max_error(result, plain_logprobs(reference, p, result.token_ids)) <= tolerance
     await complete(engine, prompt(2, 3), endless(1))
     assert engine.stats().running == 0
 
@@ -158,7 +165,7 @@ async def test_an_abort_at_the_first_moment_of_a_request_is_not_lost(engine: Eng
 
 
 async def test_who_gives_up_waiting_for_a_score_costs_nobody_else_anything(engine: Engine) -> None:
-    (running,) = await begin(engine, [prompt(1, 8)], 60)
+    (running,) = await start_completions(engine, [prompt(1, 8)], 60)
     scores = [asyncio.create_task(engine.score(prompt(i, 400))) for i in range(8)]
     await asyncio.sleep(0)
     for score in scores:
@@ -186,13 +193,13 @@ async def test_a_request_past_its_deadline_fails_and_frees_its_place(engine: Eng
 async def test_a_score_is_that_of_a_plain_forward_while_others_run(
     engine: Engine, reference: Any, tolerance: float
 ) -> None:
-    running = await begin(engine, [prompt(9, 30)], 100)
+    running = await start_completions(engine, [prompt(9, 30)], 100)
     for length in (2, 60, 400):
         text = prompt(length, length)
         plain = plain_logprobs(reference, text[:1], text[1:], ban_end=False)
         assert (torch.tensor(await engine.score(text)) - plain).abs().max() <= tolerance
     (result,) = await asyncio.gather(*running)
-    assert off(result, plain_logprobs(reference, prompt(9, 30), result.token_ids)) <= tolerance
+    assert max_error(result, plain_logprobs(reference, prompt(9, 30), result.token_ids)) <= tolerance
     for text in ([5], prompt(1, 600)):
         with pytest.raises(UserError, match="expected 2 to 511"):
             await engine.score(text)
@@ -201,11 +208,11 @@ async def test_a_score_is_that_of_a_plain_forward_while_others_run(
 async def test_a_swap_mid_generation_is_exact_on_both_sides_and_stamped(
     engine: Engine, model_dir: Path, reference: Any, tolerance: float, tmp_path: Path
 ) -> None:
-    new = moved(model_dir, 1)
+    new = perturbed_model(model_dir, 1)
     prompts = [prompt(i, 5 + 7 * i) for i in range(5)]
-    tasks = await begin(engine, prompts, 250)
+    tasks = await start_completions(engine, prompts, 250)
 
-    proof = await engine.update_weights(publish(tmp_path, new, 1), 1)
+    proof = await engine.update_weights(write_full_policy(tmp_path, new, 1), 1)
     results = await asyncio.gather(*tasks)
 
     assert (proof.version, proof.matched) == (1, proof.tensors)
@@ -224,12 +231,12 @@ async def test_a_swap_mid_generation_is_exact_on_both_sides_and_stamped(
 async def test_a_prompt_that_ran_before_the_swap_is_prefilled_again_after_it(
     engine: Engine, model_dir: Path, tolerance: float, tmp_path: Path
 ) -> None:
-    new, ids = moved(model_dir, 2), prompt(1, 70)
-    tasks = await begin(engine, [ids], 300)
-    await engine.update_weights(publish(tmp_path, new, 1), 1)
+    new, ids = perturbed_model(model_dir, 2), prompt(1, 70)
+    tasks = await start_completions(engine, [ids], 300)
+    await engine.update_weights(write_full_policy(tmp_path, new, 1), 1)
     late = await complete(engine, ids, endless(10))
     await asyncio.gather(*tasks)
-    assert off(late, plain_logprobs(new, ids, late.token_ids)) <= tolerance
+    assert max_error(late, plain_logprobs(new, ids, late.token_ids)) <= tolerance
     text = prompt(4, 30)
     plain = plain_logprobs(new, text[:1], text[1:], ban_end=False)
     assert (torch.tensor(await engine.score(text)) - plain).abs().max() <= tolerance
@@ -238,7 +245,7 @@ async def test_a_prompt_that_ran_before_the_swap_is_prefilled_again_after_it(
 async def test_a_file_that_does_not_fit_changes_nothing(
     engine: Engine, model_dir: Path, reference: Any, tolerance: float, tmp_path: Path
 ) -> None:
-    new = moved(model_dir, 3)
+    new = perturbed_model(model_dir, 3)
     tensors = {k: v for k, v in new.state_dict().items() if k != "lm_head.weight"}
     tensors["model.norm.weight"] = torch.ones(63)
     file = tmp_path / "odd.safetensors"
@@ -249,11 +256,11 @@ async def test_a_file_that_does_not_fit_changes_nothing(
     result = await complete(engine, prompt(1, 9), endless(12))
 
     assert set(result.versions) == {0}
-    assert off(result, plain_logprobs(reference, prompt(1, 9), result.token_ids)) <= tolerance
+    assert max_error(result, plain_logprobs(reference, prompt(1, 9), result.token_ids)) <= tolerance
 
 
 async def test_a_flipped_byte_or_another_version_is_refused(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
-    file = publish(tmp_path, moved(model_dir, 4), 1)
+    file = write_full_policy(tmp_path, perturbed_model(model_dir, 4), 1)
     with pytest.raises(Permanent, match="holds policy version 1, expected 2"):
         await engine.update_weights(file, 2)
     body = bytearray(file.read_bytes())
@@ -267,40 +274,40 @@ async def test_a_flipped_byte_or_another_version_is_refused(engine: Engine, mode
 async def test_weights_that_are_not_finite_fail_the_request_not_the_engine(
     engine: Engine, model_dir: Path, reference: Any, tmp_path: Path
 ) -> None:
-    broken = moved(model_dir, 5)
+    broken = perturbed_model(model_dir, 5)
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
-    await engine.update_weights(publish(tmp_path, broken, 1), 1)
+    await engine.update_weights(write_full_policy(tmp_path, broken, 1), 1)
     with pytest.raises(SynthError, match="policy version 1 gives logits that are not finite"):
         await complete(engine, prompt(1, 9), SamplingParams(max_tokens=5))
-    await engine.update_weights(publish(tmp_path, reference, 2), 2)
+    await engine.update_weights(write_full_policy(tmp_path, reference, 2), 2)
     assert (await complete(engine, prompt(1, 9), endless(5))).versions == [2] * 5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_every_token_under_an_adapter_is_of_the_version_that_it_claims(
-    adaptable: Engine, model_dir: Path, reference: Any, tolerance: float, tmp_path: Path, temperature: float
+    lora_engine: Engine, model_dir: Path, reference: Any, tolerance: float, tmp_path: Path, temperature: float
 ) -> None:
-    adapted, ids = adapt(model_dir), prompt(3, 70)
-    tasks = await begin(adaptable, [ids], 200, temperature=temperature)
+    adapted, ids = lora_model(model_dir), prompt(3, 70)
+    tasks = await start_completions(lora_engine, [ids], 200, temperature=temperature)
     plain: dict[int, Any] = {0: reference}
     results: list[Delta] = []
     for version in (1, 2):
-        turn_adapter(adapted, version)
-        proof = await adaptable.update_weights(publish_adapter(tmp_path, adapted, version), version)
+        randomize_adapter(adapted, version)
+        proof = await lora_engine.update_weights(write_adapter_policy(tmp_path, adapted, version), version)
         assert proof.matched == proof.tensors == 28
-        results.append(await complete(adaptable, ids, endless(20, temperature=temperature)))
+        results.append(await complete(lora_engine, ids, endless(20, temperature=temperature)))
         assert results[-1].versions == [version] * 20
         base = plain_logprobs(reference, ids, results[-1].token_ids, temperature=temperature)
-        assert off(results[-1], base) > 0.05
-        assert (torch.tensor(await adaptable.score(ids)) - scored(adapted, ids)).abs().max() <= tolerance
-        tasks += await begin(adaptable, [ids], 30, temperature=temperature)
+        assert max_error(results[-1], base) > 0.05
+        assert (torch.tensor(await lora_engine.score(ids)) - scored(adapted, ids)).abs().max() <= tolerance
+        tasks += await start_completions(lora_engine, [ids], 30, temperature=temperature)
     results += await asyncio.gather(*tasks)
 
     assert {v for r in results for v in r.versions} == {0, 1, 2}
     for version in (0, 1, 2):
         if version:
-            turn_adapter(adapted, version)
+            randomize_adapter(adapted, version)
             plain[version] = adapted
         for r in results:
             expected = plain_logprobs(plain[version], ids, r.token_ids, temperature=temperature)

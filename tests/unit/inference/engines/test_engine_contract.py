@@ -18,7 +18,7 @@ def tolerance() -> float:
 
 
 @pytest.fixture
-async def adaptable(model_dir: Path) -> AsyncIterator[TransformersEngine]:
+async def lora_engine(model_dir: Path) -> AsyncIterator[TransformersEngine]:
     loaded = await TransformersEngine.load(model_dir, settings=EngineSettings(device="cpu", seed=0))
     yield loaded
     await loaded.close()

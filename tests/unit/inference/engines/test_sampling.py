@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from synth.inference.engines.sampling import Knobs, draw
+from synth.inference.engines.sampling import SamplingTensors, sample_tokens
 
 
-def knobs(
+def sampling(
     n: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, ban: list[int] | None = None
-) -> Knobs:
+) -> SamplingTensors:
     pairs = torch.tensor([(row, token) for row in range(n) for token in ban or []]).reshape(-1, 2).T
-    return Knobs(
+    return SamplingTensors(
         temperature_N=torch.full((n,), temperature),
         top_p_N=torch.full((n,), top_p),
         top_k_N=torch.full((n,), top_k),
@@ -38,7 +38,7 @@ def frequencies(tokens: Tensor) -> Tensor:
 def test_draws_follow_the_softmax_at_the_temperature() -> None:
     n = 200_000
     for temperature in (0.5, 1.0, 2.0):
-        tokens, logp = draw(logits(n), knobs(n, temperature=temperature), uniform(n))
+        tokens, logp = sample_tokens(logits(n), sampling(n, temperature=temperature), uniform(n))
         p = torch.softmax(logits(1)[0] / temperature, -1)
         assert (frequencies(tokens) - p).abs().max() < 0.004
         assert torch.allclose(logp, p.log()[tokens], atol=1e-6)
@@ -47,28 +47,28 @@ def test_draws_follow_the_softmax_at_the_temperature() -> None:
 def test_top_k_and_top_p_keep_the_best_and_renormalise() -> None:
     n = 100_000
     p = torch.softmax(logits(1)[0], -1)
-    tokens, logp = draw(logits(n), knobs(n, top_k=2), uniform(n))
+    tokens, logp = sample_tokens(logits(n), sampling(n, top_k=2), uniform(n))
     assert set(tokens.tolist()) == {0, 1}
     assert torch.allclose(logp, (p / p[:2].sum()).log()[tokens], atol=1e-6)
     # p = .55 .20 .12 …: .7 is crossed by the second token, so two stay.
-    tokens, logp = draw(logits(n), knobs(n, top_p=0.7), uniform(n))
+    tokens, logp = sample_tokens(logits(n), sampling(n, top_p=0.7), uniform(n))
     assert set(tokens.tolist()) == {0, 1}
     assert torch.allclose(logp, (p / p[:2].sum()).log()[tokens], atol=1e-6)
-    tokens, logp = draw(logits(n), knobs(n, top_p=0.0), uniform(n))
+    tokens, logp = sample_tokens(logits(n), sampling(n, top_p=0.0), uniform(n))
     assert set(tokens.tolist()) == {0}
     assert torch.allclose(logp, torch.zeros(n))
 
 
 def test_a_banned_token_is_never_drawn_not_even_at_the_edge() -> None:
     edge = torch.tensor([0.0, 1.0 - 2**-53, 1.0], dtype=torch.float64)
-    tokens, logp = draw(logits(3), knobs(3, ban=[0, 5]), edge)
+    tokens, logp = sample_tokens(logits(3), sampling(3, ban=[0, 5]), edge)
     assert tokens.tolist() == [1, 4, 4]
     assert torch.isfinite(logp).all()
 
 
 def test_rows_with_different_settings_do_not_touch_each_other() -> None:
     n = 4
-    mixed = Knobs(
+    mixed = SamplingTensors(
         temperature_N=torch.tensor([0.0, 1.0, 1.0, 0.7]),
         top_p_N=torch.tensor([1.0, 1.0, 0.5, 1.0]),
         top_k_N=torch.tensor([0, 0, 0, 3]),
@@ -78,9 +78,9 @@ def test_rows_with_different_settings_do_not_touch_each_other() -> None:
     )
     noise = torch.randn(n, 50, generator=torch.Generator().manual_seed(1))
     u = uniform(n)
-    tokens, logp = draw(noise, mixed, u)
+    tokens, logp = sample_tokens(noise, mixed, u)
     for i in range(n):
-        alone = Knobs(
+        alone = SamplingTensors(
             temperature_N=mixed.temperature_N[i : i + 1],
             top_p_N=mixed.top_p_N[i : i + 1],
             top_k_N=mixed.top_k_N[i : i + 1],
@@ -88,6 +88,6 @@ def test_rows_with_different_settings_do_not_touch_each_other() -> None:
             greedy=True,
             filtered=True,
         )
-        token, lp = draw(noise[i : i + 1], alone, u[i : i + 1])
+        token, lp = sample_tokens(noise[i : i + 1], alone, u[i : i + 1])
         assert (token.item(), lp.item()) == (tokens[i].item(), logp[i].item())
     assert tokens[0] == noise[0].argmax()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from synth.errors import Transient
-from synth.inference.recording.recorder import BudgetSpent, CidVoid, Recorder
+from synth.inference.recording.recorder import BudgetSpent, CidClosed, Recorder
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, records_from_bytes
 
@@ -60,17 +60,17 @@ def test_a_repeated_close_gets_the_same_bytes_for_a_minute_then_is_refused(recor
     clock.now += 59
     assert recorder.close(cid) == body
     clock.now += 2
-    with pytest.raises(CidVoid, match="no longer held"):
+    with pytest.raises(CidClosed, match="no longer held"):
         recorder.close(cid)
 
 
 def test_a_closed_credential_takes_no_calls_and_late_records_are_dropped(recorder: Recorder) -> None:
     cid, aborted = credential(), []
     late = recorder.begin(cid)
-    late.ends_with(lambda: aborted.append(1))
+    late.on_close(lambda: aborted.append(1))
     assert sizes(recorder.close(cid)) == []
     late.finish(record(5))
-    with pytest.raises(CidVoid, match="has been closed"):
+    with pytest.raises(CidClosed, match="has been closed"):
         recorder.begin(cid)
     assert (aborted, recorder.late_records, recorder.nbytes) == ([1], 1, 0)
     assert sizes(recorder.close(cid)) == []
@@ -80,11 +80,11 @@ def test_an_expired_credential_is_void_and_its_memory_is_freed(recorder: Recorde
     cid = credential(expires=1100)
     recorder.begin(cid).finish(record(5))
     clock.now = 1101
-    with pytest.raises(CidVoid, match="expired"):
+    with pytest.raises(CidClosed, match="expired"):
         recorder.begin(cid)
     recorder.sweep()
     assert (recorder.open, recorder.nbytes) == (0, 0)
-    with pytest.raises(CidVoid):
+    with pytest.raises(CidClosed):
         recorder.close(cid)
 
 
@@ -122,7 +122,7 @@ def test_closed_records_are_let_go_when_they_fill_the_memory_the_oldest_first(re
         recorder.begin(cid).finish(record(80))
         recorder.close(cid)
     assert sizes(recorder.close(cids[-1])) == [80]
-    with pytest.raises(CidVoid, match="no longer held"):
+    with pytest.raises(CidClosed, match="no longer held"):
         recorder.close(cids[0])
 
 
@@ -132,6 +132,6 @@ def test_an_open_rollout_that_expired_cannot_be_closed(recorder: Recorder, clock
     clock.now = 999.5
     recorder.begin(cid).finish(record(5))
     clock.now = 1000.0
-    with pytest.raises(CidVoid, match="expired"):
+    with pytest.raises(CidClosed, match="expired"):
         recorder.close(cid)
     assert recorder.nbytes == 0

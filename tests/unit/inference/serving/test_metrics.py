@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.serving.metrics import EngineMetrics
-from synth.inference.serving.vllm_pool import Hosts
+from synth.inference.serving.vllm_pool import VllmPool
 
 
 class OneModel:
@@ -37,11 +37,11 @@ async def test_metrics_name_the_model_and_count_what_was_sampled(engine: Transfo
     before = engine.stats()
     params = SamplingParams(max_tokens=5, banned=(2,))
     _ = [delta async for delta in engine.generate([5, 6, 7], params, request_id="m", timeout=30)]
-    hosts = Hosts(lambda folder, rank: start_host(), max_rank=64)
-    await hosts.take(Path("/models/tiny"), rank=8)
-    await hosts.take(Path("/models/tiny"), rank=0)
+    vllm_pool = VllmPool(lambda folder, rank: start_host(), max_rank=64)
+    await vllm_pool.acquire(Path("/models/tiny"), rank=8)
+    await vllm_pool.acquire(Path("/models/tiny"), rank=0)
     registry = CollectorRegistry()
-    registry.register(EngineMetrics(OneModel(engine), hosts))  # type: ignore[arg-type]
+    registry.register(EngineMetrics(OneModel(engine), vllm_pool))  # type: ignore[arg-type]
     told = dict(
         line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")
     )

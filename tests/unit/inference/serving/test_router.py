@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.inference.serving.model_pool import Loaded, ModelFiles, Policies
+from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles, ModelPool
 from synth.inference.serving.router import ServiceRouter
 from synth.models import Registry
 
@@ -22,9 +22,9 @@ class Idle:
 async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
     opened: list[str] = []
 
-    async def open_files(files: ModelFiles) -> Loaded:
+    async def open_files(files: ModelFiles) -> LoadedPolicy:
         opened.append(files.model_dir.name)
-        return Loaded(cast(Any, Idle()), cast(Any, None))
+        return LoadedPolicy(cast(Any, Idle()), cast(Any, None))
 
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -32,8 +32,8 @@ async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
     registry = Registry(tmp_path)
     # A base is found without the bus, and a folder without the blob store.
     router = ServiceRouter(cast(Connection, None), cast(BlobStore, None), tmp_path / "cache", registry)
-    policies = Policies(router.files_of, open_files, max_models=2)
-    router.serve_from(policies)
+    model_pool = ModelPool(router.files_of, open_files, max_models=2, load_timeout=20)
+    router.attach_model_pool(model_pool)
 
     async def answer() -> None:
         async with router.for_model("qwen/qwen3-0.6b", "org_1") as binding:
@@ -44,5 +44,5 @@ async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
         await answer()
         await answer()
     assert opened == ["one", "two"]
-    assert policies.names() == ["Qwen/Qwen3-0.6B"]
-    await policies.close()
+    assert model_pool.names() == ["Qwen/Qwen3-0.6B"]
+    await model_pool.close()

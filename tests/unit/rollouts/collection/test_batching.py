@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from synth.rollouts.collection.batching import Collected, advantages, build_batch
+from synth.rollouts.collection.batching import ScoredRollout, advantages, build_batch
 from synth.trajectories import Branch, RolloutBatch
 
 
@@ -22,8 +22,8 @@ def branch(tokens: int) -> Branch:
     )
 
 
-def rollout(index: int, reward: float, *, group_size: int = 4, branches: int = 1) -> Collected:
-    return Collected(
+def rollout(index: int, reward: float, *, group_size: int = 4, branches: int = 1) -> ScoredRollout:
+    return ScoredRollout(
         rollout_id=f"job_x_t1_{index}",
         group=index // group_size,
         seed=100 + index // group_size,
@@ -34,7 +34,7 @@ def rollout(index: int, reward: float, *, group_size: int = 4, branches: int = 1
     )
 
 
-def batch_of(rollouts: list[Collected], groups: int) -> RolloutBatch:
+def batch_of(rollouts: list[ScoredRollout], groups: int) -> RolloutBatch:
     return build_batch(
         rollouts,
         job_id="job_x",

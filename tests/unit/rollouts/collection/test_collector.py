@@ -1,4 +1,4 @@
-"""The collector: its bound, its retries, what it never runs again, and when it gives up."""
+"""The collector: its bound, its retries, what it never runs again, and when the environment counts as broken."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ import pytest
 from structlog.testing import capture_logs
 
 from synth.errors import Problem, Transient
-from synth.rollouts.collection.batching import Collected
+from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
-from synth.rollouts.collection.types import NOTHING_BEFORE, AtApp, Before, Broken, GivenUp, Kept, Request, Spot, Tried
+from synth.rollouts.collection.types import (
+    NO_PRIOR_PROGRESS,
+    AbandonedRollout,
+    CollectRequest,
+    CompletedRollout,
+    EnvironmentBroken,
+    PriorProgress,
+    RolloutSpec,
+    TryResult,
+)
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.trajectories import CompletionRecord
 
@@ -25,7 +36,7 @@ RECORD = CompletionRecord(
     sampled=np.array([True]),
     finish_reason="stop",
 )
-REQUEST = Request(iteration=3, mode="train", seeds=[10, 11, 12], group_size=2, oldest_version=0)
+REQUEST = CollectRequest(iteration=3, mode="train", seeds=[10, 11, 12], group_size=2, oldest_version=0)
 
 
 class App:
@@ -35,115 +46,118 @@ class App:
         self.fails = fails or {}
         self.running = self.most = 0
         self.tries: list[int] = []
-        self.kept: list[Kept] = []
-        self.given_up: list[int] = []
+        self.completed: list[CompletedRollout] = []
+        self.abandoned: list[int] = []
 
-    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         self.running += 1
         self.most = max(self.most, self.running)
-        self.tries.append(spot.index)
+        self.tries.append(spec.index)
+        tries = self.tries.count(spec.index)
         for _ in range(3):
             await asyncio.sleep(0)
         self.running -= 1
-        if tries <= self.fails.get(spot.index, 0):
-            return Tried(EnvironmentFailed(Problem(what=f"try {tries} failed")), [])
-        return Tried(Rewarded(float(spot.index), "ok"), [RECORD])
+        if tries <= self.fails.get(spec.index, 0):
+            return TryResult(EnvironmentFailed(Problem(what=f"try {tries} failed")), [])
+        return TryResult(Rewarded(float(spec.index), "ok"), [RECORD])
 
-    async def keep(self, request: Request, kept: Kept) -> None:
-        self.kept.append(kept)
+    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
+        self.completed.append(completed)
 
-    async def give_up(self, request: Request, spot: Spot, given_up: GivenUp) -> None:
-        self.given_up.append(spot.index)
+    async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+        self.abandoned.append(spec.index)
 
     def collector(self, *, limit: int = 4, max_tries: int = 2) -> Collector:
         return Collector(
             "job_x",
-            bound=limit,
+            concurrency=JobConcurrency(limit),
             max_tries=max_tries,
-            attempt=self.attempt,
-            keep=self.keep,
-            give_up=self.give_up,
+            run_try=self.run_try,
+            complete=self.complete,
+            abandon=self.abandon,
             progress=lambda done, of: None,
         )
 
 
 async def test_every_rollout_of_a_request_is_played_on_its_groups_seed():
     app = App()
-    result = await app.collector().collect(REQUEST, NOTHING_BEFORE)
-    assert not isinstance(result, Broken)
+    result = await app.collector().collect(REQUEST, NO_PRIOR_PROGRESS)
+    assert not isinstance(result, EnvironmentBroken)
     assert result.failed == 0
     assert sorted((c.rollout_id, c.seed) for c in result.rollouts) == [(f"job_x_t3_{i}", 10 + i // 2) for i in range(6)]
-    assert len(app.kept) == 6
+    assert len(app.completed) == 6
 
 
 async def test_iterations_that_overlap_share_one_bound():
     app = App()
     collector = app.collector(limit=3)
-    later = Request(iteration=4, mode="train", seeds=[1, 2], group_size=4, oldest_version=1)
-    await asyncio.gather(collector.collect(REQUEST, NOTHING_BEFORE), collector.collect(later, NOTHING_BEFORE))
+    later = CollectRequest(iteration=4, mode="train", seeds=[1, 2], group_size=4, oldest_version=1)
+    await asyncio.gather(collector.collect(REQUEST, NO_PRIOR_PROGRESS), collector.collect(later, NO_PRIOR_PROGRESS))
     assert app.most == 3
 
 
 async def test_what_is_in_the_log_is_not_played_again():
     app = App()
-    done = {i: Collected(f"job_x_t3_{i}", i // 2, 10, 1.0, [], 0.0, 1) for i in (0, 1, 5)}
-    result = await app.collector().collect(REQUEST, Before(done, {2: GivenUp(Problem(what="given up"), 2)}))
-    assert not isinstance(result, Broken)
+    done = {i: ScoredRollout(f"job_x_t3_{i}", i // 2, 10, 1.0, [], 0.0, 1) for i in (0, 1, 5)}
+    result = await app.collector().collect(
+        REQUEST, PriorProgress(done, {2: AbandonedRollout(Problem(what="given up"), 2)})
+    )
+    assert not isinstance(result, EnvironmentBroken)
     assert sorted(app.tries) == [3, 4]
     assert (len(result.rollouts), result.failed) == (5, 1)
 
 
 async def test_an_environments_error_is_tried_again_within_its_budget():
     app = App(fails={1: 1, 4: 2})
-    result = await app.collector(max_tries=2).collect(REQUEST, NOTHING_BEFORE)
-    assert not isinstance(result, Broken)
-    assert (len(result.rollouts), result.failed, app.given_up) == (5, 1, [4])
+    result = await app.collector(max_tries=2).collect(REQUEST, NO_PRIOR_PROGRESS)
+    assert not isinstance(result, EnvironmentBroken)
+    assert (len(result.rollouts), result.failed, app.abandoned) == (5, 1, [4])
     assert next(c.tries for c in result.rollouts if c.rollout_id.endswith("_1")) == 2
 
 
 async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_cause():
     app = App(fails=dict.fromkeys(range(6), 9))
-    result = await app.collector(max_tries=1).collect(REQUEST, NOTHING_BEFORE)
-    assert isinstance(result, Broken)
+    result = await app.collector(max_tries=1).collect(REQUEST, NO_PRIOR_PROGRESS)
+    assert isinstance(result, EnvironmentBroken)
     assert "try 1 failed" in result.problem.text()
 
 
-async def test_what_a_rollout_meets_that_is_nobodys_fault_reaches_whoever_owns_the_task():
+async def test_an_error_that_is_nobodys_fault_reaches_the_owner_of_the_task():
     app = App()
 
-    async def gone(request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
+    async def gone(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         raise Transient("no replica")
 
-    app.attempt = gone
+    app.run_try = gone
     with pytest.raises(Transient, match="no replica"):
-        await app.collector().collect(REQUEST, NOTHING_BEFORE)
+        await app.collector().collect(REQUEST, NO_PRIOR_PROGRESS)
 
 
-async def test_a_request_of_which_nothing_was_found_is_broken_however_small_it_is():
+async def test_a_request_without_any_completed_rollout_is_broken_however_small_it_is():
     app = App(fails={0: 9})
-    one = Request(iteration=1, mode="eval", seeds=[7], group_size=1, oldest_version=0)
-    assert isinstance(await app.collector(max_tries=1).collect(one, NOTHING_BEFORE), Broken)
+    one = CollectRequest(iteration=1, mode="eval", seeds=[7], group_size=1, oldest_version=0)
+    assert isinstance(await app.collector(max_tries=1).collect(one, NO_PRIOR_PROGRESS), EnvironmentBroken)
 
 
 async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before():
     versions = PolicyVersions()
-    waiting = asyncio.create_task(versions.at_least(2, timeout=5))
-    await versions.loaded(1, "a")
+    waiting = asyncio.create_task(versions.wait_at_least(2, timeout=5))
+    await versions.record_loaded(1, "a")
     assert not waiting.done()
-    await versions.loaded(3, "b")
+    await versions.record_loaded(3, "b")
     await waiting
     assert [versions.is_at(replica, 2) for replica in ("a", "b", "c")] == [False, True, False]
     with pytest.raises(Transient, match="version 9"):
-        await versions.at_least(9, timeout=0.01)
+        await versions.wait_at_least(9, timeout=0.01)
 
 
-async def test_a_harm_halves_the_limit_and_is_logged_and_measured():
+async def test_an_overload_halves_the_limit_and_is_logged_and_measured():
     app = App()
     collector = app.collector(limit=16)
     # What version 0 samples is too old for an iteration that takes 1 and later.
-    late = Request(iteration=4, mode="train", seeds=list(range(32)), group_size=2, oldest_version=1)
+    late = CollectRequest(iteration=4, mode="train", seeds=list(range(32)), group_size=2, oldest_version=1)
     with capture_logs() as lines:
-        await collector.collect(late, NOTHING_BEFORE)
+        await collector.collect(late, NO_PRIOR_PROGRESS)
     turns = [(line["rising"], line["cause"]) for line in lines if line["event"] == "concurrency turns"]
     assert turns[0] == (False, "stale")
     shown = {
@@ -151,6 +165,6 @@ async def test_a_harm_halves_the_limit_and_is_logged_and_measured():
         for metric in ConcurrencyMetrics({"job_x": collector}).collect()
         for sample in metric.samples
     }
-    assert shown["synth_rollouts_limit", "job_x"] == collector.pace.limit < 16
+    assert shown["synth_rollouts_limit", "job_x"] == collector.concurrency.limit < 16
     assert shown["synth_rollouts_running", "job_x"] == 0
     assert shown["synth_rollouts_halved_total", "job_x", "stale"] >= 1

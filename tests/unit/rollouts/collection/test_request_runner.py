@@ -1,4 +1,4 @@
-"""Refills and deadlines: which groups of a request are played, and what a batch is made of."""
+"""Refills and deadlines: which groups of a request are run, and what a batch is made of."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ import random
 import pytest
 
 from synth.errors import Problem
-from synth.rollouts.collection.batching import Collected, build_batch
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.rollouts.collection.collector import Collector
+from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
-    NOTHING_BEFORE,
-    AtApp,
-    Before,
-    Broken,
-    Gathered,
-    GivenUp,
-    Kept,
-    Request,
-    Spot,
-    Tried,
+    NO_PRIOR_PROGRESS,
+    AbandonedRollout,
+    CollectRequest,
+    CompletedRollout,
+    EnvironmentBroken,
+    PriorProgress,
+    RequestResult,
+    RolloutSpec,
+    TryResult,
 )
+from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from tests.unit.rollouts.collection.test_collector import RECORD
 
-REFILLED = Request(
+REFILLED = CollectRequest(
     iteration=2, mode="train", seeds=[0, 1, 2], group_size=2, oldest_version=0, refill_seeds=[3, 4, 5, 6, 7, 8]
 )
 
 
 class App:
-    """Pays by seed and place in the group; rollouts of `hang` never end, `fail` are the environment's errors, those of
+    """Pays by seed and index in the group; rollouts of `hang` never end, `fail` are the environment's errors, those of
     `lose` lose their replica and wait for another.
 
     chance: shuffles the order in which rollouts end.
@@ -51,66 +52,66 @@ class App:
         self.chance = chance or random.Random(0)
         self.played: list[int] = []
         self.closed: list[int] = []
-        self.kept: dict[int, Collected] = {}
-        self.given_up: dict[int, GivenUp] = {}
+        self.completed: dict[int, ScoredRollout] = {}
+        self.abandoned: dict[int, AbandonedRollout] = {}
 
-    async def attempt(self, request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
-        self.played.append(spot.index)
+    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+        self.played.append(spec.index)
         try:
-            at_app(True)
-            if spot.index in self.lose:
-                at_app(False)
+            deadline.mark_at_app(spec.index)
+            if spec.index in self.lose:
+                deadline.mark_away(spec.index)
                 self.lost.set()
                 await self.served_again.wait()
-                at_app(True)
+                deadline.mark_at_app(spec.index)
             for _ in range(self.chance.randint(1, 9)):
                 await asyncio.sleep(0)
-            if spot.index in self.hang:
+            if spec.index in self.hang:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.closed.append(spot.index)
+            self.closed.append(spec.index)
             raise
-        if spot.index in self.fail:
-            return Tried(EnvironmentFailed(Problem(what="no")), [])
-        reward = 1.0 if spot.seed in self.flat else float(spot.index % request.group_size)
-        return Tried(Rewarded(reward, "ok"), [RECORD])
+        if spec.index in self.fail:
+            return TryResult(EnvironmentFailed(Problem(what="no")), [])
+        reward = 1.0 if spec.seed in self.flat else float(spec.index % request.group_size)
+        return TryResult(Rewarded(reward, "ok"), [RECORD])
 
-    async def keep(self, request: Request, kept: Kept) -> None:
+    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
         await asyncio.sleep(0)
-        self.kept[kept.spot.index] = kept.collected
+        self.completed[completed.spec.index] = completed.rollout
 
-    async def give_up(self, request: Request, spot: Spot, given_up: GivenUp) -> None:
-        self.given_up[spot.index] = given_up
+    async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+        self.abandoned[spec.index] = abandoned
 
-    async def gather(
-        self, request: Request, before: Before = NOTHING_BEFORE, *, group_timeout_s: float | None = None
-    ) -> Gathered | Broken:
+    async def collect(
+        self, request: CollectRequest, prior: PriorProgress = NO_PRIOR_PROGRESS, *, group_timeout_s: float | None = None
+    ) -> RequestResult | EnvironmentBroken:
         collector = Collector(
             "job_x",
-            bound=8,
+            concurrency=JobConcurrency(8),
             max_tries=1,
-            attempt=self.attempt,
-            keep=self.keep,
-            give_up=self.give_up,
+            run_try=self.run_try,
+            complete=self.complete,
+            abandon=self.abandon,
             progress=lambda done, of: None,
             group_timeout_s=group_timeout_s,
         )
         async with asyncio.timeout(30):
-            return await collector.collect(request, before)
+            return await collector.collect(request, prior)
 
 
-def kept_groups(request: Request, gathered: Gathered) -> tuple[int, int, int]:
+def batch_counts(request: CollectRequest, result: RequestResult) -> tuple[int, int, int]:
     """Groups kept, groups dropped, sequences of the batch."""
     batch = build_batch(
-        gathered.rollouts,
+        result.rollouts,
         job_id="job_x",
         iteration=request.iteration,
         temperature=1.0,
-        groups=gathered.groups,
+        groups=result.groups,
         group_size=request.group_size,
         by_std=True,
         values={},
-        late=gathered.late,
+        late=result.late,
     )
     return batch.meta.groups_kept, batch.meta.groups_dropped, batch.sequences
 
@@ -118,73 +119,75 @@ def kept_groups(request: Request, gathered: Gathered) -> tuple[int, int, int]:
 @pytest.mark.parametrize("order", range(8))
 async def test_groups_without_a_signal_are_refilled_and_the_same_ones_whatever_the_order(order: int):
     app = App(flat={1, 2, 4, 7}, chance=random.Random(order))
-    gathered = await app.gather(REFILLED)
-    assert isinstance(gathered, Gathered)
+    result = await app.collect(REFILLED)
+    assert isinstance(result, RequestResult)
     assert sorted(app.played) == list(range(12)), "two dropped, and one of their refills: seeds 3, 4 and 5"
-    assert (gathered.groups, gathered.spent) == (6, 12)
-    assert {r.seed for r in gathered.rollouts} == {0, 1, 2, 3, 4, 5}
-    assert kept_groups(REFILLED, gathered) == (3, 3, 6)
+    assert (result.groups, result.spent) == (6, 12)
+    assert {r.seed for r in result.rollouts} == {0, 1, 2, 3, 4, 5}
+    assert batch_counts(REFILLED, result) == (3, 3, 6)
 
 
 async def test_refills_end_at_three_times_the_batch_and_the_batch_is_smaller():
     app = App(flat=set(range(1, 9)))
-    gathered = await app.gather(REFILLED)
-    assert isinstance(gathered, Gathered)
-    assert (gathered.groups, kept_groups(REFILLED, gathered)) == (9, (1, 8, 2))
+    result = await app.collect(REFILLED)
+    assert isinstance(result, RequestResult)
+    assert (result.groups, batch_counts(REFILLED, result)) == (9, (1, 8, 2))
 
 
 async def test_without_refill_seeds_nothing_is_refilled():
-    request = Request(iteration=1, mode="train", seeds=[1, 2], group_size=2, oldest_version=0)
-    gathered = await App(flat={1, 2}).gather(request)
-    assert isinstance(gathered, Gathered)
-    assert (gathered.groups, len(gathered.rollouts)) == (2, 4)
+    request = CollectRequest(iteration=1, mode="train", seeds=[1, 2], group_size=2, oldest_version=0)
+    result = await App(flat={1, 2}).collect(request)
+    assert isinstance(result, RequestResult)
+    assert (result.groups, len(result.rollouts)) == (2, 4)
 
 
 @pytest.mark.parametrize("known", range(0, 12, 2))
 async def test_a_collector_that_takes_over_plays_what_is_missing_and_no_refill_twice(known: int):
     first = App(flat={1, 2, 4}, chance=random.Random(known))
-    whole = await first.gather(REFILLED)
-    log = dict(list(first.kept.items())[:known])
+    whole = await first.collect(REFILLED)
+    log = dict(list(first.completed.items())[:known])
     second = App(flat={1, 2, 4})
-    again = await second.gather(REFILLED, Before(log, {}))
-    assert isinstance(whole, Gathered)
-    assert isinstance(again, Gathered)
+    again = await second.collect(REFILLED, PriorProgress(log, {}))
+    assert isinstance(whole, RequestResult)
+    assert isinstance(again, RequestResult)
     assert sorted(second.played) == sorted(set(first.played) - set(log))
     assert {r.rollout_id for r in again.rollouts} == {r.rollout_id for r in whole.rollouts}
 
 
 async def test_a_hung_rollout_is_cut_off_and_its_group_goes_with_the_others():
-    request = Request(iteration=1, mode="train", seeds=[1, 2], group_size=4, oldest_version=0)
+    request = CollectRequest(iteration=1, mode="train", seeds=[1, 2], group_size=4, oldest_version=0)
     app = App(hang={1})
-    gathered = await app.gather(request, group_timeout_s=0.05)
-    assert isinstance(gathered, Gathered)
-    assert (gathered.late, gathered.failed, app.closed) == ({0: 1}, 0, [1])
-    assert app.given_up[1].late
-    assert kept_groups(request, gathered) == (2, 0, 7)
+    result = await app.collect(request, group_timeout_s=0.05)
+    assert isinstance(result, RequestResult)
+    assert (result.late, result.failed, app.closed) == ({0: 1}, 0, [1])
+    assert app.abandoned[1].late
+    assert batch_counts(request, result) == (2, 0, 7)
 
     successor = App(hang={1})
-    again = await successor.gather(request, Before(dict(app.kept), dict(app.given_up)), group_timeout_s=0.05)
-    assert isinstance(again, Gathered)
-    assert (successor.played, again.late, kept_groups(request, again)) == ([], {0: 1}, (2, 0, 7))
+    again = await successor.collect(
+        request, PriorProgress(dict(app.completed), dict(app.abandoned)), group_timeout_s=0.05
+    )
+    assert isinstance(again, RequestResult)
+    assert (successor.played, again.late, batch_counts(request, again)) == ([], {0: 1}, (2, 0, 7))
 
 
 async def test_time_without_a_replica_is_not_the_groups(monkeypatch: pytest.MonkeyPatch):
-    request = Request(iteration=1, mode="train", seeds=[1], group_size=4, oldest_version=0)
+    request = CollectRequest(iteration=1, mode="train", seeds=[1], group_size=4, oldest_version=0)
     loop, passed = asyncio.get_running_loop(), 0.0
     clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + passed)
     app = App(hang={1}, lose={2})
-    gathering = asyncio.create_task(app.gather(request, group_timeout_s=9.0))
+    collectors = asyncio.create_task(app.collect(request, group_timeout_s=9.0))
     await app.lost.wait()
     passed += 10
     await settle()
-    assert (app.given_up, gathering.done()) == ({}, False)
+    assert (app.abandoned, collectors.done()) == ({}, False)
     app.served_again.set()
     await settle()
     passed += 10
-    gathered = await gathering
-    assert isinstance(gathered, Gathered)
-    assert (gathered.late, kept_groups(request, gathered)) == ({0: 1}, (1, 0, 3))
+    result = await collectors
+    assert isinstance(result, RequestResult)
+    assert (result.late, batch_counts(request, result)) == ({0: 1}, (1, 0, 3))
 
 
 async def settle() -> None:
@@ -194,22 +197,22 @@ async def settle() -> None:
 
 async def test_a_group_of_which_one_rollout_is_done_in_time_is_dropped_and_refilled():
     app = App(hang={1})
-    gathered = await app.gather(REFILLED, group_timeout_s=0.05)
-    assert isinstance(gathered, Gathered)
-    assert (gathered.groups, kept_groups(REFILLED, gathered)) == (4, (3, 1, 6))
+    result = await app.collect(REFILLED, group_timeout_s=0.05)
+    assert isinstance(result, RequestResult)
+    assert (result.groups, batch_counts(REFILLED, result)) == (4, (3, 1, 6))
 
 
 async def test_a_group_that_lacks_a_rollout_for_a_failure_is_dropped_even_where_others_are_late():
-    request = Request(iteration=1, mode="train", seeds=[1, 2], group_size=4, oldest_version=0)
-    gathered = await App(hang={1}, fail={2}).gather(request, group_timeout_s=0.05)
-    assert isinstance(gathered, Gathered)
-    assert (gathered.failed, kept_groups(request, gathered)) == (1, (1, 1, 4))
+    request = CollectRequest(iteration=1, mode="train", seeds=[1, 2], group_size=4, oldest_version=0)
+    result = await App(hang={1}, fail={2}).collect(request, group_timeout_s=0.05)
+    assert isinstance(result, RequestResult)
+    assert (result.failed, batch_counts(request, result)) == (1, (1, 1, 4))
 
 
 async def test_an_environment_in_which_most_rollouts_are_late_stops_the_job_and_says_so():
-    request = Request(iteration=1, mode="train", seeds=[1, 2], group_size=4, oldest_version=0)
-    broken = await App(hang={0, 1, 2, 4, 5, 6}).gather(request, group_timeout_s=0.05)
-    assert isinstance(broken, Broken)
+    request = CollectRequest(iteration=1, mode="train", seeds=[1, 2], group_size=4, oldest_version=0)
+    broken = await App(hang={0, 1, 2, 4, 5, 6}).collect(request, group_timeout_s=0.05)
+    assert isinstance(broken, EnvironmentBroken)
     assert "group_timeout_s" in broken.problem.text()
 
 
@@ -217,25 +220,26 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
     app = App(flat={1, 2})
     starts: list[int] = []
 
-    async def attempt(request: Request, spot: Spot, tries: int, at_app: AtApp) -> Tried:
+    async def run_try(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         starts.append(request.iteration)
-        return await app.attempt(request, spot, tries, at_app)
+        return await app.run_try(request, spec, deadline)
 
     collector = Collector(
         "job_x",
-        bound=1,
+        concurrency=JobConcurrency(1),
         max_tries=1,
-        attempt=attempt,
-        keep=app.keep,
-        give_up=app.give_up,
+        run_try=run_try,
+        complete=app.complete,
+        abandon=app.abandon,
         progress=lambda done, of: None,
     )
-    later = Request(iteration=3, mode="train", seeds=[50, 51], group_size=2, oldest_version=0)
+    later = CollectRequest(iteration=3, mode="train", seeds=[50, 51], group_size=2, oldest_version=0)
     async with asyncio.timeout(30):
         await asyncio.gather(
-            collector.collect(REFILLED, NOTHING_BEFORE, turn=1), collector.collect(later, NOTHING_BEFORE, turn=2)
+            collector.collect(REFILLED, NO_PRIOR_PROGRESS, priority=1),
+            collector.collect(later, NO_PRIOR_PROGRESS, priority=2),
         )
-    # The one place may be given away in the moment in which a refill is decided.
+    # The only slot may be given away in the moment in which a refill is decided.
     assert starts[:6] == [2] * 6
     assert starts.count(2) == 10
     assert starts.index(3, starts.index(3) + 2) > max(i for i, k in enumerate(starts) if k == 2)

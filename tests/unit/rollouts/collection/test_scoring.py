@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from synth.rollouts.collection.scoring import EnvironmentFailed, Reply, Rewarded, judge
+from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
 from synth.trajectories import CompletionRecord
 
 URL = "http://127.0.0.1:8001/rollout"
@@ -22,8 +22,8 @@ SAMPLED = CompletionRecord(
 )
 
 
-def verdict(status: int, body: Any, *, sampled: bool = True) -> Rewarded | EnvironmentFailed:
-    return judge(Reply(status, body), [SAMPLED] if sampled else [], url=URL, failure_reward=-0.25)
+def scored(status: int, body: Any, *, sampled: bool = True) -> Rewarded | EnvironmentFailed:
+    return score(TaskAppReply(status, body), [SAMPLED] if sampled else [], url=URL, failure_reward=-0.25)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def verdict(status: int, body: Any, *, sampled: bool = True) -> Rewarded | Envir
     ],
 )
 def test_the_reward_is_the_outcome_score_or_else_the_return(metrics: dict[str, Any]):
-    assert verdict(200, {"metrics": metrics}) == Rewarded(0.5, "ok")
+    assert scored(200, {"metrics": metrics}) == Rewarded(0.5, "ok")
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_the_reward_is_the_outcome_score_or_else_the_return(metrics: dict[str, A
     ],
 )
 def test_the_policys_own_failure_is_a_reward_and_is_not_tried_again(status: int, body: Any):
-    found = verdict(status, body)
+    found = scored(status, body)
     assert isinstance(found, Rewarded)
     assert (found.reward, found.outcome) == (-0.25, "policy_failure")
 
 
 def test_an_error_after_a_reply_that_was_cut_off_is_the_policys():
     cut = replace(SAMPLED, finish_reason="length")
-    found = judge(Reply(500, {"detail": "JSONDecodeError"}), [cut], url=URL, failure_reward=0.0)
+    found = score(TaskAppReply(500, {"detail": "JSONDecodeError"}), [cut], url=URL, failure_reward=0.0)
     assert isinstance(found, Rewarded)
 
 
 def test_the_same_error_without_a_completion_is_the_environments():
-    assert isinstance(verdict(500, {"detail": "no tool calls"}, sampled=False), EnvironmentFailed)
+    assert isinstance(scored(500, {"detail": "no tool calls"}, sampled=False), EnvironmentFailed)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_the_same_error_without_a_completion_is_the_environments():
     ],
 )
 def test_an_environments_error_is_no_reward_and_says_what_happened(status: int, body: Any, said: str):
-    found = verdict(status, body)
+    found = scored(status, body)
     assert isinstance(found, EnvironmentFailed)
     assert said in found.problem.text()
     assert URL in found.problem.text()
 
 
 def test_an_app_that_never_calls_the_model_is_told_so():
-    found = verdict(200, {"metrics": {"outcome_score": 1.0}}, sampled=False)
+    found = scored(200, {"metrics": {"outcome_score": 1.0}}, sampled=False)
     assert isinstance(found, EnvironmentFailed)
     assert "inference_url" in found.problem.text()

@@ -1,4 +1,4 @@
-"""The pace: where it settles, what it answers to, and what it never does. Time is given, so nothing waits."""
+"""The concurrency controller: where it settles, what it reacts to, what it never does. Time is given: nothing waits."""
 
 from __future__ import annotations
 
@@ -10,50 +10,55 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.rollouts.concurrency.controller import START, Harm, Pace
+from synth.rollouts.concurrency.controller import INITIAL_LIMIT, ConcurrencyController, Overload
 
-HARMS = st.sampled_from([None, None, None, Harm.OVERLOAD, Harm.TIMEOUT, Harm.STALE])
+OVERLOADS = st.sampled_from([None, None, None, Overload.REJECTED, Overload.TIMEOUT, Overload.STALE])
 
 
-def rounds(pace: Pace, count: int, *, begin: float = 0.0, bears: int = 10**9) -> list[int]:
+def rounds(controller: ConcurrencyController, count: int, *, begin: float = 0.0, bears: int = 10**9) -> list[int]:
     """Rounds of one second at a task app that answers 429 to whoever exceeds what it bears; the limit after each."""
     limits: list[int] = []
     for n in range(count):
-        started, sent = begin + n, pace.limit
+        started, sent = begin + n, controller.limit
         for rollout in range(sent):
-            harm = Harm.OVERLOAD if rollout >= bears else None
-            pace.ended(started + 0.9, started=started, full=True, harm=harm)
-        limits.append(pace.limit)
+            overload = Overload.REJECTED if rollout >= bears else None
+            controller.record_try(started + 0.9, started=started, full=True, overload=overload)
+        limits.append(controller.limit)
     return limits
 
 
-def test_without_harm_it_doubles_each_round_up_to_the_users_bound():
-    pace = Pace(64)
-    assert (pace.limit, rounds(pace, 4)) == (START, [16, 32, 64, 64])
-    assert Pace(3).limit == 3
+def test_without_overload_it_doubles_each_round_up_to_the_users_bound():
+    controller = ConcurrencyController(64)
+    assert (controller.limit, rounds(controller, 4)) == (INITIAL_LIMIT, [16, 32, 64, 64])
+    assert ConcurrencyController(3).limit == 3
 
 
 def test_a_limit_that_is_not_reached_does_not_grow():
-    pace = Pace(64)
+    controller = ConcurrencyController(64)
     for _ in range(100):
-        pace.ended(1.0, started=0.0, full=False)
-    assert pace.limit == START
+        controller.record_try(1.0, started=0.0, full=False)
+    assert controller.limit == INITIAL_LIMIT
 
 
-def test_what_was_sent_together_is_one_cause_and_halves_once():
-    pace = Pace(64)
-    rounds(pace, 3)
+def test_tries_that_began_together_are_one_cause_and_halve_once():
+    controller = ConcurrencyController(64)
+    rounds(controller, 3)
     for _ in range(40):
-        pace.ended(10.0, started=9.0, full=True, harm=Harm.OVERLOAD)
-    assert (pace.limit, pace.halved, pace.cause, pace.rising) == (32, {Harm.OVERLOAD: 1}, Harm.OVERLOAD, False)
-    pace.ended(12.0, started=10.5, full=True, harm=Harm.TIMEOUT)
-    assert pace.limit == 16
+        controller.record_try(10.0, started=9.0, full=True, overload=Overload.REJECTED)
+    assert (controller.limit, controller.halved, controller.cause, controller.rising) == (
+        32,
+        {Overload.REJECTED: 1},
+        Overload.REJECTED,
+        False,
+    )
+    controller.record_try(12.0, started=10.5, full=True, overload=Overload.TIMEOUT)
+    assert controller.limit == 16
 
 
 @given(bears=st.integers(1, 64), bound=st.integers(1, 128))
-def test_at_an_app_that_bears_so_many_it_stays_near_them(bears: int, bound: int):
-    pace = Pace(bound)
-    settled = rounds(pace, 80, bears=bears)[40:]
+def test_at_an_app_that_bears_so_many_it_settles_near_them(bears: int, bound: int):
+    controller = ConcurrencyController(bound)
+    settled = rounds(controller, 80, bears=bears)[40:]
     most = min(bears, bound)
     step = max(1, bound / 16)
     assert max(settled) <= most + step + 1
@@ -61,48 +66,52 @@ def test_at_an_app_that_bears_so_many_it_stays_near_them(bears: int, bound: int)
 
 
 def test_after_a_backlog_what_was_borne_is_back_within_a_few_steps():
-    pace = Pace(64)
-    rounds(pace, 3)
-    pace.stepped(4.0, waiting=0, busy=0.2)
-    pace.stepped(5.0, waiting=0, busy=0.3)
-    assert (pace.limit, pace.halved[Harm.BACKLOG]) == (16, 2)
-    assert rounds(pace, 3, begin=6) == [16, 16, 16], "a trainer that has a batch to go on with needs no more"
-    pace.stepped(10.0, waiting=-1, busy=1.0)
-    assert rounds(pace, 3, begin=11) == [32, 32, 32], "twice as many may be enough"
-    pace.stepped(15.0, waiting=-1, busy=1.0)
-    assert rounds(pace, 2, begin=16) == [64, 64]
+    controller = ConcurrencyController(64)
+    rounds(controller, 3)
+    controller.record_step(4.0, waiting=0, busy=0.2)
+    controller.record_step(5.0, waiting=0, busy=0.3)
+    assert (controller.limit, controller.halved[Overload.BACKLOG]) == (16, 2)
+    assert rounds(controller, 3, begin=6) == [16, 16, 16], "a trainer that has a batch to go on with needs no more"
+    controller.record_step(10.0, waiting=-1, busy=1.0)
+    assert rounds(controller, 3, begin=11) == [32, 32, 32], "twice as many may be enough"
+    controller.record_step(15.0, waiting=-1, busy=1.0)
+    assert rounds(controller, 2, begin=16) == [64, 64]
 
 
 def test_a_backlog_is_halved_until_it_shrinks():
-    pace = Pace(64)
-    rounds(pace, 3)
+    controller = ConcurrencyController(64)
+    rounds(controller, 3)
     limits: list[int] = []
     for waiting in (3, 3, 3, 2, 1):
-        pace.stepped(9.0, waiting=waiting, busy=1.0)
-        limits.append(pace.limit)
+        controller.record_step(9.0, waiting=waiting, busy=1.0)
+        limits.append(controller.limit)
     assert limits == [32, 32, 16, 16, 16]
 
 
 def test_a_queue_at_the_engine_halves_it_once_until_it_can_have_shrunk():
-    pace = Pace(64)
-    rounds(pace, 3)
+    controller = ConcurrencyController(64)
+    rounds(controller, 3)
     for at in (10.0, 11.0, 12.0):
-        pace.queue(at, running=16, waiting=48)
-    assert pace.limit == 32
-    assert rounds(pace, 2, begin=13) == [32, 32], "no growth while there is a queue"
-    pace.queue(17.0, running=16, waiting=17)
-    assert pace.limit == 16
+        controller.record_queue(at, running=16, waiting=48)
+    assert controller.limit == 32
+    assert rounds(controller, 2, begin=13) == [32, 32], "no growth while there is a queue"
+    controller.record_queue(17.0, running=16, waiting=17)
+    assert controller.limit == 16
 
 
-@given(bound=st.integers(1, 256), told=st.lists(st.tuples(HARMS, st.integers(-1, 3), st.integers(0, 99)), max_size=300))
-def test_whatever_it_is_told_it_stays_between_one_and_the_bound(bound: int, told: list[tuple[Harm | None, int, int]]):
-    pace = Pace(bound)
-    for n, (harm, waiting, queued) in enumerate(told):
-        pace.ended(n + 1.0, started=float(n), full=queued % 2 == 0, harm=harm)
-        pace.queue(n + 1.0, running=10, waiting=queued)
+@given(
+    bound=st.integers(1, 256), told=st.lists(st.tuples(OVERLOADS, st.integers(-1, 3), st.integers(0, 99)), max_size=300)
+)
+def test_whatever_is_recorded_it_stays_between_one_and_the_bound(
+    bound: int, told: list[tuple[Overload | None, int, int]]
+):
+    controller = ConcurrencyController(bound)
+    for n, (overload, waiting, queued) in enumerate(told):
+        controller.record_try(n + 1.0, started=float(n), full=queued % 2 == 0, overload=overload)
+        controller.record_queue(n + 1.0, running=10, waiting=queued)
         if n % 7 == 0:
-            pace.stepped(n + 1.0, waiting=waiting, busy=queued / 99)
-        assert 1 <= pace.limit <= bound
+            controller.record_step(n + 1.0, waiting=waiting, busy=queued / 99)
+        assert 1 <= controller.limit <= bound
 
 
 @given(rollout_s=st.floats(0.2, 20), train_s=st.floats(1, 60), ahead=st.integers(0, 4), seed=st.integers(0, 9))
@@ -110,7 +119,7 @@ def test_whatever_it_is_told_it_stays_between_one_and_the_bound(bound: int, told
 def test_beside_a_trainer_it_costs_little_time_and_runs_no_more_than_it_needs(
     rollout_s: float, train_s: float, ahead: int, seed: int
 ):
-    found = Simulation(Pace(64), rollout_s=rollout_s, train_s=train_s, ahead=ahead, seed=seed).run()
+    found = Simulation(ConcurrencyController(64), rollout_s=rollout_s, train_s=train_s, ahead=ahead, seed=seed).run()
     free = Simulation(None, rollout_s=rollout_s, train_s=train_s, ahead=ahead, seed=seed).run()
     assert found.now <= 1.25 * free.now
     assert max(found.lags) <= ahead
@@ -125,11 +134,13 @@ def test_beside_a_trainer_it_costs_little_time_and_runs_no_more_than_it_needs(
 class Simulation:
     """A job of 50 iterations of 64 rollouts, each of which takes rollout_s to 1.3 rollout_s.
 
-    pace: None runs 64 at once, always. lags: of each rollout, in versions, when it began. limits: after each step.
+    controller: None always runs 64 at once. lags: of each rollout when it began, in versions. limits: after each step.
     """
 
-    def __init__(self, pace: Pace | None, *, rollout_s: float, train_s: float, ahead: int, seed: int) -> None:
-        self.pace, self.ahead, self.train_s = pace, ahead, train_s
+    def __init__(
+        self, controller: ConcurrencyController | None, *, rollout_s: float, train_s: float, ahead: int, seed: int
+    ) -> None:
+        self.controller, self.ahead, self.train_s = controller, ahead, train_s
         self.now, self.version, self.whole = 0.0, 0, 0
         self.lags: list[int] = []
         self.limits: list[int] = []
@@ -156,7 +167,7 @@ class Simulation:
 
     @property
     def _limit(self) -> int:
-        return self.pace.limit if self.pace else 64
+        return self.controller.limit if self.controller else 64
 
     def _begin(self) -> None:
         while self._requested < min(50, self.version + 1 + self.ahead):
@@ -177,14 +188,14 @@ class Simulation:
         self._ended[iteration] += 1
         while self._ended[self.whole + 1] == 64:
             self.whole += 1
-        if self.pace:
-            self.pace.ended(self.now, started=started, full=full)
+        if self.controller:
+            self.controller.record_try(self.now, started=started, full=full)
 
     def _step(self) -> None:
         self.version += 1
         self._step_ends = math.inf
         busy = (self._busy - self._busy_at_step) / (self.now - self._stepped)
         self._busy_at_step, self._stepped = self._busy, self.now
-        if self.pace:
-            self.pace.stepped(self.now, waiting=max(-1, self.whole - self.version - 1), busy=busy)
+        if self.controller:
+            self.controller.record_step(self.now, waiting=max(-1, self.whole - self.version - 1), busy=busy)
         self.limits.append(self._limit)

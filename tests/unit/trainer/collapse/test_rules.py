@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
 from synth.jobs.schema.watch import Watch as Section
-from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL, RULES, Watch
+from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL, RULES, CollapseDetector
 
 DEFAULTS = msgspec.convert(Section().model_dump(exclude={"enabled"}), WatchSettings)
 Values = dict[str, float]
@@ -65,17 +65,17 @@ def recorded(name: str) -> list[Values]:
     return [{k: v for k, column in columns.items() if (v := column[i]) is not None} for i in range(steps)]
 
 
-def found(steps: Iterable[Values], **settings: Any) -> list[TrainWarned]:
-    watch = Watch(msgspec.structs.replace(DEFAULTS, **settings))
-    return [warned for step, values in enumerate(steps, start=1) for warned in watch.add(step, values)]
+def detected(steps: Iterable[Values], **settings: Any) -> list[TrainWarned]:
+    detector = CollapseDetector(msgspec.structs.replace(DEFAULTS, **settings))
+    return [warned for step, values in enumerate(steps, start=1) for warned in detector.add(step, values)]
 
 
 def test_a_run_that_learns_is_left_alone():
-    assert found(recorded("learns")) == []
+    assert detected(recorded("learns")) == []
 
 
 def test_a_policy_that_collapses_is_seen_while_it_falls():
-    warnings = found(recorded("collapses"))
+    warnings = detected(recorded("collapses"))
     assert [w.rule for w in warnings] == ["reward_drop", "no_signal"]
     drop = warnings[0]
     assert (drop.step, drop.over, drop.threshold) == (12, 5, 0.6)
@@ -89,7 +89,7 @@ def test_a_policy_that_collapses_is_seen_while_it_falls():
 
 
 def test_a_reward_that_is_lost_again_is_seen_though_it_comes_back():
-    assert [w.rule for w in found(recorded("wavers"))] == ["reward_drop"]
+    assert [w.rule for w in detected(recorded("wavers"))] == ["reward_drop"]
 
 
 def test_every_rule_has_a_threshold_and_a_sign():
@@ -100,17 +100,17 @@ def test_every_rule_has_a_threshold_and_a_sign():
 @pytest.mark.parametrize("rule", SIGNS)
 def test_a_sign_counts_once_it_has_shown_for_as_long_as_the_patience(rule: str):
     sick = HEALTHY | SIGNS[rule]
-    assert found([HEALTHY] * 6 + [sick] * 4) == []
-    [warned] = [w for w in found([HEALTHY] * 6 + [sick] * 20) if w.rule == rule]
+    assert detected([HEALTHY] * 6 + [sick] * 4) == []
+    [warned] = [w for w in detected([HEALTHY] * 6 + [sick] * 20) if w.rule == rule]
     assert warned.over == 5
     assert warned.action == "warn"
     assert f"{warned.value:.3g}" in warned.problem.what
     assert f"{warned.threshold:.3g}" in warned.problem.expected
-    assert [w for w in found([HEALTHY] * 6 + [sick] * 20, **{rule: 0.0}) if w.rule == rule] == []
+    assert [w for w in detected([HEALTHY] * 6 + [sick] * 20, **{rule: 0.0}) if w.rule == rule] == []
 
 
 def test_a_limit_that_the_first_iterations_set_is_said_with_them():
-    [warned] = found([HEALTHY] * 5 + [HEALTHY | {"entropy": 0.04}] * 5)
+    [warned] = detected([HEALTHY] * 5 + [HEALTHY | {"entropy": 0.04}] * 5)
     assert warned.threshold == pytest.approx(0.08)
     assert warned.problem.expected == "at least 0.08, 0.1 times the 0.8 of the first 5 iterations"
 
@@ -118,30 +118,32 @@ def test_a_limit_that_the_first_iterations_set_is_said_with_them():
 def test_a_sign_that_comes_and_goes_is_said_once_and_one_that_returns_again():
     sick = HEALTHY | SIGNS["mismatch_kl"]
     flapping = [HEALTHY] * 5 + [sick] * 5 + [HEALTHY, sick, HEALTHY, sick] * 5
-    assert [w.step for w in found(flapping)] == [10]
+    assert [w.step for w in detected(flapping)] == [10]
     returning = [HEALTHY] * 5 + [sick] * 5 + [HEALTHY] * 5 + [sick] * 5
-    assert [w.step for w in found(returning)] == [10, 20]
+    assert [w.step for w in detected(returning)] == [10, 20]
 
 
 def test_iterations_in_which_nothing_was_trained_neither_show_a_sign_nor_end_it():
     sick = HEALTHY | SIGNS["entropy_low"]
     skipped = {k: v for k, v in HEALTHY.items() if k != "entropy"} | {"skipped": 1.0}
-    assert [w.step for w in found([HEALTHY] * 5 + [sick, skipped, sick, skipped, sick, sick, sick])] == [12]
+    assert [w.step for w in detected([HEALTHY] * 5 + [sick, skipped, sick, skipped, sick, sick, sick])] == [12]
 
 
 @pytest.mark.parametrize("rule", ["entropy_low", "unique_low", "no_signal", "clip_gap"])
 def test_a_policy_that_has_learned_may_be_sure_of_itself_until_it_unlearns(rule: str):
     sure = HEALTHY | SIGNS[rule]
     learned = [sure | {"reward_mean": 0.9, "reward_std": 0.3}] * 15
-    assert found([HEALTHY] * 5 + learned) == []
-    rules = [w.rule for w in found([HEALTHY] * 5 + learned + [sure | {"reward_mean": 0.3}] * 15)]
+    assert detected([HEALTHY] * 5 + learned) == []
+    rules = [w.rule for w in detected([HEALTHY] * 5 + learned + [sure | {"reward_mean": 0.3}] * 15)]
     assert set(rules) == {rule, "reward_drop"}
 
 
 def test_five_iterations_without_a_signal_end_the_job_even_where_nothing_is_watched():
-    watch = Watch(None)
+    detector = CollapseDetector(None)
     skipped = [*[True] * 4, False, *[True] * 6]
-    warnings = [w for step, skip in enumerate(skipped, 1) for w in watch.add(step, HEALTHY | {"skipped": float(skip)})]
+    warnings = [
+        w for step, skip in enumerate(skipped, 1) for w in detector.add(step, HEALTHY | {"skipped": float(skip)})
+    ]
     assert [(w.rule, w.step, w.action) for w in warnings] == [(NO_LEARNING_SIGNAL, 10, "stop")]
 
 
@@ -151,7 +153,7 @@ def near(value: float) -> st.SearchStrategy[float]:
 
 @given(st.lists(st.fixed_dictionaries({name: near(value) for name, value in HEALTHY.items()}), max_size=60))
 def test_noise_is_no_collapse(steps: list[Values]):
-    assert found(steps) == []
+    assert detected(steps) == []
 
 
 figures = st.fixed_dictionaries({}, optional={name: st.floats(0, 4 * value + 1) for name, value in HEALTHY.items()})
@@ -161,7 +163,7 @@ figures = st.fixed_dictionaries({}, optional={name: st.floats(0, 4 * value + 1) 
 def test_whatever_the_figures_a_rule_speaks_only_after_its_patience_and_never_twice_within_it(
     steps: list[Values], patience: int, window: int
 ):
-    warnings = found(steps, patience=patience, window=window)
+    warnings = detected(steps, patience=patience, window=window)
     for rule in SIGNS:
         said = [w.step for w in warnings if w.rule == rule]
         assert all(step >= patience for step in said)

@@ -1,14 +1,14 @@
-"""Which checkpoints stay."""
+"""Which checkpoints are kept."""
 
 from __future__ import annotations
 
 import pytest
 
-from synth.trainer.owner.checkpoint_retention import kept_checkpoints
+from synth.trainer.owner.checkpoint_retention import steps_to_keep
 
 
 @pytest.mark.parametrize(
-    ("steps", "kept", "every", "stay"),
+    ("steps", "keep", "every", "stay"),
     [
         ([1, 2, 3, 4, 5], 3, 0, {3, 4, 5}),
         ([1, 2, 3, 4, 5], 1, 0, {4, 5}),
@@ -20,5 +20,5 @@ from synth.trainer.owner.checkpoint_retention import kept_checkpoints
         ([1, 2, 3], 3, 4, {2, 3}),
     ],
 )
-def test_the_last_two_stay_to_resume_from_and_so_many_of_those_that_were_evaluated(steps, kept, every, stay):
-    assert kept_checkpoints(steps, kept=kept, evaluated_every=every) == stay
+def test_the_last_two_stay_to_resume_from_and_so_many_of_those_that_were_evaluated(steps, keep, every, stay):
+    assert steps_to_keep(steps, keep=keep, evaluated_every=every) == stay

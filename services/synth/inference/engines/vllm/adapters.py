@@ -1,7 +1,7 @@
-"""The adapters of one host: each version a name and an id of its own, beside the versions before it.
+"""The adapters of one host: each version has its own name and id, and is loaded beside the versions before it.
 
-An adapter is never replaced under its id: what runs on it would change mid-way, and so would the prefix cache, which
-vLLM keys by the adapter's name. A version that was let go of is unloaded when its last request ends.
+An adapter is never replaced under its id: running requests would change weights mid-way, and the prefix cache, whose
+keys hold the adapter's name, would be stale. A released version is unloaded when its last request ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from synth.errors import Permanent, Transient
+from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.engines.vllm import process
 from synth.weights.policy_file import save_tensors
 
@@ -32,32 +33,32 @@ _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _FOLDER = "synth-vllm-"
 _RPC_TIMEOUT_S = 120.0
-# Longer than a completion may take (110 s): by then whatever ran on an old version has ended.
-_ROOM_TIMEOUT_S = 150.0
+# Longer than a completion may take: by then whatever ran on an old version has ended.
+_FREE_PLACE_TIMEOUT_S = COMPLETION_TIMEOUT_S + 40.0
 
 
-def make_folder() -> Path:
-    """A new folder for the files of one host. Those of services that were killed are removed."""
+def make_host_folder() -> Path:
+    """Make a folder for the files of one host, and remove the folders of services that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if pid.isdigit() and not _runs(int(pid)):
+        if pid.isdigit() and not _is_running(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # it runs, as another user
     return True
 
 
 @dataclass(eq=False, slots=True)
-class Adapter:
-    """One loaded version. request: vLLM's LoRARequest for it. users: requests that run on it."""
+class LoadedAdapter:
+    """One loaded version. request: vLLM's LoRARequest for it. users: how many requests run on it."""
 
     request: Any
     folder: Path
@@ -65,32 +66,33 @@ class Adapter:
     released: bool = False
 
 
-class Adapters:
-    """folder: where their files stay, for vLLM reads one anew that it has evicted. most: how many there may be.
+class AdapterPool:
+    """The adapters that one host holds, at most `max_adapters`.
 
-    layers: the names of those that an adapter can be over.
+    folder: keeps their files, because vLLM reads an adapter again after it has evicted it.
+    layers: the names of the layers that an adapter can be over.
     """
 
-    def __init__(self, llm: Any, folder: Path, *, most: int, layers: Collection[str]) -> None:
+    def __init__(self, llm: Any, folder: Path, *, max_adapters: int, layers: Collection[str]) -> None:
         self._llm = llm
         self._folder = folder
-        self._most = most
+        self._max_adapters = max_adapters
         self._layers = layers
         self._ids = itertools.count(1)
-        self._held: set[Adapter] = set()
+        self._held: set[LoadedAdapter] = set()
         self._freed = asyncio.Event()
         self._unloading: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> Adapter:
-        """Load an adapter, once there is room for it. tensors: by peft's names. config: peft's adapter configuration.
+    async def load(self, tensors: dict[str, Tensor], config: dict[str, Any]) -> LoadedAdapter:
+        """Load an adapter, as soon as there is room for it.
 
-        Raises `Permanent` for one that vLLM cannot serve, `Transient` when there is no room for longer than a
-        completion takes, or the engine process ends.
+        tensors: by peft's names. config: peft's adapter configuration. Raises `Permanent` for an adapter that vLLM
+        cannot serve, and `Transient` when there was no room for longer than a completion takes, or when the engine
+        process ends.
         """
-
         self._check_layers(tensors)
 
         def write(folder: Path) -> None:
@@ -99,8 +101,8 @@ class Adapters:
 
         return await self._load(write)
 
-    async def load_folder(self, source: Path) -> Adapter:
-        """Load a peft adapter directory, which may go away afterwards. Raises as `load`."""
+    async def load_folder(self, source: Path) -> LoadedAdapter:
+        """Load a peft adapter directory, which may be deleted afterwards. Raises what `load` raises."""
 
         def copy(folder: Path) -> None:
             for name in (_WEIGHTS, _CONFIG):
@@ -110,18 +112,18 @@ class Adapters:
 
         return await self._load(copy)
 
-    async def _load(self, fill: Callable[[Path], None]) -> Adapter:
+    async def _load(self, fill: Callable[[Path], None]) -> LoadedAdapter:
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
-        await self._wait_for_room()
+        await self._wait_for_free_place()
         number = next(self._ids)
         folder = self._folder / f"adapter-{number}"
-        adapter = Adapter(LoRARequest(f"adapter-{number}", number, str(folder)), folder)
+        adapter = LoadedAdapter(LoRARequest(f"adapter-{number}", number, str(folder)), folder)
         self._held.add(adapter)
         try:
             folder.mkdir()
             await asyncio.to_thread(fill, folder)
-            await process.answer(self._llm, self._llm.add_lora(adapter.request), timeout=_RPC_TIMEOUT_S)
+            await process.call(self._llm, self._llm.add_lora(adapter.request), timeout=_RPC_TIMEOUT_S)
         except (Transient, asyncio.CancelledError):
             self.release(adapter)  # vLLM may have begun to load it
             raise
@@ -136,22 +138,22 @@ class Adapters:
             raise Permanent(f"vLLM cannot serve the adapter: {error}") from error
         return adapter
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_free_place(self) -> None:
         try:
-            async with asyncio.timeout(_ROOM_TIMEOUT_S):
-                while len(self._held) >= self._most:
+            async with asyncio.timeout(_FREE_PLACE_TIMEOUT_S):
+                while len(self._held) >= self._max_adapters:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
             raise Transient(
                 f"the host holds {len(self._held)} adapters, old versions that still run included, and none of them "
-                f"was let go of in {_ROOM_TIMEOUT_S:g} s; expected fewer than {self._most}",
+                f"was let go of in {_FREE_PLACE_TIMEOUT_S:g} s; expected fewer than {self._max_adapters}",
                 delay=5,
             ) from None
 
     @asynccontextmanager
-    async def using(self, adapter: Adapter | None) -> AsyncIterator[Any]:
-        """vLLM's request for an adapter, which stays loaded meanwhile; None for the base."""
+    async def using(self, adapter: LoadedAdapter | None) -> AsyncIterator[Any]:
+        """Yield vLLM's request for an adapter (None for the base), and keep the adapter loaded meanwhile."""
         if adapter is None:
             yield None
             return
@@ -162,23 +164,23 @@ class Adapters:
             adapter.users -= 1
             self._unload_if_idle(adapter)
 
-    def release(self, adapter: Adapter | None) -> None:
-        """Nothing new will run on it: it goes when its last request ends. Releasing None does nothing."""
+    def release(self, adapter: LoadedAdapter | None) -> None:
+        """Start no more requests on an adapter, and unload it when its last one ends. Releasing None does nothing."""
         if adapter is not None:
             adapter.released = True
             self._unload_if_idle(adapter)
 
     def close(self) -> None:
-        """The engine process is about to end, and everything in it."""
+        """Stop unloading: the engine process is about to end, with all adapters in it."""
         for unloading in list(self._unloading):
             unloading.cancel()
 
-    async def settled(self) -> None:
-        """Wait until what is let go of and idle is unloaded."""
+    async def wait_unloaded(self) -> None:
+        """Wait until every released adapter without requests is unloaded."""
         await asyncio.gather(*self._unloading)
 
     def _check_layers(self, tensors: Collection[str]) -> None:
-        """vLLM would leave out without a word what it holds no place for."""
+        """Raises `Permanent` for layers that cannot have an adapter, which vLLM would silently leave out."""
         layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
         unknown = sorted(layers.difference(self._layers))
         if unknown:
@@ -188,22 +190,22 @@ class Adapters:
                 "'transformers'"
             )
 
-    def _unload_if_idle(self, adapter: Adapter) -> None:
+    def _unload_if_idle(self, adapter: LoadedAdapter) -> None:
         if adapter.released and adapter.users == 0 and adapter in self._held:
             task = asyncio.create_task(self._unload(adapter), name=f"unload {adapter.request.lora_name}")
             self._unloading.add(task)
             task.add_done_callback(self._unloading.discard)
 
-    async def _unload(self, adapter: Adapter) -> None:
+    async def _unload(self, adapter: LoadedAdapter) -> None:
         try:
             unloaded = self._llm.remove_lora(adapter.request.lora_int_id)
-            await process.answer(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)
+            await process.call(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)
         except Transient as error:
             log.warning("%s was not unloaded: %s", adapter.request.lora_name, error)
         finally:
             self._forget(adapter)
 
-    def _forget(self, adapter: Adapter) -> None:
+    def _forget(self, adapter: LoadedAdapter) -> None:
         self._held.discard(adapter)
         self._freed.set()
         shutil.rmtree(adapter.folder, ignore_errors=True)

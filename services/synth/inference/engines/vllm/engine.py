@@ -5,40 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synth.errors import Permanent, Transient, UserError
-from synth.inference.engines.limits import cannot_be_scored, fitted
-from synth.inference.engines.live_weights import read_weights
-from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
-from synth.inference.engines.vllm import sampling
-from synth.inference.engines.vllm.adapters import Adapter
+from synth.errors import Permanent, Transient
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens
+from synth.inference.engines.live_weights import check_fit, read_weights
+from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.vllm import conversion
+from synth.inference.engines.vllm.adapters import LoadedAdapter
 from synth.inference.engines.vllm.host import VllmHost
 from synth.weights.policy_file import PolicyWeights
 
 _ABORT_TIMEOUT_S = 10.0
-_ADMITTED_LOOK_S = 0.01
-
-
-@dataclass(slots=True)
-class _Counts:
-    sampled: int = 0
-    prefills: int = 0
-    shared: int = 0
+_ADMISSION_POLL_S = 0.01
 
 
 class VllmEngine:
     """See `synth.inference.engines.protocol.Engine`."""
 
-    def __init__(self, host: VllmHost, adapter: Adapter | None, version: int) -> None:
+    def __init__(self, host: VllmHost, adapter: LoadedAdapter | None, version: int) -> None:
         self._host = host
         self._adapter = adapter
         self._version = version
         self._open: dict[str, str] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        self._counts = _Counts()
+        self._counters = EngineCounters()
         self._closed = False
 
     @classmethod
@@ -52,20 +44,20 @@ class VllmEngine:
         if host.max_lora_rank is None:
             if adapter is not None:
                 raise Permanent("an adapter for a host of full weights; expected a host with max_lora_rank")
-            if host.loaded:
+            if host.engines:
                 raise Permanent("a second policy on a host of full weights; expected a host for each")
         engine = cls(host, None, version)
-        host.loaded.add(engine)
+        host.engines.add(engine)
         try:
             if adapter is not None:
                 engine._adapter = await host.adapters.load_folder(adapter)
             elif host.max_lora_rank is None:
-                if host.dirty:  # a policy before this one has left its weights
-                    await host.swap(host.model.files, version)
-                    host.dirty = False
-                await host.name_version(version)
+                if host.weights_replaced:  # by the policy before this one
+                    await host.swap_weights(host.model.files, version)
+                    host.weights_replaced = False
+                await host.set_weight_version(version)
         except BaseException:
-            host.loaded.discard(engine)
+            host.engines.discard(engine)
             raise
         return engine
 
@@ -83,18 +75,22 @@ class VllmEngine:
         return self._host.max_context
 
     def stats(self) -> EngineStats:
-        """steps and the KV cache are the host's; its waiting requests are shared out by each policy's open ones."""
-        host, counts, own = self._host, self._counts, len(self._open)
-        waiting = min(own, -(-host.reading.waiting * own // host.open_requests)) if host.open_requests else 0
+        """Steps and KV cache are the host's; each policy has its share of the waiting requests, by its open ones."""
+        host, counters, open_requests = self._host, self._counters, len(self._open)
+        waiting = (
+            min(open_requests, -(-host.stats.waiting * open_requests // host.open_requests))
+            if host.open_requests
+            else 0
+        )
         return EngineStats(
-            running=own - waiting,
+            running=open_requests - waiting,
             waiting=waiting,
-            kv_tokens_used=round(host.reading.kv_usage * host.kv_tokens),
+            kv_tokens_used=round(host.stats.kv_usage * host.kv_tokens),
             kv_tokens_budget=host.kv_tokens,
-            steps=host.reading.steps,
-            sampled_tokens=counts.sampled,
-            prefills=counts.prefills,
-            prompts_shared=counts.shared,
+            steps=host.stats.steps,
+            sampled_tokens=counters.sampled_tokens,
+            prefills=counters.prefills,
+            prompts_shared=counters.prompts_shared,
         )
 
     async def generate(
@@ -107,17 +103,17 @@ class VllmEngine:
         stream: bool = False,
     ) -> AsyncIterator[Delta]:
         self._check()
-        asked = fitted(params, prompt=len(prompt_ids), context=self.max_context)
-        vllm_params = sampling.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
-        give_up = asyncio.get_running_loop().time() + timeout
-        name = self._open[request_id] = self._host.new_name()
+        asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
+        vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
+        deadline = asyncio.get_running_loop().time() + timeout
+        name = self._open[request_id] = self._host.new_request_id()
         try:
             async with self._host.adapters.using(self._adapter) as lora:
                 deltas = self._deltas(prompt_ids, vllm_params, name, lora, self._version)
                 async with aclosing(deltas):
                     while True:
                         try:
-                            async with asyncio.timeout_at(give_up):
+                            async with asyncio.timeout_at(deadline):
                                 delta = await anext(deltas)
                         except StopAsyncIteration:
                             return
@@ -129,8 +125,7 @@ class VllmEngine:
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         self._check()
-        if not 2 <= len(token_ids) < self.max_context:
-            raise UserError(cannot_be_scored(len(token_ids), self.max_context))
+        check_scorable(len(token_ids), self.max_context)
         async with self._host.adapters.using(self._adapter) as lora:
             return await self._host.score(token_ids, lora=lora)
 
@@ -143,9 +138,9 @@ class VllmEngine:
 
     async def _abort(self, request_id: str, name: str) -> None:
         known = self._host.llm.output_processor.external_req_ids
-        # vLLM first has a thread look at the prompt; of what it does not know yet, it would forget the abort.
+        # A thread of vLLM looks at the prompt first, and until then vLLM ignores an abort of the request.
         while name not in known and self._open.get(request_id) == name and not self._host.llm.errored:  # noqa: ASYNC110
-            await asyncio.sleep(_ADMITTED_LOOK_S)  # vLLM has no event for it
+            await asyncio.sleep(_ADMISSION_POLL_S)  # vLLM has no event for it
         if name in known:
             await self._host.llm.abort(name)
 
@@ -167,13 +162,13 @@ class VllmEngine:
         return await self._swap_full(weights, file)
 
     async def close(self) -> None:
-        """Free the policy's adapters and end its requests; the host goes on."""
+        """Free the policy's adapters and end its requests; the host keeps running."""
         if self._closed:
             return
         self.end_requests()
         self._closed = True
         self._host.adapters.release(self._adapter)
-        self._host.loaded.discard(self)
+        self._host.engines.discard(self)
         if self._aborting:
             await asyncio.wait(self._aborting, timeout=_ABORT_TIMEOUT_S)
 
@@ -192,15 +187,8 @@ class VllmEngine:
         return WeightProof(version=weights.version, tensors=len(weights.tensors), matched=len(weights.tensors))
 
     async def _swap_full(self, weights: PolicyWeights, file: Path) -> WeightProof:
-        shapes = self._host.model.shapes
-        names = sorted(weights.tensors.keys() ^ shapes.keys())
-        misshapen = [n for n, t in weights.tensors.items() if n in shapes and tuple(t.shape) != shapes[n]]
-        if names or misshapen:
-            raise Permanent(
-                f"policy version {weights.version} does not fit the model that serves it: {len(names)} tensors are on "
-                f"one side only, {len(misshapen)} have another shape, first {(names or sorted(misshapen))[0]!r}"
-            )
-        taken = set(await self._host.swap([file], weights.version))
+        check_fit(weights, self._host.model.shapes)
+        taken = set(await self._host.swap_weights([file], weights.version))
         self._version = weights.version
         proof = WeightProof(
             version=weights.version, tensors=len(weights.digests), matched=len(taken & weights.digests.keys())
@@ -217,31 +205,31 @@ class VllmEngine:
     async def _deltas(
         self, prompt_ids: Sequence[int], params: Any, name: str, lora: Any, version: int
     ) -> AsyncGenerator[Delta]:
-        """vLLM's outputs as deltas, every token with its version."""
+        """Convert vLLM's outputs to deltas, every token with its version."""
         sent = 0
         processor = self._host.llm.output_processor
-        outputs = self._host.run(prompt_ids, params, name=name, lora=lora)
+        outputs = self._host.generate(prompt_ids, params, name=name, lora=lora)
         async with aclosing(outputs):
             async for output in outputs:
-                self._check()  # the end of the host or of the policy is an error, not an abort
+                self._check()  # when the host or the policy has ended, that is an error and not an abort
                 completion = output.outputs[0]
                 count = len(completion.token_ids)
                 if self._host.max_lora_rank is not None:
                     versions = [version] * count
                 else:
-                    versions = sampling.by_token(_starts(processor, name, completion), sent, count)
+                    versions = conversion.version_per_token(_starts(processor, name, completion), sent, count)
                 if sent == 0 and count:
-                    self._counts.prefills += 1
-                    self._counts.shared += output.num_cached_tokens > 0
+                    self._counters.prefills += 1
+                    self._counters.prompts_shared += output.num_cached_tokens > 0
                 sent += count
-                self._counts.sampled += count
-                yield sampling.delta(completion, versions, version=self._version)
+                self._counters.sampled_tokens += count
+                yield conversion.to_delta(completion, versions, version=self._version)
 
 
 def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:
-    """The token at which each version began: vLLM's own account, exact to the token.
+    """Each version and the token at which it began, as vLLM counts them.
 
-    It comes with the last output; before that it is read from the request's state.
+    They come with the last output; before that they are read from the request's state.
     """
     if completion.weight_versions is not None:
         return [(span.version, span.start) for span in completion.weight_versions]

@@ -10,25 +10,23 @@ import shutil
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
-from synth.inference.engines.limits import lora_room
-from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
-from synth.inference.engines.vllm import metrics, process, sampling, selftest
-from synth.inference.engines.vllm.adapters import Adapters, make_folder
-from synth.inference.engines.vllm.checkpoint import Checkpoint, read_checkpoint
+from synth.inference.engines.limits import vllm_lora_rank
+from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, WORKAROUNDS, EngineSettings
+from synth.inference.engines.vllm import conversion, metrics, process, selftest
+from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
+from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
 from synth.inference.engines.vllm.plugin import FILE_BACKEND
 
 log = logging.getLogger(__name__)
 
-# A block is what prompts share. vLLM's own choice on a CPU, 128, is longer than many a prompt.
-_CPU_BLOCK = 32
-_CPU_KV_BYTES = 1 << 30
-_GPU_MEMORY = 0.6
-# With a budget of the KV cache it is only what vLLM wants to find free at its start.
+# Prompts share whole blocks. vLLM's default on a CPU, 128 tokens, is longer than many prompts.
+_CPU_BLOCK_SIZE = 32
+# With a KV budget, this is only the fraction of the memory that vLLM wants to find free at its start.
 _GPU_MEMORY_BUDGETED = 0.01
 _SWAP_TIMEOUT_S = 600.0
 _SCORE_TIMEOUT_S = 120.0
@@ -36,23 +34,35 @@ _CALL_TIMEOUT_S = 60.0
 _hosts = itertools.count(1)
 
 
+class HostedEngine(Protocol):
+    """What a host calls of the engines on it when it ends."""
+
+    def end_requests(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class VllmHost:
     """One AsyncLLM over a local model directory, and the EngineCore child process that runs it.
 
-    Either it serves the base and adapters over it (`max_lora_rank` given), many policies at once; or one policy whose
+    It serves either many policies at once, the base and adapters over it (`max_lora_rank` given); or one policy whose
     full weights are swapped (`max_lora_rank` None).
+
+    engines: the policies on it. weights_replaced: whether its weights are no longer those of the model directory.
     """
 
-    def __init__(self, llm: Any, folder: Path, model: Checkpoint, settings: EngineSettings, rank: int | None) -> None:
+    def __init__(
+        self, llm: Any, folder: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None
+    ) -> None:
         self.llm = llm
         self.model = model
         self.settings = settings
         self.max_lora_rank = rank
-        self.adapters = Adapters(llm, folder, most=settings.max_adapters, layers=model.adaptable())
-        self.reading: metrics.Reading = llm.synth_reading
+        self.adapters = AdapterPool(llm, folder, max_adapters=settings.max_adapters, layers=model.adaptable())
+        self.stats: metrics.HostStats = llm.synth_stats
         self.open_requests = 0
-        self.loaded: set[Any] = set()
-        self.dirty = False
+        self.engines: set[HostedEngine] = set()
+        self.weights_replaced = False
         self._folder = folder
         self._failure: str | None = None
         self._closed = False
@@ -63,26 +73,26 @@ class VllmHost:
     async def start(cls, model_dir: Path, settings: EngineSettings, *, max_lora_rank: int | None) -> VllmHost:
         """Start the engine process and test it (see `selftest`).
 
-        Takes 16 CPU-seconds for the first of a process, of which 14 run on two cores, and 3 for each after it.
+        The first host of a process takes 16 CPU-seconds, of which 14 run on two cores; each further one takes 3.
         max_lora_rank: the largest rank of an adapter that can be loaded; None: a host of one policy's full weights.
         Raises `Permanent` for a model that cannot be served, and when the self-test finds that vLLM serves wrong
         weights.
         """
-        rank = None if max_lora_rank is None else lora_room(max_lora_rank)
-        _check(settings)
-        model = await asyncio.to_thread(read_checkpoint, model_dir)
+        rank = None if max_lora_rank is None else vllm_lora_rank(max_lora_rank)
+        _check_workarounds(settings)
+        model = await asyncio.to_thread(read_base_model_info, model_dir)
         launching = asyncio.ensure_future(asyncio.to_thread(_launch, model_dir, model, settings, rank))
         try:
             llm = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            launching.add_done_callback(_end_late)  # nobody else would ever close it
+            launching.add_done_callback(_shut_down_when_launched)  # nobody else would close it
             raise
         except SynthError:
             raise
         except Exception as error:
             raise Permanent(f"vLLM cannot serve {model_dir.name!r}: {error}") from error
-        host = cls(llm, make_folder(), model, settings, rank)
-        metrics.show(llm.synth_registry)
+        host = cls(llm, make_host_folder(), model, settings, rank)
+        metrics.register_host(llm.synth_registry)
         try:
             await host._set_up()
         except BaseException:
@@ -92,13 +102,13 @@ class VllmHost:
 
     @property
     def healthy(self) -> bool:
-        """False once the engine process has ended, the host is closed, or it was found to serve wrong weights."""
-        return not (self._closed or self._failure or process.ended(self.llm))
+        """False once the engine process has ended, the host was closed, or it was found to serve wrong weights."""
+        return not (self._closed or self._failure or process.has_ended(self.llm))
 
     @property
     def pid(self) -> int:
         """The process id of the EngineCore child."""
-        return process.process_of(self.llm).pid
+        return process.engine_process(self.llm).pid
 
     @property
     def max_context(self) -> int:
@@ -106,51 +116,51 @@ class VllmHost:
         return self.llm.model_config.max_model_len
 
     @property
-    def block(self) -> int:
-        """Tokens of one block of the KV cache: what the prefix cache shares is a multiple of it."""
+    def block_size(self) -> int:
+        """Tokens of one block of the KV cache; the prefix cache shares whole blocks."""
         return self.llm.vllm_config.cache_config.block_size
 
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV cache can hold."""
-        return self.llm.vllm_config.cache_config.num_gpu_blocks * self.block
+        return self.llm.vllm_config.cache_config.num_gpu_blocks * self.block_size
 
     @property
     def tolerance(self) -> float:
-        """Nats by which two readings of the same logprob may differ. bfloat16: 0.15 was measured on 60 tokens."""
+        """Nats by which two computations of one logprob may differ; in bfloat16, 0.15 was measured over 60 tokens."""
         import torch
 
         return 1e-3 if self.llm.model_config.dtype == torch.float32 else 0.3
 
     def check(self) -> None:
-        """Raises the error that ended the host, if it has ended."""
+        """Raises `Transient` with the reason if the host has ended."""
         if self._failure is not None:
             raise Transient(self._failure)
         if not self.healthy:
             raise Transient("the engine is closed" if self._closed else "the engine process has ended")
 
     def fail(self, error: SynthError) -> SynthError:
-        """Nothing that it serves can be trusted from now on: what runs on it ends with this error. Returns it."""
+        """End the host's requests with an error, because nothing that it serves can be trusted any more; returns it."""
         self._failure = f"the engine stopped: {error}"
-        for engine in list(self.loaded):
+        for engine in list(self.engines):
             engine.end_requests()
         return error
 
-    def new_name(self) -> str:
+    def new_request_id(self) -> str:
         """A request id that is unique on this host."""
         return f"request-{next(self._names)}"
 
-    async def run(
-        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None, ahead: bool = False
+    async def generate(
+        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None, first: bool = False
     ) -> AsyncGenerator[Any]:
-        """vLLM's outputs for one request. ahead: of everything that waits. Raises `Transient` when the engine ends."""
+        """vLLM's outputs for one request. first: before all that wait. Raises `Transient` when the engine ends."""
         from vllm.exceptions import VLLMError  # pyright: ignore[reportMissingImports]
 
         self.check()
         self.open_requests += 1
         try:
             prompt = {"prompt_token_ids": list(prompt_ids)}
-            outputs = self.llm.generate(prompt, params, name, lora_request=lora, priority=-1 if ahead else 0)
+            outputs = self.llm.generate(prompt, params, name, lora_request=lora, priority=-1 if first else 0)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output
@@ -160,12 +170,15 @@ class VllmHost:
         finally:
             self.open_requests -= 1
 
-    async def final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any:
-        """The only output of a request of ours that goes before all others."""
+    async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any:
+        """The final output of a request of the host's own, which goes before all that wait."""
         try:
             async with asyncio.timeout(_SCORE_TIMEOUT_S):
                 outputs = [
-                    output async for output in self.run(prompt_ids, params, name=self.new_name(), lora=lora, ahead=True)
+                    output
+                    async for output in self.generate(
+                        prompt_ids, params, name=self.new_request_id(), lora=lora, first=True
+                    )
                 ]
         except TimeoutError:
             raise Transient(f"the engine did not answer in {_SCORE_TIMEOUT_S:g} s") from None
@@ -174,52 +187,57 @@ class VllmHost:
 
     async def score(self, token_ids: Sequence[int], *, lora: Any = None) -> list[float]:
         """Logprobs of token_ids[1:], without the prefix cache (see `Engine.score`)."""
-        return sampling.scores(await self.final(token_ids, sampling.scoring_params(), lora=lora))
+        return conversion.prompt_logprobs(await self.generate_final(token_ids, conversion.scoring_params(), lora=lora))
 
-    async def swap(self, files: list[Path], version: int, *, rows: tuple[int, int] | None = None) -> list[str]:
-        """Load full weights from files that are known to fit: pause, update, resume. Returns the tensors taken.
+    async def swap_weights(
+        self, files: list[Path], version: int, *, swapped_rows: tuple[int, int] | None = None
+    ) -> list[str]:
+        """Load full weights from files that are known to fit: pause, update, resume. Returns the names of the tensors.
 
-        Running requests go on with their KV computed anew. rows: two rows of the embedding that change places on the
-        way. Raises `Permanent`, after which the host is not healthy, when vLLM breaks off half-way, or when the
-        prefix cache still answers with the old weights; `Transient` when the engine process ends.
+        Running requests go on after their KV was recomputed. swapped_rows: two rows of the embedding that change places
+        on the way (for the self-test). Raises `Permanent`, after which the host is not healthy, when vLLM breaks off
+        half-way, or when the prefix cache still answers with the old weights; `Transient` when the engine process ends.
         """
-        # A caller that gives up half-way must not leave the engine paused, or between two policies.
-        swapping = asyncio.create_task(self._swap(files, version, rows), name=f"swap to version {version}")
+        # A caller that gives up must not leave the engine paused, or with half of the new weights.
+        swapping = asyncio.create_task(self._swap(files, version, swapped_rows), name=f"swap to version {version}")
         swapping.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(swapping)
 
-    async def name_version(self, version: int) -> None:
-        """What the weights are from now on called, which were loaded before."""
-        await process.answer(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
+    async def set_weight_version(self, version: int) -> None:
+        """Name the version of the weights that are already loaded."""
+        await process.call(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
 
     async def close(self) -> None:
-        """End the engine process, for sure. Policies that are still loaded are closed with it."""
+        """Close the policies that are still loaded, and end the engine process."""
         if self._closed:
             return
         self._closed = True
-        for engine in list(self.loaded):
+        for engine in list(self.engines):
             await engine.close()
         self.adapters.close()
-        metrics.hide(self.llm.synth_registry)
+        metrics.unregister_host(self.llm.synth_registry)
         if self.llm.output_handler is not None:
-            self.llm.output_handler.cancel()  # or it reports the end as an error
-        await asyncio.to_thread(process.end, self.llm)
+            self.llm.output_handler.cancel()  # otherwise it reports the end as an error
+        await asyncio.to_thread(process.shut_down, self.llm)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _swap(self, files: list[Path], version: int, rows: tuple[int, int] | None) -> list[str]:
-        update = {"files": [str(f) for f in files], "swap": [self.model.embedding, *rows] if rows else []}
+    async def _swap(self, files: list[Path], version: int, swapped_rows: tuple[int, int] | None) -> list[str]:
+        update = {
+            "files": [str(f) for f in files],
+            "swapped_rows": [self.model.embedding, *swapped_rows] if swapped_rows else [],
+        }
         async with self._swapping:
             self.check()
-            filled = await selftest.fill_prefix_cache(self)
-            self.dirty = True
+            cached_prompt = await selftest.fill_prefix_cache(self)
+            self.weights_replaced = True
             try:
-                taken = await process.answer(self.llm, self._update(update, version), timeout=_SWAP_TIMEOUT_S)
+                taken = await process.call(self.llm, self._update(update, version), timeout=_SWAP_TIMEOUT_S)
             except Exception as error:
-                self.check()  # that it was killed meanwhile says nothing of the weights
+                self.check()  # if the process was killed meanwhile, the weights are not to blame
                 reason = f"policy version {version}: vLLM broke off half-way: {type(error).__name__}: {error}"
                 raise self.fail(Permanent(reason)) from error
             try:
-                await selftest.prefix_cache_is_new(self, filled, version)
+                await selftest.check_prefix_cache(self, cached_prompt, version)
             except Permanent as error:
                 raise self.fail(error) from None
         return taken
@@ -239,26 +257,27 @@ class VllmHost:
 
     async def _set_up(self) -> None:
         settled = self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),))
-        await process.answer(self.llm, settled, timeout=_CALL_TIMEOUT_S)
+        await process.call(self.llm, settled, timeout=_CALL_TIMEOUT_S)
         if self.max_lora_rank is None:
-            await selftest.reload_reaches_the_head(self)
+            await selftest.check_tied_head(self)
+            self.weights_replaced = False  # the self-test has put the base weights back
         else:
-            await selftest.rows_keep_their_own_weights(self)
+            await selftest.check_lora_mask(self)
 
 
-def _check(settings: EngineSettings) -> None:
+def _check_workarounds(settings: EngineSettings) -> None:
     unknown = settings.workarounds - WORKAROUNDS
     if unknown:
         raise Permanent(f"workarounds names {sorted(unknown)}; expected some of {sorted(WORKAROUNDS)}")
 
 
-def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: int | None) -> Any:
-    """Start vLLM; blocks until its process is ready. Its registry and reading go with it, as attributes."""
+def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None) -> Any:
+    """Start vLLM, and block until its process is ready. Its registry and stats become attributes of it."""
     process.prepare(settings.threads)
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
-    from synth.inference.engines.vllm import bans
+    from synth.inference.engines.vllm import banned_tokens
 
     cpu = process.on_cpu()
     if cpu:
@@ -266,9 +285,9 @@ def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: 
     lora: dict[str, Any] = {
         "enable_lora": True,
         "max_lora_rank": rank,
-        "max_loras": settings.adapter_slots,
-        "max_cpu_loras": max(settings.max_adapters, settings.adapter_slots),
-        # Not the LM head: with an adapter's place in it, vLLM on a CPU dies of a request for its prompt's logprobs.
+        "max_loras": settings.max_batch_adapters,
+        "max_cpu_loras": max(settings.max_adapters, settings.max_batch_adapters),
+        # Without the LM head: if it can have an adapter, vLLM on a CPU dies of a request for prompt logprobs.
         "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in model.adaptable()}) or None,
     }
     config = AsyncEngineArgs(
@@ -277,13 +296,13 @@ def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: 
         dtype="float32" if cpu else "auto",
         seed=settings.seed if settings.seed is not None else secrets.randbits(31),
         max_model_len=-1,  # as long as the model's context and the KV cache allow
-        block_size=_CPU_BLOCK if cpu else None,
-        kv_cache_memory_bytes=settings.kv_budget_bytes or (_CPU_KV_BYTES if cpu else None),
-        gpu_memory_utilization=_GPU_MEMORY if cpu or settings.kv_budget_bytes is None else _GPU_MEMORY_BUDGETED,
-        max_num_seqs=settings.max_rows,
+        block_size=_CPU_BLOCK_SIZE if cpu else None,
+        kv_cache_memory_bytes=settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else None),
+        gpu_memory_utilization=GPU_MEMORY_FRACTION if cpu or settings.kv_budget_bytes is None else _GPU_MEMORY_BUDGETED,
+        max_num_seqs=settings.max_num_seqs,
         logprobs_mode="processed_logprobs",
-        logits_processors=[bans.PATH],
-        generation_config="vllm",  # a sampling default in the model's files is not ours
+        logits_processors=[banned_tokens.PATH],
+        generation_config="vllm",  # no sampling defaults from the model's files
         enforce_eager=cpu,
         use_tqdm_on_load=False,
         enable_prefix_caching=True,
@@ -291,15 +310,15 @@ def _launch(model_dir: Path, model: Checkpoint, settings: EngineSettings, rank: 
         worker_extension_cls="synth.inference.engines.vllm.worker.WorkerExtension",
         **(lora if rank is not None else {"weight_transfer_config": {"backend": FILE_BACKEND}}),
     ).create_engine_config()
-    registry, reading = CollectorRegistry(), metrics.Reading()
-    with process.forked():
-        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.stat_logger(registry, reading)])
-    llm.synth_registry, llm.synth_reading = registry, reading
+    registry, stats = CollectorRegistry(), metrics.HostStats()
+    with process.forkserver_context():
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.make_stat_logger(registry, stats)])
+    llm.synth_registry, llm.synth_stats = registry, stats
     return llm
 
 
 def _check_heads(model_dir: Path) -> None:
-    """vLLM finds out when the first request comes, and dies of it."""
+    """Raises `Permanent` for a width of heads that vLLM on a CPU lacks; it would die at the first request."""
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
 
@@ -313,6 +332,6 @@ def _check_heads(model_dir: Path) -> None:
         )
 
 
-def _end_late(launching: asyncio.Future[Any]) -> None:
+def _shut_down_when_launched(launching: asyncio.Future[Any]) -> None:
     if not launching.cancelled() and launching.exception() is None:
-        asyncio.get_running_loop().run_in_executor(None, process.end, launching.result())
+        asyncio.get_running_loop().run_in_executor(None, process.shut_down, launching.result())

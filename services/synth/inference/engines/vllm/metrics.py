@@ -1,7 +1,7 @@
-"""What vLLM counts: re-exported to Prometheus as `vllm:…`, and summed up for `EngineStats`.
+"""The metrics of vLLM, re-exported to Prometheus as `vllm:…`, and the figures of them that `EngineStats` needs.
 
-vLLM registers its metrics once a process, and a second AsyncLLM throws the first one's out. So each host has a
-registry of its own, and one collector shows them all, told apart by `model_name`.
+vLLM registers its metrics once a process, and a second AsyncLLM unregisters those of the first. So each host has a
+registry of its own, and one collector exports them all; `model_name` tells them apart.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(slots=True)
-class Reading:
-    """The last reading of a host. kv_usage: fraction of the KV cache in use. steps, sampled: since it began."""
+class HostStats:
+    """The last figures of a host. kv_usage: the fraction of the KV cache in use. steps, sampled: since its start."""
 
     running: int = 0
     waiting: int = 0
@@ -27,12 +27,12 @@ class Reading:
     sampled: int = 0
 
 
-class _Hosts(Collector):
+class _HostsCollector(Collector):
     def __init__(self) -> None:
         self.registries: list[CollectorRegistry] = []
 
     def describe(self) -> list[Metric]:
-        return []  # what there will be is known only to vLLM
+        return []  # only vLLM knows which metrics there will be
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
@@ -45,28 +45,28 @@ class _Hosts(Collector):
         yield from families.values()
 
 
-_hosts = _Hosts()
+_hosts = _HostsCollector()
 
 
-def show(registry: CollectorRegistry) -> None:
+def register_host(registry: CollectorRegistry) -> None:
     """Add a host's metrics to this process's."""
     if not _hosts.registries:
         REGISTRY.register(_hosts)
     _hosts.registries.append(registry)
 
 
-def hide(registry: CollectorRegistry) -> None:
-    """Take a host's metrics away: it is closed."""
+def unregister_host(registry: CollectorRegistry) -> None:
+    """Remove the metrics of a host that was closed."""
     _hosts.registries.remove(registry)
     if not _hosts.registries:
         REGISTRY.unregister(_hosts)
 
 
-def stat_logger(registry: CollectorRegistry, reading: Reading) -> type[Any]:
-    """A stat logger class for one AsyncLLM, which fills `registry` and `reading`."""
+def make_stat_logger(registry: CollectorRegistry, stats: HostStats) -> type[Any]:
+    """Make the stat logger class of one AsyncLLM, which fills `registry` and `stats`."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger  # pyright: ignore[reportMissingImports]
 
-    class HostLogger(PrometheusStatLogger):
+    class HostStatLogger(PrometheusStatLogger):
         _gauge_cls = partial(Gauge, registry=registry)
         _counter_cls = partial(Counter, registry=registry)
         _histogram_cls = partial(Histogram, registry=registry)
@@ -74,11 +74,11 @@ def stat_logger(registry: CollectorRegistry, reading: Reading) -> type[Any]:
         def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **named: Any) -> None:
             super().record(scheduler_stats, iteration_stats, *more, **named)
             if scheduler_stats is not None:
-                reading.running = scheduler_stats.num_running_reqs
-                reading.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-                reading.kv_usage = scheduler_stats.kv_cache_usage
-                reading.steps += 1
+                stats.running = scheduler_stats.num_running_reqs
+                stats.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+                stats.kv_usage = scheduler_stats.kv_cache_usage
+                stats.steps += 1
             if iteration_stats is not None:
-                reading.sampled += iteration_stats.num_generation_tokens
+                stats.sampled += iteration_stats.num_generation_tokens
 
-    return HostLogger
+    return HostStatLogger

@@ -1,7 +1,7 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`).
+"""The plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-In the engine process: its end when the service's ends, however that happens. In every process: the file backend for
-full weights, under the name that the host asks for.
+In every process it registers the file backend for full weights, under the name that the host asks for. In an engine
+process it also starts a thread that ends the process as soon as the service has ended, however that happened.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def register() -> None:
     WeightTransferEngineFactory.register_engine(FILE_BACKEND, "synth.inference.engines.vllm.worker", "FileTransfer")
     parent = multiprocessing.parent_process()
     if parent is not None:
-        # An EngineCore does not notice that its service was killed: it was seen running on for ten minutes. (The
-        # kernel's own death signal is of no use, its parent is the fork server, which lives as long as any of us.)
+        # An EngineCore does not notice that its service was killed: one ran on for ten minutes. (The kernel's
+        # parent-death signal does not help: the parent is the fork server, which lives as long as its children.)
         threading.Thread(target=_end_after, args=(parent.sentinel,), name="ends-with-parent", daemon=True).start()
 
 

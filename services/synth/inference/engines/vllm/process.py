@@ -1,8 +1,8 @@
-"""Engine processes: the environment that they run in, how they start, and that they end.
+"""Engine processes: their environment, their start, calls to them, and their end.
 
-vLLM would start each EngineCore as a fresh interpreter, which imports for 7 CPU-seconds; forking the service instead
-would hand it the service's threads, locks and sockets. So one fork server, a clean process that has imported vLLM and
-nothing else, forks them all: 2.4 CPU-seconds each. It ends with the service.
+vLLM would start each EngineCore as a new interpreter, whose imports take 7 CPU-seconds; forking the service instead
+would copy its threads, locks and sockets. So all of them are forked from one fork server, a clean process that has
+imported vLLM and nothing else: 2.4 CPU-seconds each. The fork server ends with the service.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _preparing = threading.Lock()
 _launching = threading.Lock()
 _KILLED_TIMEOUT_S = 10.0
 _ENDED_TIMEOUT_S = 10.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def on_cpu() -> bool:
@@ -43,9 +43,9 @@ def on_cpu() -> bool:
 
 
 def prepare(threads: int) -> None:
-    """Set the environment, start the fork server and import vLLM: 7 CPU-seconds here, and as many there.
+    """Set the environment, start the fork server and import vLLM: 7 CPU-seconds here, and as many in the fork server.
 
-    threads: of an engine process, by the first call. To be called from a thread.
+    threads: of an engine process; the first call decides. Blocks, so call it from a thread.
     """
     with _preparing:
         defaults = {
@@ -57,7 +57,7 @@ def prepare(threads: int) -> None:
         if on_cpu():
             # In vLLM's own way (0) the worker is a further process, bound to a core that it does not share.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            # The first request would wait 5 to 10 s for the compilation of one helper of the sampler.
+            # Without this, the first request waits 5 to 10 s until one helper of the sampler is compiled.
             defaults["TORCHDYNAMO_DISABLE"] = "1"
         for name, value in defaults.items():
             os.environ.setdefault(name, value)
@@ -68,11 +68,11 @@ def prepare(threads: int) -> None:
 
 
 @contextmanager
-def forked() -> Iterator[None]:
-    """Within it, vLLM's EngineCore processes are forked from the fork server, where that is safe: on a CPU.
+def forkserver_context() -> Iterator[None]:
+    """Within this context, vLLM forks its EngineCore processes from the fork server, on a CPU, where that is safe.
 
-    vLLM knows the names "spawn" and "fork" only, so its choice of a context is replaced. That choice is the whole
-    process's: one thread at a time, or the first to leave would have the second fork the service.
+    vLLM offers "spawn" and "fork" only, so its function that chooses a context is replaced. That function is global:
+    one thread at a time, or the first to leave would make vLLM fork the service for the second.
     """
     if not on_cpu():
         yield
@@ -88,34 +88,34 @@ def forked() -> Iterator[None]:
             launching.get_mp_context = chosen
 
 
-async def answer(llm: Any, call: Coroutine[Any, Any, T], *, timeout: float) -> T:
-    """What the engine process answers to a call, which vLLM leaves waiting for ever when that process ends.
+async def call(llm: Any, coroutine: Coroutine[Any, Any, T], *, timeout: float) -> T:
+    """Await a call to the engine process; vLLM itself would wait for ever when that process ends.
 
-    Raises `Transient` when it ends, or has not answered in `timeout` seconds, and whatever else the call raises.
+    Raises `Transient` when the process ends or does not answer within `timeout` seconds, and what the call raises.
     """
     clock = asyncio.get_running_loop().time
-    calling, give_up = asyncio.ensure_future(call), clock() + timeout
+    pending, deadline = asyncio.ensure_future(coroutine), clock() + timeout
     try:
-        while not calling.done() and not ended(llm):
-            left = give_up - clock()
+        while not pending.done() and not has_ended(llm):
+            left = deadline - clock()
             if left <= 0:
                 raise Transient(f"vLLM did not answer in {timeout:g} s")
-            await asyncio.wait([calling], timeout=min(left, _LOOK_S))
-        if ended(llm) and (not calling.done() or calling.exception() is not None):
+            await asyncio.wait([pending], timeout=min(left, _POLL_S))
+        if has_ended(llm) and (not pending.done() or pending.exception() is not None):
             raise Transient("the engine process has ended")
-        return calling.result()
+        return pending.result()
     finally:
-        calling.cancel()
+        pending.cancel()
 
 
-def ended(llm: Any) -> bool:
+def has_ended(llm: Any) -> bool:
     """Whether the process of an AsyncLLM cannot answer any more."""
-    return llm.errored or not process_of(llm).is_alive()
+    return llm.errored or not engine_process(llm).is_alive()
 
 
-def end(llm: Any) -> None:
-    """Shut an AsyncLLM down and see to it that its process is gone. Blocks; to be called from a thread."""
-    process = process_of(llm)
+def shut_down(llm: Any) -> None:
+    """Shut an AsyncLLM down, and kill its process if it does not end. Blocks, so call it from a thread."""
+    process = engine_process(llm)
     try:
         llm.shutdown(timeout=_ENDED_TIMEOUT_S)
     finally:
@@ -123,10 +123,10 @@ def end(llm: Any) -> None:
         if process.is_alive():
             process.kill()
             process.join(_KILLED_TIMEOUT_S)
-        # Its finaliser would shut it down again, at a time when the interpreter has no modules any more.
+        # Its finaliser would shut it down again, when the interpreter has already unloaded its modules.
         llm.shutdown = lambda timeout=None: None
 
 
-def process_of(llm: Any) -> Any:
+def engine_process(llm: Any) -> Any:
     """The `multiprocessing` process of an AsyncLLM's EngineCore."""
     return llm.engine_core.resources.engine_manager.processes[0]

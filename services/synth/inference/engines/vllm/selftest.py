@@ -1,7 +1,7 @@
-"""Proofs, by properties alone, that an engine serves the weights that it was given: at start and after every swap.
+"""Tests, without a reference model, that an engine serves the weights that it was given: at start and after swaps.
 
-Each asks the engine twice for the same number, on a way that the fault spoils and on one that it does not. What they
-find is silent otherwise (`synth.inference.engines.vllm`), and differs by several nats.
+Each computes the same number twice with the engine, once on a path that the fault affects and once on a path that it
+does not. The faults are silent otherwise (`synth.inference.engines.vllm`), and change logprobs by several nats.
 """
 
 from __future__ import annotations
@@ -9,45 +9,84 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from synth.errors import Permanent
+from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.vllm import process
-
-if TYPE_CHECKING:
-    from synth.inference.engines.vllm.host import VllmHost
+from synth.inference.engines.vllm.adapters import AdapterPool
+from synth.inference.engines.vllm.base_model import BaseModelInfo
 
 log = logging.getLogger(__name__)
 
-# Differences that a fault makes must stand out from what rounding makes by this factor, or a test tells nothing.
-_TELLING = 10
+# A test tells something only if a fault would make a difference of at least so many times the tolerance.
+_MIN_SIGNAL = 10
 _CANDIDATES = 8
 _BASE_TOKENS = 8
 
 
-async def reload_reaches_the_head(host: VllmHost) -> None:
-    """`tied_head`: with two rows of the embedding exchanged, their tokens' logprobs change places.
+class TestedHost(Protocol):
+    """What a self-test uses of a `VllmHost`."""
 
-    The tokens do not occur in the probe, so nothing else changes. The weights are put back. Not on a GPU, where the
-    fault cannot be (the head is the very tensor that was reloaded) and two reloads of a large model take long; not
-    with an untied head, which is a tensor like any other.
+    @property
+    def model(self) -> BaseModelInfo: ...
+
+    @property
+    def settings(self) -> EngineSettings: ...
+
+    @property
+    def adapters(self) -> AdapterPool: ...
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def tolerance(self) -> float: ...
+
+    def new_request_id(self) -> str: ...
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None
+    ) -> AsyncGenerator[Any]: ...
+
+    async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any: ...
+
+    async def score(self, token_ids: Sequence[int], *, lora: Any = None) -> list[float]: ...
+
+    async def swap_weights(
+        self, files: list[Path], version: int, *, swapped_rows: tuple[int, int] | None = None
+    ) -> list[str]: ...
+
+
+async def check_tied_head(host: TestedHost) -> None:
+    """`tied_head`: when two rows of the embedding are exchanged, the logprobs of their tokens change places.
+
+    The tokens do not occur in the probe, so nothing else changes. The base weights are loaded again at the end. Skipped
+    on a GPU, where the fault cannot occur (the head is the very tensor that was reloaded) and two reloads of a large
+    model take long; and with an untied head, which is a tensor like any other.
+
+    Raises `Permanent` with the figures when the LM head does not follow the reload.
     """
     if not host.model.tied or not process.on_cpu():
         return
-    probe, candidates = _probe(host, 8), _other_tokens(host, _CANDIDATES)
+    probe, candidates = _probe(host, 8), _unprobed_tokens(host, _CANDIDATES)
     before = dict(zip(candidates, await _last_logprobs(host, probe, candidates), strict=True))
     i, j = min(candidates, key=before.__getitem__), max(candidates, key=before.__getitem__)
-    if before[j] - before[i] < _TELLING * host.tolerance:
+    if before[j] - before[i] < _MIN_SIGNAL * host.tolerance:
         log.warning("every probed token is equally likely: that a reload reaches the LM head is not proven")
         return
-    await host.swap(host.model.files, 0, rows=(i, j))
+    await host.swap_weights(host.model.files, 0, swapped_rows=(i, j))
     after_i, after_j = await _last_logprobs(host, probe, [i, j])
-    await host.swap(host.model.files, 0)
-    host.dirty = False
+    await host.swap_weights(host.model.files, 0)
     worst = max(abs(after_i - before[j]), abs(after_j - before[i]))
     if not worst <= host.tolerance:
         raise Permanent(
@@ -57,81 +96,82 @@ async def reload_reaches_the_head(host: VllmHost) -> None:
         )
 
 
-async def rows_keep_their_own_weights(host: VllmHost) -> None:
-    """`lora_mask`: a request without an adapter reads the same alone and beside requests with one.
+async def check_lora_mask(host: TestedHost) -> None:
+    """`lora_mask`: a request without an adapter gives the same logprobs alone and beside requests with one.
 
-    Every slot is filled, for the adapter that it would take is the last slot's.
+    As many adapters are loaded as fit a step, because the fault applies the last one. Raises `Permanent` with the
+    figures when the logprobs differ.
     """
-    config, tensors = _loud_adapter(host)
+    config, tensors = _random_adapter(host)
     if not tensors:
         log.warning("no layer that an adapter is known for: that mixed batches are right is not proven")
         return
-    slots = min(host.settings.adapter_slots, host.settings.max_adapters)
-    adapters = [await host.adapters.load(tensors, config) for _ in range(slots)]
+    count = min(host.settings.max_batch_adapters, host.settings.max_adapters)
+    adapters = [await host.adapters.load(tensors, config) for _ in range(count)]
     try:
         probe = _probe(host, 8)
         alone = await _greedy(host, probe, _BASE_TOKENS)
         adapted = await _greedy(host, probe, _BASE_TOKENS, lora=adapters[-1].request)
-        beside = await _beside(host, probe, adapters[-1].request)
+        beside = await _greedy_beside_adapter(host, probe, adapters[-1].request)
     finally:
         for adapter in adapters:
             host.adapters.release(adapter)
-    await host.adapters.settled()
-    if _apart(alone, adapted) < _TELLING * host.tolerance:
+    await host.adapters.wait_unloaded()
+    if _max_difference(alone, adapted) < _MIN_SIGNAL * host.tolerance:
         log.warning("the probe's adapter changes nothing: that mixed batches are right is not proven")
-    elif not _apart(alone, beside) <= host.tolerance:
+    elif not _max_difference(alone, beside) <= host.tolerance:
         raise Permanent(
             "vLLM gives rows without an adapter another row's: logprobs of the base model are "
-            f"{_shown(alone)} alone and {_shown(beside)} beside an adapter, expected the same "
+            f"{_format(alone)} alone and {_format(beside)} beside an adapter, expected the same "
             f"(± {host.tolerance:g}); put the workaround 'lora_mask' in force"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """What the prefix cache was filled with: a prompt of a block and more."""
+class CachedPrompt:
+    """A prompt that the prefix cache holds, longer than a block."""
 
     prompt: list[int]
 
 
-async def fill_prefix_cache(host: VllmHost) -> Filled | None:
-    """Leave a block of the current weights in the prefix cache; None when the context is too short for one."""
-    length = host.block + 1
+async def fill_prefix_cache(host: TestedHost) -> CachedPrompt | None:
+    """Cache a block that the current weights compute; None when the context is shorter than a block."""
+    length = host.block_size + 1
     if length + 2 > host.max_context:
         return None
     prompt = _probe(host, length)
     await _greedy(host, prompt, 1)
-    return Filled(prompt)
+    return CachedPrompt(prompt)
 
 
-async def prefix_cache_is_new(host: VllmHost, filled: Filled | None, version: int) -> None:
-    """`clear_cache`: after a swap, a reading through the prefix cache equals one that computes every token."""
-    if filled is None:
+async def check_prefix_cache(host: TestedHost, cached_prompt: CachedPrompt | None, version: int) -> None:
+    """`clear_cache`: after a swap, a logprob with the prefix cache equals one without. Raises `Permanent` if not."""
+    if cached_prompt is None:
         return
-    ((token, cached),) = await _greedy(host, filled.prompt, 1)
-    fresh = (await host.score([*filled.prompt, token]))[-1]
-    # Weights that are not finite are the trainer's doing: the requests that meet them say so.
-    if math.isfinite(fresh) and not abs(cached - fresh) <= host.tolerance:
+    ((token, cached),) = await _greedy(host, cached_prompt.prompt, 1)
+    recomputed = (await host.score([*cached_prompt.prompt, token]))[-1]
+    # Weights that are not finite come from the trainer, and are reported by the requests that they fail.
+    if math.isfinite(recomputed) and not abs(cached - recomputed) <= host.tolerance:
         raise Permanent(
             f"policy version {version}: vLLM's prefix cache still holds the weights before it: the logprob of token "
-            f"{token} is {cached:.4f} through the cache and {fresh:.4f} without, expected the same "
+            f"{token} is {cached:.4f} through the cache and {recomputed:.4f} without, expected the same "
             f"(± {host.tolerance:g}); put the workaround 'clear_cache' in force"
         )
 
 
-async def _greedy(host: VllmHost, prompt: list[int], tokens: int, *, lora: Any = None) -> list[tuple[int, float]]:
+async def _greedy(host: TestedHost, prompt: list[int], tokens: int, *, lora: Any = None) -> list[tuple[int, float]]:
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
-    completion = (await host.final(prompt, params, lora=lora)).outputs[0]
+    completion = (await host.generate_final(prompt, params, lora=lora)).outputs[0]
     return [
         (token, position[token].logprob)
         for token, position in zip(completion.token_ids, completion.logprobs, strict=True)
     ]
 
 
-async def _beside(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
-    """The base's greedy tokens while a request with an adapter runs beside it."""
+async def _greedy_beside_adapter(host: TestedHost, probe: list[int], lora: Any) -> list[tuple[int, float]]:
+    """The base's greedy tokens and logprobs while a request with an adapter runs in the same batch."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
@@ -143,11 +183,11 @@ async def _beside(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int
     )
     running = asyncio.Event()
 
-    async def keep_on() -> None:
-        async for _ in host.run(probe, params, name=host.new_name(), lora=lora):
+    async def keep_running() -> None:
+        async for _ in host.generate(probe, params, name=host.new_request_id(), lora=lora):
             running.set()
 
-    neighbour = asyncio.create_task(keep_on())
+    neighbour = asyncio.create_task(keep_running())
     begun = asyncio.create_task(running.wait())
     try:
         await asyncio.wait({neighbour, begun}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,13 +198,13 @@ async def _beside(host: VllmHost, probe: list[int], lora: Any) -> list[tuple[int
         await asyncio.gather(neighbour, begun, return_exceptions=True)
 
 
-async def _last_logprobs(host: VllmHost, probe: list[int], tokens: list[int]) -> list[float]:
+async def _last_logprobs(host: TestedHost, probe: list[int], tokens: list[int]) -> list[float]:
     scored = await asyncio.gather(*(host.score([*probe, token]) for token in tokens))
     return [logprobs[-1] for logprobs in scored]
 
 
-def _apart(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> float:
-    """The largest difference of two greedy readings, up to the first token in which they differ."""
+def _max_difference(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> float:
+    """The largest difference of two runs' logprobs, up to and with the first token in which they differ."""
     worst = 0.0
     for (token, logprob), (its_token, its_logprob) in zip(one, other, strict=True):
         worst = max(worst, abs(logprob - its_logprob))
@@ -173,24 +213,24 @@ def _apart(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> floa
     return worst
 
 
-def _shown(reading: list[tuple[int, float]]) -> str:
-    return "[" + ", ".join(f"{logprob:.4f}" for _, logprob in reading) + "]"
+def _format(logprobs: list[tuple[int, float]]) -> str:
+    return "[" + ", ".join(f"{logprob:.4f}" for _, logprob in logprobs) + "]"
 
 
-def _probe(host: VllmHost, length: int) -> list[int]:
-    """Tokens from the lower half of the vocabulary, the same every time."""
+def _probe(host: TestedHost, length: int) -> list[int]:
+    """A prompt of tokens from the lower half of the vocabulary, the same at every call."""
     half = host.model.vocabulary // 2
     return [(7 + 13 * k) % half for k in range(length)]
 
 
-def _other_tokens(host: VllmHost, count: int) -> list[int]:
-    """Tokens from the upper half, which no probe holds."""
+def _unprobed_tokens(host: TestedHost, count: int) -> list[int]:
+    """Tokens from the upper half of the vocabulary, which no probe holds."""
     half = host.model.vocabulary // 2
     return sorted({half + (11 * k) % half for k in range(count)})
 
 
-def _loud_adapter(host: VllmHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A random adapter of rank 1 over every layer that usually has one, whose effect nobody could miss."""
+def _random_adapter(host: TestedHost) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A random adapter of rank 1 over every layer that can have one, with a large effect: configuration and tensors."""
     draws = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}
     for layer, (rows, columns) in host.model.adaptable().items():

@@ -1,7 +1,7 @@
-"""What runs inside the engine process: how full weights come from a file, and what is done about faults of vLLM.
+"""Runs inside the engine process: loads full weights from files, and works around faults of vLLM.
 
-Two faults give wrong tokens without a word (vLLM 0.32 on a CPU); each workaround can be switched off by its name:
-`tied_head`: after a reload, a tied LM head goes on with the old weights, prepacked for oneDNN.
+Two faults silently give wrong tokens (vLLM 0.32 on a CPU); each workaround can be switched off by its name:
+`tied_head`: after a reload, a tied LM head keeps the old weights, prepacked for oneDNN.
 `lora_mask`: rows without an adapter, beside rows with one, get the adapter of the last slot (index -1).
 """
 
@@ -33,15 +33,17 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """files: safetensors on this machine that hold the whole model. swap: [tensor, i, j], two of whose rows change
-    places on the way (for the self-test)."""
+    """files: safetensors on this machine that hold the whole model.
+
+    swapped_rows: [tensor name, i, j]: rows i and j of this tensor change places on the way (for the self-test).
+    """
 
     files: list[str]
-    swap: list[Any] = field(default_factory=list[Any])
+    swapped_rows: list[Any] = field(default_factory=list[Any])
 
 
 class FileTransfer(WeightTransferEngine):
-    """Full weights from safetensors files by their Hugging Face names, through vLLM's layer-wise reload."""
+    """Loads full weights from safetensors files, by their Hugging Face names, through vLLM's layer-wise reload."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -74,10 +76,10 @@ class FileTransfer(WeightTransferEngine):
 
 
 class WorkerExtension:
-    """Calls of ours that vLLM's worker answers (`collective_rpc`)."""
+    """Methods that `collective_rpc` adds to vLLM's worker."""
 
     def synth_setup(self, workarounds: list[str]) -> int:
-        """Put workarounds in force, before the first request. Returns the process id."""
+        """Apply workarounds, before the first request. Returns the process id."""
         _workarounds.update(workarounds)
         if "lora_mask" in _workarounds and current_platform.is_cpu():
             _mask_rows_without_adapter()
@@ -93,8 +95,8 @@ def _tensors(update: FileUpdate) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_tensor(name)
-                if update.swap and name == update.swap[0]:
-                    _, i, j = update.swap
+                if update.swapped_rows and name == update.swapped_rows[0]:
+                    _, i, j = update.swapped_rows
                     tensor[[i, j]] = tensor[[j, i]]
                 _loaded.append(name)
                 yield name, tensor

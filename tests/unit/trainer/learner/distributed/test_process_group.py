@@ -14,9 +14,9 @@ from synth.jobs.resolved import SftJob
 from synth.models import Registry
 from synth.trainer.learner.data.packing import plan_micro_batches
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from synth.trainer.owner.attempt import JobFailure
 from synth.trainer.owner.attempt_run import check_ranks
 from synth.trainer.owner.learner_config import build_train_config
-from synth.trainer.owner.owner import JobFailure
 from synth.trainer.settings import TrainerSettings
 
 

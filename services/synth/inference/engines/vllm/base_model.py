@@ -1,4 +1,4 @@
-"""A model directory as the host needs to know it: the names and shapes of its tensors, and what ends a text."""
+"""What a host needs to know of a model directory: the names and shapes of its tensors, and its stop tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """files: its safetensors. shapes: of every tensor by its Hugging Face name, a tied LM head left out.
+class BaseModelInfo:
+    """files: its safetensors files. shapes: of every tensor by its Hugging Face name, without a tied LM head.
 
-    tied: the LM head is the embedding. vocabulary: rows of the embedding. stop_ids: the ids that end a completion.
+    tied: whether the LM head is the embedding. vocabulary: the rows of the embedding.
+    stop_ids: the ids that end a completion.
     """
 
     files: list[Path]
@@ -31,11 +32,11 @@ class Checkpoint:
 
     @property
     def embedding(self) -> str:
-        """The name of the embedding."""
+        """The name of the embedding's tensor."""
         return next(name for name in self.shapes if name.endswith("embed_tokens.weight"))
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
-        """The linear layers that an adapter can be over, by name, with the rows and columns of their weights."""
+        """The linear layers that an adapter can be over: by name, the rows and columns of their weight."""
         found: dict[str, tuple[int, int]] = {}
         for name, shape in self.shapes.items():
             layer = name.removesuffix(".weight")
@@ -44,8 +45,8 @@ class Checkpoint:
         return found
 
 
-def read_checkpoint(model_dir: Path) -> Checkpoint:
-    """Read headers only. Raises `Permanent` for a directory without a model in safetensors, or without a tokenizer."""
+def read_base_model_info(model_dir: Path) -> BaseModelInfo:
+    """Read the headers only. Raises `Permanent` for a directory without a tokenizer or a model in safetensors."""
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -64,7 +65,7 @@ def read_checkpoint(model_dir: Path) -> Checkpoint:
         ends = GenerationConfig.from_pretrained(model_dir, local_files_only=True).eos_token_id
     except OSError:
         ends = text.eos_token_id
-    return Checkpoint(
+    return BaseModelInfo(
         files=files,
         shapes=shapes,
         tied=tied,

@@ -1,6 +1,6 @@
-"""Token ids that a request can never sample, as a logits processor of vLLM. Imported in the engine process.
+"""A logits processor of vLLM for token ids that a request must never sample. Imported in the engine process.
 
-vLLM's own `logit_bias` ends at -100, which is not never; its `bad_words` are text.
+vLLM's own `logit_bias` goes down to -100 only, which is not never; its `bad_words` are text.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from vllm.v1.sample.logits_processor import (  # pyright: ignore[reportMissingIm
 )
 
 BANNED = "synth_banned"
-PATH = f"{__name__}:Bans"
+PATH = f"{__name__}:BannedTokens"
 
 
-class Bans(AdapterLogitsProcessor):
+class BannedTokens(AdapterLogitsProcessor):
     """Sets the logits of `SamplingParams.extra_args["synth_banned"]` to -inf, for greedy requests too."""
 
     def is_argmax_invariant(self) -> bool:

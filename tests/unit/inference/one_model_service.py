@@ -19,18 +19,18 @@ from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Recorder
-from synth.inference.serving.model_pool import Loaded
+from synth.inference.serving.model_pool import LoadedPolicy
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 
 SECRET, TOKEN, KEY = "cluster", "internal", "synth_live_x"
-ASK: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
-OURS = {"Authorization": f"Bearer {KEY}"}
+CHAT_BODY: dict[str, Any] = {"model": "whatever", "messages": [{"role": "user", "content": "What is 12 + 34?"}]}
+API_KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 class OneModel:
     def __init__(self, engine: Engine, chat: ChatFormat) -> None:
-        self.loaded = Loaded(engine, chat)
+        self.loaded = LoadedPolicy(engine, chat)
         self.sampling = JobSampling(temperature=1.0, max_tokens=24)
 
     @asynccontextmanager
@@ -80,7 +80,9 @@ class Served:
 
     async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
         query = f"?cid={cid}" if cid else ""
-        return await self.http.post(f"{path}{query}", json={**ASK, **body}, headers={} if cid else OURS)
+        return await self.http.post(
+            f"{path}{query}", json={**CHAT_BODY, **body}, headers={} if cid else API_KEY_HEADERS
+        )
 
     async def chunks(self, cid: str | None, **body: Any) -> list[dict[str, Any]]:
         """The chunks of a streamed reply."""

@@ -12,7 +12,7 @@ import torch
 from synth.errors import Permanent, Transient
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from tests.unit.inference.engines.drive import complete, endless, prompt
+from tests.unit.inference.engines.completions import complete, endless, prompt
 from tests.unit.inference.tiny_model import plain_logprobs, plain_model
 
 TOLERANCE = 1e-5

@@ -1,4 +1,4 @@
-"""The state of running requests as tensors, one row each, so that a step needs no Python per row."""
+"""The state of running requests as tensors, one row a request, so that a step runs no Python code per request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from synth.inference.engines.protocol import Delta, SamplingParams
-from synth.inference.engines.sampling import Knobs
+from synth.inference.engines.sampling import SamplingTensors
 
 
 @dataclass(eq=False, slots=True)
-class Request:
-    """One completion on its way. deliver: called by the engine's thread with a delta, or with the error that ends it.
+class SequenceRequest:
+    """One completion under way. deliver: the engine's thread calls it with each delta, or with the error that ends it.
 
-    row: its row while it runs, else -1. sent: tokens already delivered (streams).
+    row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
+    prompt_key: the prompt's ids as bytes. generator: of a request with a seed of its own.
     """
 
     id: str
@@ -27,32 +28,32 @@ class Request:
     row: int = -1
     sent: int = 0
     prompt_key: bytes = b""
-    draws: torch.Generator | None = None
+    generator: torch.Generator | None = None
 
     @property
-    def watched(self) -> bool:
-        """Whether its tokens must be looked at in every step."""
+    def checked_each_step(self) -> bool:
+        """Whether every new token may need a delivery: it streams, or has stop strings."""
         return self.stream or bool(self.params.stop)
 
 
 @dataclass(eq=False, slots=True)
-class Rows:
-    """N running requests by row, and their state: tensors of [capacity] rows, the first N in use.
+class RunningBatch:
+    """The N running requests, and their state in tensors of [capacity] rows, of which the first N are in use.
 
-    length int64: tokens in the KV cache, which is also the position of `last`, the newest token (not in it yet).
-    limit int64: `length` at which the request has all its tokens.
-    tokens int64, logprobs float32, versions int32 [capacity, T]: the history, prompt first (logprobs and versions of
-    sampled positions only).
+    length int64: tokens in the KV cache, which is also the position of `last`, the newest token (not cached yet).
+    limit int64: the `length` at which the request has all its tokens.
+    tokens int64, logprobs float32, versions int32 [capacity, T]: prompt and sampled tokens; logprobs and versions are
+    set at sampled positions only.
     """
 
     device: torch.device
-    requests: list[Request] = field(default_factory=list[Request])
+    requests: list[SequenceRequest] = field(default_factory=list[SequenceRequest])
     ints: Tensor = field(init=False)
     floats: Tensor = field(init=False)
     tokens: Tensor = field(init=False)
     logprobs: Tensor = field(init=False)
     versions: Tensor = field(init=False)
-    knobs: Knobs | None = None
+    sampling: SamplingTensors | None = None
 
     def __post_init__(self) -> None:
         self.ints = torch.zeros((4, 0), dtype=torch.int64, device=self.device)
@@ -77,20 +78,20 @@ class Rows:
         return self.ints[2, : len(self)]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Room for `rows` rows and a history of `length` tokens."""
+        """Make room for `rows` rows of `length` tokens."""
         capacity, width = self.tokens.shape
         if rows <= capacity and length <= width:
             return
         capacity = max(capacity, 1 << (rows - 1).bit_length())
         width = max(width, 1 << (length - 1).bit_length())
-        self.ints = _grown(self.ints, (4, capacity))
-        self.floats = _grown(self.floats, (2, capacity))
-        self.tokens = _grown(self.tokens, (capacity, width))
-        self.logprobs = _grown(self.logprobs, (capacity, width))
-        self.versions = _grown(self.versions, (capacity, width))
+        self.ints = _grow(self.ints, (4, capacity))
+        self.floats = _grow(self.floats, (2, capacity))
+        self.tokens = _grow(self.tokens, (capacity, width))
+        self.logprobs = _grow(self.logprobs, (capacity, width))
+        self.versions = _grow(self.versions, (capacity, width))
 
-    def join(self, newcomers: list[Request]) -> None:
-        """Give each newcomer the next row, with its prompt as history and no sampled token yet."""
+    def add(self, newcomers: list[SequenceRequest]) -> None:
+        """Give each newcomer the next free row, with its prompt as history and no sampled token yet."""
         start = len(self)
         ints: list[tuple[int, int, int, int]] = []
         floats: list[tuple[float, float]] = []
@@ -104,10 +105,13 @@ class Rows:
         stop = len(self)
         self.ints[:, start:stop] = torch.tensor(ints, device=self.device).T
         self.floats[:, start:stop] = torch.tensor(floats, device=self.device).T
-        self.knobs = None
+        self.sampling = None
 
-    def leave(self, rows: list[int]) -> tuple[list[int], list[int]]:
-        """Free `rows`; the last rows move into the holes. Returns the moves (sources, targets), to repeat elsewhere."""
+    def remove(self, rows: list[int]) -> tuple[list[int], list[int]]:
+        """Free `rows`, and move the last rows into the gaps.
+
+        Returns the moves (sources, targets), which the caller repeats in the KV cache.
+        """
         gone = set(rows)
         for row in gone:
             self.requests[row].row = -1
@@ -125,18 +129,18 @@ class Rows:
                 request.row = target
                 self.requests[target] = request
         del self.requests[left:]
-        self.knobs = None
+        self.sampling = None
         return sources, targets
 
-    def knobs_of(self, start: int) -> Knobs:
-        """The sampling settings of rows `start` …; those of all rows are kept until someone joins or leaves."""
-        if start == 0 and self.knobs is not None:
-            return self.knobs
+    def sampling_of(self, start: int) -> SamplingTensors:
+        """The sampling settings of rows `start` …; those of all rows are cached until a request joins or leaves."""
+        if start == 0 and self.sampling is not None:
+            return self.sampling
         requests = self.requests[start:]
         pairs = [(i, token) for i, r in enumerate(requests) for token in r.params.banned]
         banned = torch.tensor(pairs, device=self.device).T if pairs else None
         stop = len(self)
-        knobs = Knobs(
+        sampling = SamplingTensors(
             temperature_N=self.floats[0, start:stop],
             top_p_N=self.floats[1, start:stop],
             top_k_N=self.ints[3, start:stop],
@@ -145,10 +149,10 @@ class Rows:
             filtered=any(r.params.top_p < 1 or r.params.top_k > 0 for r in requests),
         )
         if start == 0:
-            self.knobs = knobs
-        return knobs
+            self.sampling = sampling
+        return sampling
 
-    def sampled(self, request: Request, *, since: int = 0) -> tuple[list[int], list[float], list[int]]:
+    def sampled(self, request: SequenceRequest, *, since: int = 0) -> tuple[list[int], list[float], list[int]]:
         """Token ids, logprobs and versions of a running request's sampled tokens, from the `since`-th on.
 
         Counts the newest token, which is at position `length`, as sampled.
@@ -162,7 +166,7 @@ class Rows:
         )
 
 
-def _grown(old: Tensor, shape: tuple[int, int]) -> Tensor:
+def _grow(old: Tensor, shape: tuple[int, int]) -> Tensor:
     new = torch.zeros(shape, dtype=old.dtype, device=old.device)
     new[: old.shape[0], : old.shape[1]] = old
     return new

@@ -1,4 +1,4 @@
-"""Driving an engine in tests: whole completions, streams, and random prompts."""
+"""Requests to an engine in tests: random prompts, whole completions, and completions under way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def complete(
     return Delta(ids, logprobs, versions, last.finish_reason, last.stop_text)
 
 
-async def begin(
+async def start_completions(
     engine: Engine,
     prompts: list[list[int]],
     n: int,
@@ -52,7 +52,7 @@ async def begin(
     names: Sequence[str | None] | None = None,
     temperature: float = 1.0,
 ) -> list[asyncio.Task[Delta]]:
-    """Start completions of `n` tokens, the first as a stream, and return when each has begun and it has eight."""
+    """Start completions of `n` tokens, the first as a stream, and return when the first has eight tokens."""
     underway, seen = asyncio.Event(), 0
 
     def count(_: Delta) -> None:

@@ -1,4 +1,4 @@
-"""Our sampling parameters in vLLM's words, and its outputs in ours."""
+"""Converts our sampling parameters to vLLM's, and its outputs to ours."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from synth.errors import Problem, Transient, UserError
 from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams
 
 # vLLM raises any temperature between 0 and this to this.
-_LEAST_TEMPERATURE = 0.01
+_MIN_TEMPERATURE = 0.01
 
 
 def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) -> Any:
-    """vLLM's parameters: the logprob of every sampled token, bans that are exact, ends that are ours alone.
+    """vLLM's parameters: with the logprob of every sampled token, exact bans, and no stop conditions but ours.
 
     Raises `UserError` for a temperature that vLLM would change.
     """
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    from synth.inference.engines.vllm.bans import BANNED
+    from synth.inference.engines.vllm.banned_tokens import BANNED
 
-    if 0 < params.temperature < _LEAST_TEMPERATURE:
+    if 0 < params.temperature < _MIN_TEMPERATURE:
         raise UserError(
             Problem(
                 what=f"temperature is {params.temperature:g}",
-                expected=f"0 (greedy), or at least {_LEAST_TEMPERATURE:g}",
+                expected=f"0 (greedy), or at least {_MIN_TEMPERATURE:g}",
                 where="temperature",
             )
         )
@@ -39,7 +39,7 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
         seed=params.seed,
         stop=list(params.stop) or None,
         detokenize=bool(params.stop),
-        skip_special_tokens=False,  # a mark of the chat format, which some tokenizers hold as special, ends a text too
+        skip_special_tokens=False,  # some tokenizers hold marks of the chat format as special tokens
         stop_token_ids=stop_ids,
         ignore_eos=True,
         logprobs=0,
@@ -49,16 +49,16 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
 
 
 def scoring_params() -> Any:
-    """Parameters that give the logprob of every prompt token, all of them computed afresh."""
+    """Parameters that give the logprob of every prompt token, all of them recomputed."""
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
 
     return VllmParams(max_tokens=1, prompt_logprobs=0, detokenize=False, skip_reading_prefix_cache=True)
 
 
-def delta(completion: Any, versions: list[int], *, version: int) -> Delta:
-    """A completion of vLLM as a delta. versions: by token. version: the live one, for the error.
+def to_delta(completion: Any, versions: list[int], *, version: int) -> Delta:
+    """Convert a completion of vLLM. versions: of each token. version: the live one, for the error's text.
 
-    Raises `Transient` when a logprob is not finite, or vLLM gave the request up.
+    Raises `Transient` when a logprob is not finite, or vLLM gave up the request.
     """
     ids = list(completion.token_ids)
     logprobs = [position[token].logprob for position, token in zip(completion.logprobs or [], ids, strict=True)]
@@ -72,8 +72,8 @@ def delta(completion: Any, versions: list[int], *, version: int) -> Delta:
     return Delta(ids, logprobs, versions, finish, stop_text)
 
 
-def by_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:
-    """The version of tokens `first` … `first + count - 1`, from the token at which each version began."""
+def version_per_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[int]:
+    """The versions of tokens `first` … `first + count - 1`. starts: each version, and the token at which it began."""
     versions: list[int] = []
     for token in range(first, first + count):
         label = next(version for version, start in reversed(starts) if start <= token)
@@ -81,7 +81,7 @@ def by_token(starts: Sequence[tuple[str, int]], first: int, count: int) -> list[
     return versions
 
 
-def scores(output: Any) -> list[float]:
-    """The logprobs of a scored prompt's tokens, but for the first."""
+def prompt_logprobs(output: Any) -> list[float]:
+    """The logprobs of the tokens of a scored prompt, except the first."""
     ids = output.prompt_token_ids
     return [position[token].logprob for position, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]

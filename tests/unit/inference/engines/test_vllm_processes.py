@@ -15,7 +15,7 @@ import pytest
 
 from synth.errors import Transient
 from synth.inference.engines.vllm import process
-from synth.inference.engines.vllm.adapters import make_folder
+from synth.inference.engines.vllm.adapters import make_host_folder
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def never() -> None:
 
 
 async def test_a_call_to_a_process_that_ends_meanwhile_ends_too(llm: Any) -> None:
-    calling = asyncio.create_task(process.answer(llm, never(), timeout=60))
+    calling = asyncio.create_task(process.call(llm, never(), timeout=60))
     await asyncio.sleep(0)
     llm.child.alive = False
     with pytest.raises(Transient, match="the engine process has ended"):
@@ -47,12 +47,12 @@ async def test_the_error_of_a_call_that_a_dead_process_has_refused_is_its_end(ll
         raise RuntimeError("dead")
 
     with pytest.raises(Transient, match="the engine process has ended"):
-        await process.answer(llm, refused(), timeout=60)
+        await process.call(llm, refused(), timeout=60)
 
 
 async def test_a_call_that_is_not_answered_in_time_is_given_up(llm: Any) -> None:
     with pytest.raises(Transient, match=r"did not answer in 0\.01 s"):
-        await process.answer(llm, never(), timeout=0.01)
+        await process.call(llm, never(), timeout=0.01)
 
 
 async def test_what_a_living_process_answers_or_raises_comes_as_it_is(llm: Any) -> None:
@@ -61,9 +61,9 @@ async def test_what_a_living_process_answers_or_raises_comes_as_it_is(llm: Any) 
             raise error
         return 7
 
-    assert await process.answer(llm, answers(None), timeout=60) == 7
+    assert await process.call(llm, answers(None), timeout=60) == 7
     with pytest.raises(ValueError, match="rank"):
-        await process.answer(llm, answers(ValueError("rank")), timeout=60)
+        await process.call(llm, answers(ValueError("rank")), timeout=60)
 
 
 def test_the_adapters_of_a_killed_service_are_removed_and_nobody_elses(
@@ -75,4 +75,4 @@ def test_the_adapters_of_a_killed_service_are_removed_and_nobody_elses(
     left, mine, parents = (tmp_path / f"synth-vllm-{pid}-x" for pid in (gone.pid, os.getpid(), os.getppid()))
     for folder in (left, mine, parents):
         (folder / "adapter-1").mkdir(parents=True)
-    assert {make_folder(), mine, parents} == set(tmp_path.iterdir())
+    assert {make_host_folder(), mine, parents} == set(tmp_path.iterdir())

@@ -1,0 +1,51 @@
+"""What one attempt at a training job is given, and how it reports that the job cannot succeed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synth.blobs import BlobStore
+from synth.bus.connection import Connection
+from synth.bus.history.job_log import JobHistory
+from synth.bus.publish import Fence
+from synth.bus.worker import Lease
+from synth.errors import Problem
+from synth.events import JobPaused, JobSucceeded
+from synth.jobs.resolved import RlJob, SftJob
+from synth.trainer.owner.history import AttemptHistory
+from synth.trainer.settings import TrainerSettings
+
+
+class JobFailure(Exception):
+    """The job cannot succeed, however often it is tried: the owner ends it with this code and problem."""
+
+    def __init__(self, code: str, problem: Problem) -> None:
+        super().__init__(problem.text())
+        self.code = code
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a training run is given. history: the job's lifecycle. fence: the right to publish as its owner.
+
+    announced: what the job's attempts have published.
+    pausing: set when the user has asked for a pause: the run is to save its state, and end with `JobPaused`.
+    work_dir: of this attempt alone; an earlier one that still cleans up cannot touch it.
+    """
+
+    bus: Connection
+    blobs: BlobStore
+    settings: TrainerSettings
+    history: JobHistory
+    fence: Fence
+    announced: AttemptHistory
+    lease: Lease
+    work_dir: Path
+    pausing: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded | JobPaused]]

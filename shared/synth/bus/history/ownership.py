@@ -1,0 +1,125 @@
+"""Owning a job: one attempt takes it, runs it until something interrupts it, and ends it.
+
+Invariants. Only the last attempt that started can end a job. The ending is decided on the log as it is then: a job that
+has ended stays ended, and a cancellation that came meanwhile wins over a success or a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from synth.bus.connection import Connection
+from synth.bus.history.job_log import JobHistory, append_as_owner, start_attempt
+from synth.bus.publish import Fence
+from synth.bus.replay import follow
+from synth.errors import Permanent, Problem
+from synth.events import JobCancelled, JobFailed, JobPaused, JobPauseRequested, PolicyRefused, RolloutBlocked
+from synth.events.catalogue import Event
+from synth.jobs.lifecycle import State
+from synth.runtime import logs
+
+log = logs.get("ownership")
+
+_INTERRUPTING_FACTS = ("job.cancel_requested", "job.pause_requested", "rollout.blocked", "policy.refused")
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The right of one attempt to run a job and to end it. history: the job's, as it was when the attempt started."""
+
+    bus: Connection
+    history: JobHistory
+    fence: Fence
+
+    @classmethod
+    async def take(cls, bus: Connection, org: str, job_id: str, *, worker: str, term: int) -> Ownership | None:
+        """Start the job's next attempt. None for a job that is over, or was resumed since this term."""
+        history, fence = await start_attempt(bus, org, job_id, worker=worker, term=term)
+        return None if fence is None else cls(bus, history, fence)
+
+    def requested_ending(self, *, step: int) -> JobCancelled | JobPaused | None:
+        """The ending that the user asked an earlier attempt for, which did not live to announce it."""
+        if self.history.state is State.CANCELLING:
+            return JobCancelled(step=step)
+        return JobPaused(step=step) if self.history.state is State.PAUSING else None
+
+    async def run(
+        self,
+        work: Awaitable[Event],
+        *,
+        last_step: Callable[[], int] = lambda: 0,
+        pausing: asyncio.Event | None = None,
+        pause_s: float = 0.0,
+    ) -> Event:
+        """The ending that `work` returns, or the one that interrupts it; `work` is then cancelled.
+
+        last_step: the last training step that is announced, of which a cancellation or a pause speaks.
+        pausing: set when the user asks for a pause; `work` then has `pause_s` seconds to end by itself.
+        A `Permanent` error of `work` is the job's failure; any other error is raised.
+        """
+        pausing = pausing or asyncio.Event()
+        working = asyncio.ensure_future(work)
+        interrupted = asyncio.create_task(self._interruption(pausing))
+        overdue = asyncio.create_task(_overdue(pausing, pause_s))
+        tasks = (working, interrupted, overdue)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            working.cancel()
+            await asyncio.wait([working])
+            if interrupted.done():
+                return interrupted.result() or JobCancelled(step=last_step())
+            return JobPaused(step=last_step())
+        except Permanent as error:
+            return JobFailed(code="cannot_run", problem=Problem(what=str(error)))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def end(self, ending: Event, *, step: int = 0, cancellation_beats_failure: bool = False) -> None:
+        """Announce how the job ends. step: of the `job.cancelled` that replaces `ending` if the user has cancelled."""
+
+        def decide(history: JobHistory) -> Event | None:
+            if history.ended:
+                return None
+            if history.state is State.CANCELLING and (cancellation_beats_failure or not isinstance(ending, JobFailed)):
+                return JobCancelled(step=step)
+            return ending
+
+        await append_as_owner(self.bus, self.fence, decide)
+
+    async def _interruption(self, pausing: asyncio.Event) -> JobFailed | None:
+        """Wait for a cancellation (None), a broken environment, or a policy that cannot be served.
+
+        A request to pause sets `pausing` and does not interrupt: the work may well come to its end first.
+        """
+        subjects = [f"{fact}.{self.fence.org}.{self.fence.job_id}" for fact in _INTERRUPTING_FACTS]
+        async with aclosing(follow(self.bus.nc, subjects, after=self.history.since)) as events:
+            async for recorded in events:
+                match recorded.event:
+                    case JobPauseRequested():
+                        pausing.set()
+                    case RolloutBlocked() | PolicyRefused() as obstacle:
+                        return failure_of(obstacle)
+                    case _:
+                        return None
+        raise AssertionError("a follow never ends")
+
+
+def failure_of(obstacle: RolloutBlocked | PolicyRefused) -> JobFailed:
+    """How a job ends whose environment is broken, or whose policy no engine can serve."""
+    code = "task_app_failed" if isinstance(obstacle, RolloutBlocked) else "cannot_serve"
+    return JobFailed(code=code, problem=obstacle.problem)
+
+
+async def _overdue(pausing: asyncio.Event, seconds: float) -> None:
+    """Return `seconds` after a pause has been asked for."""
+    await pausing.wait()
+    await asyncio.sleep(seconds)
+    if seconds:
+        log.warning("the pause takes too long, letting go of the job as it was", seconds=seconds)

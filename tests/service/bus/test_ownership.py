@@ -1,0 +1,128 @@
+"""Owning a job: what interrupts its work, and which ending wins."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from synth.bus.history.job_log import append_decided, read_job
+from synth.bus.history.ownership import Ownership
+from synth.bus.publish import Publisher
+from synth.errors import Permanent, Problem
+from synth.events import (
+    JobCancelled,
+    JobCancelRequested,
+    JobFailed,
+    JobPaused,
+    JobPauseRequested,
+    JobSucceeded,
+    PolicyRefused,
+    RolloutBlocked,
+)
+from synth.events.catalogue import Event
+from synth.jobs.lifecycle import State
+from tests.service.bus.test_job_log import verified_job
+
+PROBLEM = Problem(what="it does not work")
+
+
+async def owned_job(bus_as) -> Ownership:
+    org, job = await verified_job(bus_as)
+    ownership = await Ownership.take(await bus_as("trainer"), org, job, worker="w", term=0)
+    assert ownership is not None
+    return ownership
+
+
+async def ask(bus_as, ownership: Ownership, wish: Event) -> None:
+    """The user's wish to cancel or to pause."""
+    fence = ownership.fence
+    await append_decided(await bus_as("gateway"), fence.org, fence.job_id, lambda _: wish)
+
+
+async def state_of(ownership: Ownership) -> State | None:
+    return (await read_job(ownership.bus, ownership.fence.org, ownership.fence.job_id)).state
+
+
+class EndlessWork:
+    """Work that ends only when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    async def run(self) -> Event:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("wish", "ending"),
+    [(JobCancelRequested(), JobCancelled(step=7)), (JobPauseRequested(), JobPaused(step=7))],
+    ids=["cancelled", "paused"],
+)
+async def test_the_users_wish_ends_the_work_at_the_last_announced_step(bus_as, wish: Event, ending: Event):
+    ownership, work = await owned_job(bus_as), EndlessWork()
+    await ask(bus_as, ownership, wish)
+    async with asyncio.timeout(10):
+        assert await ownership.run(work.run(), last_step=lambda: 7) == ending
+    assert work.cancelled
+
+
+@pytest.mark.parametrize(
+    ("service", "obstacle", "code"),
+    [
+        ("rollouts", RolloutBlocked(iteration=1, problem=PROBLEM), "task_app_failed"),
+        ("inference", PolicyRefused(problem=PROBLEM), "cannot_serve"),
+    ],
+    ids=["environment", "engine"],
+)
+async def test_an_obstacle_fails_the_job_with_its_problem(bus_as, service: str, obstacle: Event, code: str):
+    ownership, work = await owned_job(bus_as), EndlessWork()
+    fence = ownership.fence
+    await Publisher(await bus_as(service)).once(obstacle, org=fence.org, key=fence.job_id, id="1")
+    async with asyncio.timeout(10):
+        assert await ownership.run(work.run()) == JobFailed(code=code, problem=PROBLEM)
+    assert work.cancelled
+
+
+async def test_work_that_can_never_succeed_fails_the_job(bus_as):
+    async def impossible() -> Event:
+        raise Permanent("no such file")
+
+    ownership = await owned_job(bus_as)
+    ending = await ownership.run(impossible())
+    assert ending == JobFailed(code="cannot_run", problem=Problem(what="no such file"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "beats_failure", "state"),
+    [
+        (JobSucceeded(steps=9), False, State.CANCELLED),
+        (JobFailed(code="internal", problem=PROBLEM), False, State.FAILED),
+        (JobFailed(code="internal", problem=PROBLEM), True, State.CANCELLED),
+    ],
+    ids=["success", "failure that is told", "failure that is not"],
+)
+async def test_a_cancellation_that_came_meanwhile_wins(bus_as, ending: Event, beats_failure: bool, state: State):
+    ownership = await owned_job(bus_as)
+    await ask(bus_as, ownership, JobCancelRequested())
+    await ownership.end(ending, cancellation_beats_failure=beats_failure)
+    assert await state_of(ownership) is state
+
+
+async def test_a_wish_that_its_attempt_did_not_live_to_fulfil_is_left_to_the_next(bus_as):
+    first = await owned_job(bus_as)
+    await ask(bus_as, first, JobPauseRequested())
+    second = await Ownership.take(first.bus, first.fence.org, first.fence.job_id, worker="w", term=0)
+    assert second is not None
+    assert (first.requested_ending(step=3), second.requested_ending(step=3)) == (None, JobPaused(step=3))
+
+
+async def test_a_job_that_has_ended_has_no_next_owner(bus_as):
+    ownership = await owned_job(bus_as)
+    await ownership.end(JobSucceeded(steps=9))
+    assert await Ownership.take(ownership.bus, ownership.fence.org, ownership.fence.job_id, worker="w", term=0) is None
