@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from synth.chat.messages import TrainingRow
 from synth.cli.make_model import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
@@ -107,7 +109,8 @@ def fine_tune(model_dir: Path, out: Path, *, log: Callable[[str], None]) -> Path
         packing="padded",
     )
     rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
-    data = encode_rows(rows(12_000, seed=0), load_tokenizer(model_dir), sequence_length=config.sequence_length)
+    dataset = msgspec.convert(list(rows(12_000, seed=0)), list[TrainingRow])
+    data = encode_rows(dataset, load_tokenizer(model_dir), sequence_length=config.sequence_length)
     policy = load_policy(model_dir, config)
     trainer = SftTrainer(policy, config, data)
     for _ in range(trainer.total):

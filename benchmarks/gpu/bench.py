@@ -21,7 +21,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig
 from synth.trainer.learner.data.packing import Sequences
-from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
@@ -91,7 +91,7 @@ class Bench:
         tokens, mask = self._random_tokens(0)
         sequences = Sequences(tokens, mask.astype(np.float32), np.arange(load.sequences + 1) * load.length)
         policy = self._compiled(load_policy(self.folder, config))
-        return self._train(SftTrainer(policy, config, SftData(sequences, _NOTHING_CUT)).step, policy, FULL)
+        return self._train(SftTrainer(policy, config, SftDataset(sequences, _NOTHING_CUT)).step, policy, FULL)
 
     def rl_lora(self) -> Measured:
         """A GSPO iteration through a LoRA of rank 16."""

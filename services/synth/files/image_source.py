@@ -1,4 +1,4 @@
-"""One file's images: each had once, looked at, and stored as a blob named by its content.
+"""One file's images: each is fetched once, checked, and stored as a blob named by its content.
 
 An image comes from a data URI or from a public HTTP(S) address. A server that is away is asked again, within the
 budget of the file.
@@ -17,7 +17,7 @@ import httpx
 
 from synth.blobs import BlobStore
 from synth.errors import SynthError
-from synth.files.images.format import NoPicture, look_at
+from synth.files.images.format import NotAnImage, read_image_format
 from synth.files.settings import FilesSettings
 from synth.http_guard import AddressRefused, ReplyTooLarge, fetch
 
@@ -29,16 +29,16 @@ _REMEMBERED = 100_000
 
 
 class ImageRefused(SynthError):
-    """The image cannot be had, or is none: the reason, as a user reads it."""
+    """The image cannot be fetched, or the bytes are no image: the reason, as a user reads it."""
 
 
-class _Away(SynthError):
+class _ServerUnavailable(SynthError):
     """The image's server did not answer: worth another try."""
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where the images of all files come from and go to. slots: bounds what the process fetches at one time."""
+    """Fetches and stores the images of all files. slots: bounds how many images the process holds at one time."""
 
     client: httpx.AsyncClient
     blobs: BlobStore
@@ -55,43 +55,43 @@ class FileImages:
     _known: dict[bytes, str] = field(default_factory=dict[bytes, str])
     _retries: int = 0
 
-    async def have(self, address: str) -> str:
-        """The URI of the image's blob. Raises `ImageRefused`."""
+    async def store(self, address: str) -> str:
+        """Fetch, check and store the image; the URI of its blob. Raises `ImageRefused`."""
         key = hashlib.blake2b(address.encode(), digest_size=16).digest()
         if (known := self._known.get(key)) is not None:
             return known
-        # Also for an image that came inside its row: what is held in memory is bounded by the slots.
+        # An image that came inside its row takes a slot too: the slots bound what is held in memory.
         async with self.source.slots:
             if address[:5].lower() == "data:":
-                body = await asyncio.to_thread(_decoded, address, self.source.settings.max_image_bytes)
+                body = await asyncio.to_thread(_decode_data_uri, address, self.source.settings.max_image_bytes)
             else:
-                body = await self._fetched(address)
-            digest = await asyncio.to_thread(self._looked_at, body)
+                body = await self._fetch(address)
+            digest = await asyncio.to_thread(self._image_digest, body)
             ref = await self.source.blobs.put_bytes(f"orgs/{self.org}/images/{digest}", body)
         if len(self._known) >= _REMEMBERED:
             self._known.pop(next(iter(self._known)))
         self._known[key] = ref.uri
         return ref.uri
 
-    def _looked_at(self, body: bytes) -> str:
+    def _image_digest(self, body: bytes) -> str:
         limit = self.source.settings.max_image_pixels
         try:
-            picture = look_at(body)
-        except NoPicture as error:
+            image = read_image_format(body)
+        except NotAnImage as error:
             raise ImageRefused(str(error)) from error
-        if picture.width * picture.height > limit:
-            size = f"{picture.width}×{picture.height}"
+        if image.width * image.height > limit:
+            size = f"{image.width}×{image.height}"
             raise ImageRefused(f"an image of {size} pixels; expected at most {limit:,}; make it smaller")
         return hashlib.sha256(body).hexdigest()
 
-    async def _fetched(self, address: str) -> bytes:
+    async def _fetch(self, address: str) -> bytes:
         url = _url(address)
         settings = self.source.settings
         for tried in range(1, settings.image_tries + 1):
             try:
                 async with asyncio.timeout(settings.image_deadline_s):
                     return await self._follow(url)
-            except (_Away, TimeoutError) as error:
+            except (_ServerUnavailable, TimeoutError) as error:
                 reason = str(error) or f"it did not arrive within {settings.image_deadline_s:g} s"
                 if tried == settings.image_tries or self._retries >= settings.image_retries_per_file:
                     raise ImageRefused(f"cannot be fetched from {url.host}: {reason} (tried {tried}×)") from error
@@ -115,11 +115,11 @@ class FileImages:
             except ReplyTooLarge as error:
                 raise ImageRefused(_too_large(settings.max_image_bytes)) from error
             except httpx.HTTPError as error:
-                raise _Away(str(error) or repr(error)) from error
+                raise _ServerUnavailable(str(error) or repr(error)) from error
             if reply.status in _REDIRECTS and reply.location:
                 url = _url(reply.location, of=url)
             elif reply.status == 429 or reply.status >= 500:
-                raise _Away(f"HTTP {reply.status}")
+                raise _ServerUnavailable(f"HTTP {reply.status}")
             elif reply.status != 200:
                 raise ImageRefused(f"cannot be fetched from {url.host}: HTTP {reply.status}")
             else:
@@ -143,7 +143,7 @@ def _url(address: str, *, of: httpx.URL | None = None) -> httpx.URL:
     return url
 
 
-def _decoded(address: str, limit: int) -> bytes:
+def _decode_data_uri(address: str, limit: int) -> bytes:
     head = _DATA.match(address)
     if head is None:
         begins = address[:60]

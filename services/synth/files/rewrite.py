@@ -1,4 +1,4 @@
-"""A file with images, written anew: its rows in order, a window of them at a time, with their images as blobs."""
+"""Writes a file with images anew: its rows in order, a window of them at a time, with their images as blobs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import msgspec
 from synth.blobs import BlobStore
 from synth.events import BlobRef, FileReady, FileRejected, LineProblem
 from synth.files.image_source import FileImages, ImageRefused, ImageSource
-from synth.files.images.rows import Drafted, draft, place
+from synth.files.images.rows import DraftRow, draft_row, fill_slot
 from synth.files.rows.check import PROBLEMS_KEPT
 from synth.files.rows.conversations import line_problem
 from synth.files.settings import FilesSettings
 
-#: Lines that are held in memory while their images are had.
+#: Lines that are held in memory while their images are fetched.
 _WINDOW_BYTES = 8 << 20
 _WINDOW_LINES = 1024
 
@@ -40,7 +40,7 @@ class Rewriter:
         settings = self.source.settings
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"rewrite-{uuid.uuid4().hex}"
-        work = _Rewriting(FileImages(self.source, org), settings)
+        work = _FileRewrite(FileImages(self.source, org), settings)
         try:
             with path.open("wb") as out:
                 try:
@@ -60,7 +60,7 @@ class Rewriter:
         return msgspec.structs.replace(ready, images=work.images, images_trimmed=work.trimmed, rewritten=rewritten)
 
 
-class _Rewriting:
+class _FileRewrite:
     def __init__(self, images: FileImages, settings: FilesSettings) -> None:
         self.line = 0
         self.images = 0
@@ -72,12 +72,12 @@ class _Rewriting:
 
     async def window(self, lines: list[bytes], out: BinaryIO) -> bool:
         """Write these lines; False when so many images have failed that the rest is not worth its fetches."""
-        drafts = await asyncio.to_thread(lambda: [draft(line, most=self._most) for line in lines])
+        drafts = await asyncio.to_thread(lambda: [draft_row(line, most=self._most) for line in lines])
         await self._fill(drafts)
-        for drafted in drafts:
-            if drafted is not None:
-                self.images += len(drafted.shown)
-                self.trimmed += drafted.trimmed
+        for row in drafts:
+            if row is not None:
+                self.images += len(row.slots)
+                self.trimmed += row.trimmed
         self.line += len(lines)
         if self.problems:
             return len(self.problems) < PROBLEMS_KEPT
@@ -85,31 +85,31 @@ class _Rewriting:
         await asyncio.to_thread(lambda: out.writelines(line + b"\n" for line in whole))
         return True
 
-    async def _fill(self, drafts: list[Drafted | None]) -> None:
-        """Have the window's images, each address once, and say in each row where they are."""
-        wanted = {shown.address: "" for drafted in drafts if drafted is not None for shown in drafted.shown}
+    async def _fill(self, drafts: list[DraftRow | None]) -> None:
+        """Store the window's images, each address once, and write the blobs' URIs into the rows."""
+        wanted = {slot.address: "" for row in drafts if row is not None for slot in row.slots}
         failed: dict[str, str] = {}
 
-        async def have(addresses: Iterator[str]) -> None:
+        async def store(addresses: Iterator[str]) -> None:
             for address in addresses:
                 if len(failed) >= PROBLEMS_KEPT:
                     failed[address] = "not looked at: too many other images of the file cannot be had"
                     continue
                 try:
-                    wanted[address] = await self._images.have(address)
+                    wanted[address] = await self._images.store(address)
                 except ImageRefused as error:
                     failed[address] = str(error)
 
         addresses = iter(list(wanted))
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._at_once, len(wanted))):
-                group.create_task(have(addresses))
-        for number, drafted in enumerate(drafts, start=self.line + 1):
-            for shown in drafted.shown if drafted is not None else ():
-                if shown.address in failed:
-                    self.problems.append(line_problem(number, (shown.path, failed[shown.address])))
+                group.create_task(store(addresses))
+        for number, row in enumerate(drafts, start=self.line + 1):
+            for slot in row.slots if row is not None else ():
+                if slot.address in failed:
+                    self.problems.append(line_problem(number, (slot.path, failed[slot.address])))
                 else:
-                    place(shown, wanted[shown.address])
+                    fill_slot(slot, wanted[slot.address])
 
 
 async def _windows(pieces: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synth.chat.families import MARKS
 from synth.errors import Permanent
-
-# Marks of a chat format, which are special tokens in some tokenizers and plain ones in others; `decode` shows them.
-_KEPT = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +53,5 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     ]
     if missing:
         raise Permanent(f"the tokenizer of {model_dir.name!r} lacks {', '.join(missing)}; a chat needs all three")
-    kept = set(full.convert_tokens_to_ids([t for t in _KEPT if t in full.get_vocab()]))
+    kept = set(full.convert_tokens_to_ids([t for t in MARKS if t in full.get_vocab()]))
     return Tokenizer(full, full.eos_token_id, full.eos_token, frozenset(set(full.all_special_ids) - kept))

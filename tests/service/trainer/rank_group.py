@@ -19,7 +19,7 @@ from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
-from tests.unit.trainer.sft_rows import addition_rows, sft_config
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 
 STEPS, MIDDLE, WORLD_SIZE = 10, 5, 2
 _DEADLINE_S = 280
@@ -71,7 +71,9 @@ def train(
         assert isinstance(config, SftTrainConfig)
         policy.shard(process_group)
         tokenizer = load_tokenizer(model_dir)
-        data, validation = (encode_rows(addition_rows(n), tokenizer, sequence_length=128) for n in (100, 10))
+        data, validation = (
+            encode_rows(training_rows(addition_rows(n)), tokenizer, sequence_length=128) for n in (100, 10)
+        )
         trainer = SftTrainer(policy, config, data, validation=validation)
     resumed = trainer.state.resume(resume) if resume else None
     values: dict[int, dict[str, float]] = {}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synth.events import FileReady
-from synth.files.images.rows import draft
+from synth.files.images.rows import draft_row
 from synth.files.rows.check import FileCheck
-from synth.files.rows.conversations import Measured, read_line
+from synth.files.rows.conversations import LineStats, read_line
 from synth.files.rows.token_estimate import tokens_in
 
 JSON = st.recursive(
@@ -25,7 +25,14 @@ KEYS = ("type", "text", "image_url", "image", "url", "tool_name", "arguments", "
 CONTENT = JSON | st.lists(st.dictionaries(st.sampled_from(KEYS), JSON | st.sampled_from(KEYS), max_size=4), max_size=3)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool", "bot"])},
-    optional={"content": CONTENT, "tool_calls": CONTENT, "weight": JSON, "reasoning": JSON, "raw_content": JSON},
+    optional={
+        "content": CONTENT,
+        "tool_calls": CONTENT,
+        "weight": JSON,
+        "reasoning": JSON,
+        "reasoning_content": JSON,
+        "raw_content": JSON,
+    },
 )
 ROW = st.fixed_dictionaries(
     {"messages": st.lists(MESSAGE, max_size=4)},
@@ -41,7 +48,7 @@ def chat(*, role: str = "assistant", also: dict[str, Any] | None = None, **messa
 @given(st.binary())
 def test_any_bytes_are_a_row_or_a_problem(line: bytes):
     found = read_line(line)
-    assert isinstance(found, Measured) or all(found)
+    assert isinstance(found, LineStats) or all(found)
 
 
 @given(ROW)
@@ -52,12 +59,12 @@ def test_any_row_is_good_or_has_a_problem_and_a_good_one_can_be_written_anew(row
         assert found[0].startswith("$")
         assert found[1]
         return
-    drafted = draft(line, most=1)
-    assert (drafted is not None) == found.pictured
-    if drafted is not None:
-        assert drafted.shown
-        assert all(isinstance(shown.address, str) for shown in drafted.shown)
-        json.loads(drafted.line())
+    draft = draft_row(line, most=1)
+    assert (draft is not None) == found.has_images
+    if draft is not None:
+        assert draft.slots
+        assert all(isinstance(slot.address, str) for slot in draft.slots)
+        json.loads(draft.line())
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))
@@ -71,13 +78,15 @@ def test_any_file_has_a_verdict(pieces: list[bytes]):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (chat(content={"answer": 4}), '{"answer":4}'),
+        (chat(content={"answer": 4}), '{"answer": 4}'),
         (chat(content=["a", {"type": "text", "text": "b"}]), "ab"),
         (chat(content={"type": "text", "text": "a"}), "a"),
         (chat(content=[{"tool_name": "move", "arguments": {"to": 1}}]), 'move{"to":1}'),
         (chat(tool_calls=[{"name": "move", "arguments": {"to": 1}}]), 'move{"to":1}'),
         (chat(tool_calls=[{"function": {"name": "move", "arguments": "{}"}}]), "move{}"),
         (chat(reasoning="because"), "because"),
+        (chat(reasoning_content="because"), "because"),
+        (chat(reasoning_content="because", reasoning="so"), "because"),
         (chat(raw_content="<think>x</think>y"), "<think>x</think>y"),
         (chat(content="a", name="n", tool_call_id="c", also={"tool_choice": "auto", "metadata": {"k": 1}}), "a"),
         (chat(content="a", also={"tools": [{"name": "f", "description": "d", "parameters": {}}]}), "a"),
@@ -87,9 +96,9 @@ def test_any_file_has_a_verdict(pieces: list[bytes]):
 )
 def test_every_shape_of_the_clients_is_taken(line: bytes, text: str):
     found = read_line(line)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, LineStats), found
     assert "".join(found.texts[1:]) == text
-    assert not found.pictured
+    assert not found.has_images
 
 
 @pytest.mark.parametrize(
@@ -104,7 +113,9 @@ def test_every_shape_of_the_clients_is_taken(line: bytes, text: str):
         (chat(content={"type": "image", "image": 7}), "$.messages[1].content", "got `int`"),
         (chat(tool_calls=[{"arguments": {}}]), "$.messages[1].tool_calls[0]", "without `function` or `name`"),
         (chat(role="user", tool_calls=[{"name": "f"}]), "$.messages[1].tool_calls", "only assistants call tools"),
+        (chat(content="a", reasoning_content=7), "$.messages[1].reasoning_content", "got `int`"),
         (chat(content="a", also={"tools": [{}]}), "$.tools[0]", "a tool without a name"),
+        (chat(content="a", also={"tools": [{"function": {"name": 7}}]}), "$.tools[0].function.name", "got `int`"),
         (chat(content="a", also={"tools": {}}), "$.tools", "got `object`"),
         (chat(content="a", also={"metadata": 1}), "$.metadata", "got `int`"),
         (chat(content="a", also={"images": [7]}), "$.images[0]", "got `int`"),

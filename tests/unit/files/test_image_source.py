@@ -49,7 +49,7 @@ class Ingest:
         check.feed(body)
         verdict = check.finish()
         assert isinstance(verdict, FileReady), verdict
-        if not check.pictured:
+        if not check.image_rows:
             return verdict
         given = FilesSettings(**{"allow_loopback": True, "image_deadline_s": 5.0, **settings})
         async with guarded_client(given.guard, timeout=5) as client:

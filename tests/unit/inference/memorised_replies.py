@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from synth.inference.chat.prompts import ChatFormat, Conversation, Message
+from synth.chat.messages import Conversation, Message
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.tokenizers import load_tokenizer
 from tests.unit.inference.tiny_model import plain_model
 

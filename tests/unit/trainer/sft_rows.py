@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from synth.chat.messages import TrainingRow
 from synth.trainer.config import SftTrainConfig
 
 
@@ -30,3 +33,8 @@ def addition_rows(count: int) -> list[dict[str, Any]]:
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return path
+
+
+def training_rows(rows: list[dict[str, Any]]) -> list[TrainingRow]:
+    """The rows as the trainer reads them from a file."""
+    return msgspec.convert(rows, list[TrainingRow])

@@ -1,4 +1,4 @@
-"""What an image is, by its own bytes: kind and size, of PNG, JPEG, WebP and GIF. Nothing is decoded."""
+"""The kind and size of a PNG, JPEG, WebP or GIF image, from its header. No pixel is decoded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}
 
 
-class NoPicture(SynthError):
+class NotAnImage(SynthError):
     """These bytes are no image that a model can be shown."""
 
 
-class Picture(NamedTuple):
+class ImageFormat(NamedTuple):
     """kind: png, jpeg, webp or gif; width, height: in pixels."""
 
     kind: str
@@ -25,27 +25,27 @@ class Picture(NamedTuple):
     height: int
 
 
-def look_at(body: bytes) -> Picture:
-    """The image in these bytes. Raises `NoPicture`."""
+def read_image_format(body: bytes) -> ImageFormat:
+    """The kind and size of the image in these bytes. Raises `NotAnImage`."""
     try:
-        found = _look_at(body)
+        found = _read_header(body)
     except (struct.error, IndexError) as error:
-        raise NoPicture(f"an image that ends after {len(body)} bytes, inside its header") from error
+        raise NotAnImage(f"an image that ends after {len(body)} bytes, inside its header") from error
     if found is None:
         begins = body[:8].hex(" ") or "nothing"
-        raise NoPicture(f"not a PNG, JPEG, WebP or GIF image (its bytes begin with {begins})")
+        raise NotAnImage(f"not a PNG, JPEG, WebP or GIF image (its bytes begin with {begins})")
     if not (found.width and found.height):
-        raise NoPicture(f"a {found.kind} image of {found.width}×{found.height} pixels")
+        raise NotAnImage(f"a {found.kind} image of {found.width}×{found.height} pixels")
     return found
 
 
-def _look_at(body: bytes) -> Picture | None:
+def _read_header(body: bytes) -> ImageFormat | None:
     if body.startswith(_PNG):
         if body[12:16] != b"IHDR":
             return None
-        return Picture("png", *struct.unpack_from(">II", body, 16))
+        return ImageFormat("png", *struct.unpack_from(">II", body, 16))
     if body.startswith((b"GIF87a", b"GIF89a")):
-        return Picture("gif", *struct.unpack_from("<HH", body, 6))
+        return ImageFormat("gif", *struct.unpack_from("<HH", body, 6))
     if body.startswith(b"RIFF") and body[8:12] == b"WEBP":
         return _webp(body)
     if body.startswith(b"\xff\xd8\xff"):
@@ -53,20 +53,20 @@ def _look_at(body: bytes) -> Picture | None:
     return None
 
 
-def _webp(body: bytes) -> Picture | None:
+def _webp(body: bytes) -> ImageFormat | None:
     chunk = body[12:16]
     if chunk == b"VP8X":
-        return Picture("webp", 1 + int.from_bytes(body[24:27], "little"), 1 + int.from_bytes(body[27:30], "little"))
+        return ImageFormat("webp", 1 + int.from_bytes(body[24:27], "little"), 1 + int.from_bytes(body[27:30], "little"))
     if chunk == b"VP8L":
         (bits,) = struct.unpack_from("<I", body, 21)
-        return Picture("webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+        return ImageFormat("webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
     if chunk == b"VP8 ":
         width, height = struct.unpack_from("<HH", body, 26)
-        return Picture("webp", width & 0x3FFF, height & 0x3FFF)
+        return ImageFormat("webp", width & 0x3FFF, height & 0x3FFF)
     return None
 
 
-def _jpeg(body: bytes) -> Picture | None:
+def _jpeg(body: bytes) -> ImageFormat | None:
     at = 2
     while True:
         if body[at] != 0xFF:
@@ -76,7 +76,7 @@ def _jpeg(body: bytes) -> Picture | None:
             at += 1
         elif marker in _JPEG_FRAMES:
             height, width = struct.unpack_from(">HH", body, at + 5)
-            return Picture("jpeg", width, height)
+            return ImageFormat("jpeg", width, height)
         elif marker in _JPEG_ALONE:
             at += 2
         else:

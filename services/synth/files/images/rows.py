@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
+from synth.chat.messages import IMAGE_TYPES, PART_TYPES, object_text
+
 _OLDER = ("images", "image_url")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An image that a row shows. part: where its blob's URI goes; path: the image's place in the row as it came."""
+class ImageSlot:
+    """An image of a row. part: the content part that gets its blob's URI; path: its place in the row as it came."""
 
     part: dict[str, Any]
     address: str
@@ -25,11 +27,11 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """A row whose images are still to be had. trimmed: how many were left out."""
+class DraftRow:
+    """A row whose images are not stored yet. trimmed: how many images were left out."""
 
     row: dict[str, Any]
-    shown: list[Shown]
+    slots: list[ImageSlot]
     trimmed: int
 
     def line(self) -> bytes:
@@ -37,20 +39,20 @@ class Drafted:
         return msgspec.json.encode(self.row)
 
 
-def draft(line: bytes, *, most: int) -> Drafted | None:
-    """A checked line as a row to fill in; None for one that shows no image. most: images a message."""
-    # Two looks at the bytes are ten times as fast as reading them; a name may be written with escapes.
+def draft_row(line: bytes, *, most: int) -> DraftRow | None:
+    """A checked line as a row to fill in; None for a line without an image. most: images that a message keeps."""
+    # Two searches in the bytes are ten times as fast as decoding them; a name may be written with escapes.
     if b"image" not in line and b"\\u" not in line:
         return None
     row: dict[str, Any] = msgspec.json.decode(line)
-    older = [Shown({}, address, path) for name in _OLDER for address, path in _older(row, name)]
-    shown: list[Shown] = []
+    older = [ImageSlot({}, address, path) for name in _OLDER for address, path in _row_images(row, name)]
+    slots: list[ImageSlot] = []
     trimmed = 0
     for i, message in enumerate(row["messages"]):
         content = message.get("content")
         parts = _parts(content)
         first = older if message["role"] == "user" else []
-        own = _own(parts, f"$.messages[{i}].content")
+        own = _part_slots(parts, f"$.messages[{i}].content")
         if not (first or own):
             continue
         if first:
@@ -59,22 +61,22 @@ def draft(line: bytes, *, most: int) -> Drafted | None:
         kept, left_out = [*first, *own][:most], [*first, *own][most:]
         gone = {id(s.part) for s in left_out}
         message["content"] = [part for part in parts if id(part) not in gone]
-        shown += kept
+        slots += kept
         trimmed += len(left_out)
-    if not (shown or trimmed):
+    if not (slots or trimmed):
         return None
     for name in _OLDER:
         row.pop(name, None)
-    return Drafted(row, shown, trimmed)
+    return DraftRow(row, slots, trimmed)
 
 
-def place(shown: Shown, uri: str) -> None:
-    """Let a row's part name the blob of its image."""
-    shown.part.clear()
-    shown.part.update(type="image", image=uri)
+def fill_slot(slot: ImageSlot, uri: str) -> None:
+    """Write the URI of the image's blob into its part."""
+    slot.part.clear()
+    slot.part.update(type="image", image=uri)
 
 
-def _older(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
+def _row_images(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
     value = row.get(name)
     if isinstance(value, list):
         return [(_address(item), f"$.{name}[{k}]") for k, item in enumerate(value)]
@@ -82,21 +84,21 @@ def _older(row: dict[str, Any], name: str) -> list[tuple[str, str]]:
 
 
 def _parts(content: Any) -> list[Any]:
-    """A message's content as parts; an object that is none stays the text that it is read as."""
+    """A message's content as parts; an object that is no part becomes its text."""
     if isinstance(content, list):
         return content
     if isinstance(content, dict):
-        if content.get("type") in ("text", "image", "image_url"):
+        if content.get("type") in PART_TYPES:
             return [content]
-        content = msgspec.json.encode(content).decode()
+        content = object_text(content)
     return [{"type": "text", "text": content}] if content else []
 
 
-def _own(parts: list[Any], path: str) -> list[Shown]:
+def _part_slots(parts: list[Any], path: str) -> list[ImageSlot]:
     return [
-        Shown(part, _address(part.get("image_url") or part["image"]), f"{path}[{j}]")
+        ImageSlot(part, _address(part.get("image_url") or part["image"]), f"{path}[{j}]")
         for j, part in enumerate(parts)
-        if isinstance(part, dict) and part.get("type") in ("image", "image_url")
+        if isinstance(part, dict) and part.get("type") in IMAGE_TYPES
     ]
 
 

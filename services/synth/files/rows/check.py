@@ -1,4 +1,4 @@
-"""Checks a file of conversations as its bytes arrive: constant memory, every bad line counted, the first ones kept."""
+"""Checks a file of conversations as its bytes arrive, in constant memory: bad lines are counted, the first are kept."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TOO_LONG = ("$", f"the line is longer than {LONGEST_LINE >> 20} MiB")
 
 
 class FileCheck:
-    """Takes a file in pieces of any size and says in the end what it is.
+    """Takes a file in pieces of any size; `finish` gives the verdict.
 
-    pictured: how many rows show images, in whatever form.
+    image_rows: how many rows show images, in whatever form.
     """
 
     def __init__(self) -> None:
-        self.pictured = 0
+        self.image_rows = 0
         self._rest = b""
         self._skipping = False
         self._line = 0
@@ -71,7 +71,7 @@ class FileCheck:
             return
         self._rows += 1
         self._messages += found.messages
-        self.pictured += found.pictured
+        self.image_rows += found.has_images
         characters = sum(map(len, found.texts))
         self._characters += characters
         bucket = max(characters.bit_length() - 1, 0)

@@ -14,15 +14,16 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from synth.chat.families import CALL_END
+from synth.chat.messages import Conversation
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
 from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
 from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
 from synth.inference.api.sampling_plan import build_conversation, build_sampling_plan, find_ineffective
-from synth.inference.chat.families import CALL_END
-from synth.inference.chat.generation import Generation, Part, another_seed
-from synth.inference.chat.output_parser import Fresh, Reply, ReplyReader
-from synth.inference.chat.prompts import ChatFormat, Conversation
+from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
+from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
+from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Call
 from synth.trajectories import CompletionRecord
@@ -46,23 +47,23 @@ class _Choice:
     """One of a call's replies under way. call: of the recorder, if the call belongs to a rollout."""
 
     generation: Generation
-    reader: ReplyReader
+    reader: ReplyParser
     writer: ChunkWriter
     call: Call | None
-    parts: list[Part] = field(default_factory=list[Part])
+    parts: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
 
     @property
     def aborted(self) -> bool:
         return self.parts[-1].finish_reason == "abort"
 
-    def append(self, part: Part) -> Fresh:
+    def append(self, part: ReplyDelta) -> TextDelta:
         """Keep the next part; returns the text that it completes."""
         self.parts.append(part)
         return self.reader.more(part)
 
     async def sample(self) -> None:
         """Sample to the end."""
-        async with aclosing(self.generation.parts()) as parts:
+        async with aclosing(self.generation.deltas()) as parts:
             async for part in parts:
                 self.append(part)
 
@@ -76,7 +77,7 @@ class Completion:
         """Raises `UserError` for messages that cannot be rendered, and for a tool that cannot be called."""
         self._chat = chat = binding.chat
         self._conversation: Conversation = build_conversation(request, binding.sampling)
-        self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].thread if calls else None)
+        self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].history if calls else None)
         self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
@@ -90,7 +91,7 @@ class Completion:
         )
         self._choices: list[_Choice] = []
         for i in range(num_choices(request)):
-            seed = another_seed(plan.params.seed, i)
+            seed = derive_seed(plan.params.seed, i)
             generation = Generation(
                 binding.engine,
                 chat.tokenizer,
@@ -101,10 +102,10 @@ class Completion:
                 timeout=timeout,
                 stream=bool(request.stream),
             )
-            reader = ReplyReader(
+            reader = ReplyParser(
                 chat.tokenizer,
                 chat.family,
-                in_thoughts=plan.in_thoughts,
+                in_reasoning=plan.in_reasoning,
                 tools=self._conversation.tools,
                 stop=plan.params.stop,
             )
@@ -136,7 +137,7 @@ class Completion:
     async def stream(self, receive: Receive, send: Send) -> None:
         """Sample and reply as server-sent events; an error after the first byte is the stream's last event."""
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
-        replies: list[Reply] = []
+        replies: list[ParsedReply] = []
         try:
             for choice in self._choices:
                 await send(_sse_event(choice.writer.opening()))
@@ -161,17 +162,17 @@ class Completion:
             for choice in self._choices:
                 self._record_unfinished(choice)
 
-    async def _parts(self) -> AsyncGenerator[tuple[_Choice, Part]]:
+    async def _parts(self) -> AsyncGenerator[tuple[_Choice, ReplyDelta]]:
         """The parts of all choices, as they come."""
         if len(self._choices) == 1:
-            async with aclosing(self._choices[0].generation.parts()) as parts:
+            async with aclosing(self._choices[0].generation.deltas()) as parts:
                 async for part in parts:
                     yield self._choices[0], part
             return
-        queue: asyncio.Queue[tuple[_Choice, Part] | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[_Choice, ReplyDelta] | None] = asyncio.Queue()
 
         async def pump(choice: _Choice) -> None:
-            async with aclosing(choice.generation.parts()) as parts:
+            async with aclosing(choice.generation.deltas()) as parts:
                 async for part in parts:
                     queue.put_nowait((choice, part))
 
@@ -190,7 +191,7 @@ class Completion:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
 
-    def _finish(self, choice: _Choice) -> tuple[Reply, Fresh]:
+    def _finish(self, choice: _Choice) -> tuple[ParsedReply, TextDelta]:
         """Parse a reply that has ended, and record it once; returns the reply, and its text that was held back."""
         last = choice.parts[-1]
         reply, rest = choice.reader.close(last.finish_reason or "abort")
@@ -200,7 +201,7 @@ class Completion:
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 said = [token_id for part in choice.parts for token_id in part.token_ids]
-                self._chat.remember(call.thread, self._conversation, reply.message, self._prompt_ids, said)
+                self._chat.remember(call.history, self._conversation, reply.message, self._prompt_ids, said)
         return reply, rest
 
     def _record_unfinished(self, choice: _Choice) -> None:
@@ -212,11 +213,11 @@ class Completion:
         else:
             choice.call.fail()
 
-    def _usage(self, replies: Sequence[Reply]) -> Usage:
+    def _usage(self, replies: Sequence[ParsedReply]) -> Usage:
         usage = Usage(len(self._prompt_ids))
         for choice in self._choices:
             usage.add(choice.parts)
-        usage.thoughts = sum(reply.thought_tokens for reply in replies)
+        usage.reasoning = sum(reply.reasoning_tokens for reply in replies)
         return usage
 
     async def _abort_on_disconnect(self, receive: Receive) -> None:
@@ -260,7 +261,7 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _record(prompt_ids: list[int], parts: Sequence[Part]) -> CompletionRecord:
+def _record(prompt_ids: list[int], parts: Sequence[ReplyDelta]) -> CompletionRecord:
     return CompletionRecord(
         prompt_ids=np.asarray(prompt_ids, np.int32),
         sampled_ids=np.asarray([i for part in parts for i in part.token_ids], np.int32),

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from synth.chat.messages import ROLES, Message
 from synth.errors import Problem, UserError
-from synth.inference.chat.prompts import ROLES, Message
 from synth.inference.engines.protocol import SamplingParams
 from synth.jobs.resolved import RolloutSettings
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from synth.inference.chat.generation import Part
-from synth.inference.chat.output_parser import Fresh, Reply
-from synth.inference.chat.prompts import Message, ToolCall
+from synth.chat.messages import Message, MessageToolCall
+from synth.inference.chat.generation import ReplyDelta
+from synth.inference.chat.output_parser import ParsedReply, TextDelta
 from synth.inference.tokenizers import Tokenizer
 
 
@@ -32,10 +32,10 @@ class Usage:
 
     prompt: int
     sampled: int = 0
-    thoughts: int = 0
+    reasoning: int = 0
     forced: int = 0
 
-    def add(self, parts: Sequence[Part]) -> None:
+    def add(self, parts: Sequence[ReplyDelta]) -> None:
         """Count the tokens of one choice."""
         self.sampled += sum(len(part.token_ids) for part in parts if part.sampled)
         self.forced += sum(len(part.token_ids) for part in parts if not part.sampled)
@@ -46,12 +46,12 @@ class Usage:
             "prompt_tokens": self.prompt,
             "completion_tokens": self.sampled,
             "total_tokens": self.prompt + self.sampled,
-            "completion_tokens_details": {"reasoning_tokens": self.thoughts, "forced_tokens": self.forced},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning, "forced_tokens": self.forced},
         }
 
 
 def choice_json(
-    index: int, reply: Reply, parts: Sequence[Part], options: ReplyOptions, tokenizer: Tokenizer
+    index: int, reply: ParsedReply, parts: Sequence[ReplyDelta], options: ReplyOptions, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """One of a completion's `choices`."""
     choice: dict[str, Any] = {
@@ -95,19 +95,19 @@ class ChunkWriter:
         chunk = self._chunk({"role": "assistant", "content": ""})
         return chunk if self._index else chunk | _warnings(self._options)
 
-    def more(self, part: Part, fresh: Fresh) -> Iterator[dict[str, Any]]:
+    def more(self, part: ReplyDelta, delta: TextDelta) -> Iterator[dict[str, Any]]:
         """The chunks for new tokens, if any text became certain or logprobs were asked for."""
         detailed = self._options.logprobs or self._options.token_ids
-        if fresh.thoughts:
+        if delta.reasoning:
             # The token details go into the last of the chunks that these tokens make.
-            yield self._chunk(_thoughts_json(fresh.thoughts), part=part if detailed and not fresh.content else None)
-        if fresh.content or (detailed and not fresh.thoughts):
-            yield self._chunk({"content": fresh.content}, part=part if detailed else None)
+            yield self._chunk(_reasoning_json(delta.reasoning), part=part if detailed and not delta.content else None)
+        if delta.content or (detailed and not delta.reasoning):
+            yield self._chunk({"content": delta.content}, part=part if detailed else None)
 
-    def closing(self, reply: Reply, rest: Fresh) -> Iterator[dict[str, Any]]:
+    def closing(self, reply: ParsedReply, rest: TextDelta) -> Iterator[dict[str, Any]]:
         """The last chunks: the text that was held back, tool calls, and the finish reason."""
-        if rest.thoughts:
-            yield self._chunk(_thoughts_json(rest.thoughts))
+        if rest.reasoning:
+            yield self._chunk(_reasoning_json(rest.reasoning))
         if rest.content:
             yield self._chunk({"content": rest.content})
         if reply.message.tool_calls:
@@ -115,7 +115,9 @@ class ChunkWriter:
             yield self._chunk({"tool_calls": calls})
         yield self._chunk({}, finish=reply.finish_reason)
 
-    def _chunk(self, change: dict[str, Any], *, finish: str | None = None, part: Part | None = None) -> dict[str, Any]:
+    def _chunk(
+        self, change: dict[str, Any], *, finish: str | None = None, part: ReplyDelta | None = None
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, "delta": change, "finish_reason": finish}
         if part is not None and self._options.logprobs:
             choice["logprobs"] = _logprobs([part], self._tokenizer)
@@ -139,27 +141,27 @@ def _warnings(options: ReplyOptions) -> dict[str, Any]:
 
 def _message_json(message: Message) -> dict[str, Any]:
     body: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
-    if message.thoughts:
-        body |= _thoughts_json(message.thoughts)
+    if message.reasoning_text:
+        body |= _reasoning_json(message.reasoning_text)
     if message.tool_calls:
         body["tool_calls"] = [_call_json(c) for c in message.tool_calls]
     return body
 
 
-def _thoughts_json(thoughts: str) -> dict[str, str]:
-    """The thoughts under both names that clients look for."""
-    return {"reasoning_content": thoughts, "reasoning": thoughts}
+def _reasoning_json(reasoning: str) -> dict[str, str]:
+    """The reasoning under both names that clients look for."""
+    return {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
-def _call_json(call: ToolCall) -> dict[str, Any]:
+def _call_json(call: MessageToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",
-        "function": {"name": call.function.name, "arguments": call.function.arguments},
+        "function": {"name": call.called.name, "arguments": call.called.arguments},
     }
 
 
-def _logprobs(parts: Sequence[Part], tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs(parts: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
     """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
     for part in parts:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from synth.chat.families import Family, functions_of
+from synth.chat.messages import Conversation
 from synth.errors import Problem, UserError
 from synth.inference.api.requests import (
     ChatRequest,
@@ -21,9 +23,8 @@ from synth.inference.api.requests import (
     requested_thinking_budget,
     tool_choice,
 )
-from synth.inference.chat.families import Family, functions_of
-from synth.inference.chat.generation import Plan
-from synth.inference.chat.prompts import ChatFormat, Conversation
+from synth.inference.chat.generation import GenerationPlan
+from synth.inference.chat.prompts import ChatFormat
 
 # A name that needs no escaping in the tool call format of any family.
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)
@@ -37,7 +38,7 @@ def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> 
 
 def build_sampling_plan(
     request: ChatRequest, job: JobSampling | None, chat: ChatFormat, prompt_ids: Sequence[int], *, thinking: bool
-) -> Plan:
+) -> GenerationPlan:
     """How the reply to a prompt is sampled. thinking: of its conversation.
 
     Raises `UserError` for an impossible tool choice, in a call on a user's own account.
@@ -50,12 +51,12 @@ def build_sampling_plan(
         must_call = ()
     if job is not None and not job.constrain_tools:
         must_call = ()
-    return Plan(
+    return GenerationPlan(
         params=build_sampling_params(request, job),
         thinks=thinking and family.thinks,
-        in_thoughts=chat.ends_in_thoughts(prompt_ids),
+        in_reasoning=chat.ends_in_reasoning(prompt_ids),
         # With a budget of 0, the thoughts that a template always opens are closed at once.
-        thought_budget=0 if asked is False else budget,
+        thinking_budget=0 if asked is False else budget,
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
     )

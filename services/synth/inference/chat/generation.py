@@ -1,6 +1,6 @@
 """Sampling one reply, over several requests to the engine where some of its tokens are forced.
 
-An engine takes tokens and gives tokens. What has to stand in a reply (the end of thoughts that have reached their
+An engine takes tokens and gives tokens. What a reply must contain (the end of reasoning that has reached its
 budget, the beginning of a tool call) is appended to the prompt, and sampling goes on after it: the forced tokens are
 known exactly, and every other one was drawn from the policy. A prefix cache makes going on cheap.
 
@@ -17,17 +17,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
+from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.errors import Transient, UserError
-from synth.inference.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.inference.engines.protocol import Delta, Engine, FinishReason, SamplingParams
 from synth.inference.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplyDelta:
     """Tokens of a reply, as `Delta` has them. sampled: drawn from the policy; forced ones have logprob 0.
 
-    finish_reason: set on the last part alone.
+    finish_reason: set on the last delta alone.
     """
 
     token_ids: list[int]
@@ -39,30 +39,30 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class GenerationPlan:
     """How one reply is sampled. params: of the whole reply; its stop strings are the client's.
 
-    thinks: whether it may begin with thoughts. in_thoughts: whether its prompt ends in open ones. thought_budget:
-    sampled tokens after which they are closed; None leaves their end to the model.
+    thinks: whether it may begin with reasoning. in_reasoning: whether its prompt ends in open reasoning.
+    thinking_budget: sampled tokens after which reasoning is closed; None leaves its end to the model.
     one_call: whether it ends after its first tool call. must_call: the functions of which it has to call one.
     """
 
     params: SamplingParams
     thinks: bool = False
-    in_thoughts: bool = False
-    thought_budget: int | None = None
+    in_reasoning: bool = False
+    thinking_budget: int | None = None
     one_call: bool = False
     must_call: tuple[str, ...] = ()
 
     @property
-    def watches_thoughts(self) -> bool:
-        """Whether thoughts are sampled by themselves, because something changes at their end."""
-        changes = self.thought_budget is not None or self.one_call or bool(self.must_call)
-        return changes and (self.thinks or self.in_thoughts)
+    def stops_at_reasoning_end(self) -> bool:
+        """Whether reasoning is sampled in requests of its own, because something changes at its end."""
+        changes = self.thinking_budget is not None or self.one_call or bool(self.must_call)
+        return changes and (self.thinks or self.in_reasoning)
 
 
 class Generation:
-    """One reply on its way.
+    """The sampling of one reply.
 
     request_id: of the engine's requests, which append their number. timeout: seconds for all of them.
     """
@@ -73,7 +73,7 @@ class Generation:
         tokenizer: Tokenizer,
         family: Family,
         prompt_ids: Sequence[int],
-        plan: Plan,
+        plan: GenerationPlan,
         *,
         request_id: str,
         timeout: float,
@@ -82,138 +82,141 @@ class Generation:
         self._engine = engine
         self._tokenizer = tokenizer
         self._family = family
-        self._prompt = len(prompt_ids)
+        self._prompt_length = len(prompt_ids)
         self._ids = list(prompt_ids)
         self._plan = plan
         self._request_id = request_id
         self._timeout = timeout
         self._stream = stream
-        self._left = plan.params.max_tokens
+        self._tokens_left = plan.params.max_tokens
         self._forced = ""  # to come before the next sampled token
         self._requests = 0
-        self._give_up = 0.0
-        self._running: str | None = None
+        self._deadline = 0.0
+        self._running_request: str | None = None
         self._aborted = False
 
     def abort(self) -> None:
-        """End the reply now; its last part then says so."""
+        """End the reply now; its last delta has finish_reason "abort"."""
         self._aborted = True
-        if self._running is not None:
-            self._engine.abort(self._running)
+        if self._running_request is not None:
+            self._engine.abort(self._running_request)
 
-    async def parts(self) -> AsyncGenerator[Part]:
-        """The reply: parts as they come if `stream`, else few and large. Raises what the engine raises."""
-        self._give_up = asyncio.get_running_loop().time() + self._timeout
-        for phase in (self._think, self._begin_call, self._answer):
-            async with aclosing(phase()) as parts:
-                async for part in parts:
-                    yield part
-                    if part.finish_reason is not None:
+    async def deltas(self) -> AsyncGenerator[ReplyDelta]:
+        """The reply: deltas as they come if `stream`, else few and large. Raises what the engine raises."""
+        self._deadline = asyncio.get_running_loop().time() + self._timeout
+        for phase in (self._think, self._start_forced_call, self._answer):
+            async with aclosing(phase()) as deltas:
+                async for delta in deltas:
+                    yield delta
+                    if delta.finish_reason is not None:
                         return
 
-    async def _think(self) -> AsyncGenerator[Part]:
-        """The thoughts, up to where they are closed, by the model or by force."""
+    async def _think(self) -> AsyncGenerator[ReplyDelta]:
+        """The reasoning, up to where it is closed, by the model or by force."""
         plan = self._plan
-        if not plan.watches_thoughts:
+        if not plan.stops_at_reasoning_end:
             return
-        if plan.must_call and not plan.in_thoughts:
-            # Else it might begin with anything, and the call would have to be forced after that.
+        if plan.must_call and not plan.in_reasoning:
+            # Otherwise the reply might begin with any text, and the call would have to be forced after it.
             self._forced = f"{THINK}\n"
-        budget = self._left if plan.thought_budget is None else plan.thought_budget
-        while budget > 0 and self._left > 0:
-            room, last = min(self._left, budget), _NOTHING
-            calls = plan.one_call and not self._in_thoughts()
-            async with aclosing(self._deltas(room, (*((CALL_END,) if calls else ()), THINK_END))) as deltas:
+        budget = self._tokens_left if plan.thinking_budget is None else plan.thinking_budget
+        while budget > 0 and self._tokens_left > 0:
+            room, last = min(self._tokens_left, budget), _EMPTY
+            calls = plan.one_call and not self._in_reasoning()
+            async with aclosing(self._sample(room, (*((CALL_END,) if calls else ()), THINK_END))) as deltas:
                 async for last in deltas:
                     room -= len(last.token_ids)
                     budget -= len(last.token_ids)
                     if last.finish_reason is None:
-                        for part in self._give(last):
-                            yield part
+                        for emitted in self._emit(last):
+                            yield emitted
             ended_turn = last.finish_reason == "stop" and last.stop_text is None
             if ended_turn and plan.must_call:
                 last, budget = _without_last(last), 0
             elif self._is_over(last, room):
-                for part in self._give(last, finished=True):
-                    yield part
+                for emitted in self._emit(last, finished=True):
+                    yield emitted
                 return
-            for part in self._give(last):
-                yield part
+            for emitted in self._emit(last):
+                yield emitted
             if last.stop_text == THINK_END:
                 self._forced = "\n\n" if plan.must_call else ""
                 return
-        if self._in_thoughts():
-            said = self._tokenizer.decode(self._ids[self._prompt :]) + self._forced
-            self._forced += THINK_CLOSING.lstrip() if said.endswith("\n") else THINK_CLOSING
+        if self._in_reasoning():
+            reply_text = self._tokenizer.decode(self._ids[self._prompt_length :]) + self._forced
+            self._forced += THINK_CLOSING.lstrip() if reply_text.endswith("\n") else THINK_CLOSING
 
     def _is_over(self, last: Delta, room: int) -> bool:
-        """Whether the reply has ended in its thoughts, or without any. room: tokens that could still have come."""
+        """Whether the reply has ended in its reasoning, or without any. room: tokens that could still have come."""
         if last.finish_reason == "length":
-            # With room left it was the context that ended: there is no place for more.
+            # With room left it was the context that was full: no token fits after it.
             return room > 0
         if last.finish_reason == "stop" and last.stop_text not in self._plan.params.stop:
             if last.stop_text == CALL_END:
-                return not self._in_thoughts(last.token_ids)
+                return not self._in_reasoning(last.token_ids)
             return last.stop_text != THINK_END
         return True
 
-    def _in_thoughts(self, more: Sequence[int] = ()) -> bool:
-        """Whether what has been said so far, or is about to be, began with thoughts; they have not been closed."""
-        said = self._tokenizer.decode([*self._ids[self._prompt :], *more]) + self._forced
-        return self._plan.in_thoughts or said.lstrip().startswith(THINK)
+    def _in_reasoning(self, more: Sequence[int] = ()) -> bool:
+        """Whether what has been said so far, or is about to be, began with reasoning that is not closed yet."""
+        reply_text = self._tokenizer.decode([*self._ids[self._prompt_length :], *more]) + self._forced
+        return self._plan.in_reasoning or reply_text.lstrip().startswith(THINK)
 
-    async def _begin_call(self) -> AsyncGenerator[Part]:
+    async def _start_forced_call(self) -> AsyncGenerator[ReplyDelta]:
         """The beginning of a tool call, up to its arguments: the model chooses among several functions."""
         names, calls = self._plan.must_call, self._family.calls
         heads = [name + calls.after_name for name in names]
         if not names:
             return
         self._forced += calls.before_name
-        chosen, kept = "", _NOTHING
-        if len(names) > 1 and self._left > 0:
-            most = min(self._left, max(map(len, heads)))
-            async with aclosing(self._deltas(most, (calls.name_end,), whole=True)) as deltas:
-                said = await anext(deltas)
-            if said.finish_reason == "abort":
-                yield _part(_NOTHING, "abort")
+        chosen, kept = "", _EMPTY
+        if len(names) > 1 and self._tokens_left > 0:
+            most = min(self._tokens_left, max(map(len, heads)))
+            async with aclosing(self._sample(most, (calls.name_end,), whole=True)) as deltas:
+                name = await anext(deltas)
+            if name.finish_reason == "abort":
+                yield _reply_delta(_EMPTY, "abort")
                 return
-            kept, chosen = self._fitting(said, heads)
-        for part in self._give(kept):
-            yield part
+            kept, chosen = self._matching_prefix(name, heads)
+        for emitted in self._emit(kept):
+            yield emitted
         head = next(head for head in heads if head.startswith(chosen))
         self._forced += head[len(chosen) :]
 
-    def _fitting(self, said: Delta, heads: list[str]) -> tuple[Delta, str]:
-        """The longest beginning of `said` with which one of `heads` begins too, and its text."""
+    def _matching_prefix(self, name: Delta, heads: list[str]) -> tuple[Delta, str]:
+        """The longest beginning of `name` with which one of `heads` begins too, and its text."""
         n, text = 0, ""
-        for k in range(1, len(said.token_ids) + 1):
-            grown = self._tokenizer.decode(said.token_ids[:k])
+        for k in range(1, len(name.token_ids) + 1):
+            grown = self._tokenizer.decode(name.token_ids[:k])
             # A token without text, such as the end of the turn, fits nowhere.
             if len(grown) == len(text) or not any(head.startswith(grown) for head in heads):
                 break
             n, text = k, grown
-        return Delta(said.token_ids[:n], said.logprobs[:n], said.versions[:n]), text
+        return Delta(name.token_ids[:n], name.logprobs[:n], name.versions[:n]), text
 
-    async def _answer(self) -> AsyncGenerator[Part]:
+    async def _answer(self) -> AsyncGenerator[ReplyDelta]:
         plan = self._plan
-        if self._left <= 0:
-            yield _part(_NOTHING, "length")
+        if self._tokens_left <= 0:
+            yield _reply_delta(_EMPTY, "length")
             return
         stops = (CALL_END,) if plan.one_call else ()
-        async with aclosing(self._deltas(self._left, stops)) as deltas:
+        async with aclosing(self._sample(self._tokens_left, stops)) as deltas:
             async for delta in deltas:
-                for part in self._give(delta, finished=True):
-                    yield part
+                for emitted in self._emit(delta, finished=True):
+                    yield emitted
 
-    async def _deltas(self, limit: int, stops: tuple[str, ...], *, whole: bool = False) -> AsyncGenerator[Delta]:
-        """One request, for what comes after all that there is. stops: beside the client's own."""
+    async def _sample(self, limit: int, stops: tuple[str, ...], *, whole: bool = False) -> AsyncGenerator[Delta]:
+        """One request to the engine, for what follows the prompt, the reply so far and the forced text.
+
+        stops: stop strings beside the client's own. whole: one delta, also of a reply that is streamed.
+        """
         params, number = self._plan.params, self._requests
         self._requests += 1
-        left = self._give_up - asyncio.get_running_loop().time()
+        seconds_left = self._deadline - asyncio.get_running_loop().time()
         if self._aborted:
             yield Delta([], [], [], "abort")
             return
-        if left <= 0:
+        if seconds_left <= 0:
             raise Transient(f"the completion was not done in its {self._timeout:g} s")
         name = f"{self._request_id}-{number}"
         deltas = self._engine.generate(
@@ -222,13 +225,13 @@ class Generation:
                 params,
                 max_tokens=limit,
                 stop=(*params.stop, *(stop for stop in stops if stop not in params.stop)),
-                seed=another_seed(params.seed, number),
+                seed=derive_seed(params.seed, number),
             ),
             request_id=name,
-            timeout=left,
+            timeout=seconds_left,
             stream=self._stream and not whole,
         )
-        self._running = name
+        self._running_request = name
         try:
             async with aclosing(cast(AsyncGenerator[Delta], deltas)):
                 async for delta in deltas:
@@ -238,25 +241,25 @@ class Generation:
                 raise
             yield Delta([], [], [], "length")  # the context is full
         finally:
-            self._running = None
+            self._running_request = None
 
-    def _give(self, delta: Delta, *, finished: bool = False) -> Iterator[Part]:
-        """A delta as parts, after the forced tokens that were to come before it."""
+    def _emit(self, delta: Delta, *, finished: bool = False) -> Iterator[ReplyDelta]:
+        """The engine's delta, after the forced tokens that come before it."""
         if delta.token_ids and self._forced:
             forced = self._tokenizer.encode(self._forced)
             self._ids += forced
             self._forced = ""
-            yield Part(forced, [0.0] * len(forced), [delta.versions[0]] * len(forced), sampled=False)
+            yield ReplyDelta(forced, [0.0] * len(forced), [delta.versions[0]] * len(forced), sampled=False)
         self._ids += delta.token_ids
-        self._left -= len(delta.token_ids)
+        self._tokens_left -= len(delta.token_ids)
         if delta.token_ids or (finished and delta.finish_reason):
-            yield _part(delta, delta.finish_reason if finished else None)
+            yield _reply_delta(delta, delta.finish_reason if finished else None)
 
 
-_NOTHING = Delta([], [], [])
+_EMPTY = Delta([], [], [])
 
 
-def another_seed(seed: int | None, number: int) -> int | None:
+def derive_seed(seed: int | None, number: int) -> int | None:
     """The seed of draws that do not repeat those of `seed`; number 0 is `seed` itself."""
     if seed is None or number == 0:
         return seed
@@ -264,9 +267,9 @@ def another_seed(seed: int | None, number: int) -> int | None:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _part(delta: Delta, finish_reason: FinishReason | None) -> Part:
+def _reply_delta(delta: Delta, finish_reason: FinishReason | None) -> ReplyDelta:
     stop_text = delta.stop_text if finish_reason is not None else None
-    return Part(delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text)
+    return ReplyDelta(delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text)
 
 
 def _without_last(delta: Delta) -> Delta:

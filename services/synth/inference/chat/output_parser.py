@@ -1,6 +1,6 @@
-"""From the tokens of a reply, as they come, to what it says: thoughts, content, tool calls.
+"""From the tokens of a reply, as they come, to what it says: reasoning, content, tool calls.
 
-Invariants: whole and streamed replies are read by the same code, and their parts joined are the same, however the
+Invariants: whole and streamed replies are read by the same code, and their deltas joined are the same, however the
 tokens were cut; text is given out once no later token can change it; whatever a model says is read, never refused.
 """
 
@@ -11,180 +11,180 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from synth.inference.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
-from synth.inference.chat.generation import Part
-from synth.inference.chat.prompts import FunctionCall, Message, ToolCall
+from synth.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.messages import FunctionCall, Message, MessageToolCall
+from synth.inference.chat.generation import ReplyDelta
 from synth.inference.tokenizers import Tokenizer
 
 
-class Fresh(NamedTuple):
+class TextDelta(NamedTuple):
     """Text that has become certain."""
 
-    thoughts: str = ""
+    reasoning: str = ""
     content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What the model said. finish_reason: OpenAI's word. thought_tokens: sampled ones among the thoughts."""
+class ParsedReply:
+    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning."""
 
     message: Message
     finish_reason: str
-    thought_tokens: int
+    reasoning_tokens: int
 
 
-class ReplyReader:
-    """Reads one reply. in_thoughts: whether its prompt ends in open thoughts. stop: what may have to be cut off."""
+class ReplyParser:
+    """Reads one reply. in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off."""
 
     def __init__(
-        self, tokenizer: Tokenizer, family: Family, *, in_thoughts: bool, tools: Tools, stop: tuple[str, ...]
+        self, tokenizer: Tokenizer, family: Family, *, in_reasoning: bool, tools: Tools, stop: tuple[str, ...]
     ) -> None:
         self._tokenizer = tokenizer
-        self._text = _Decoder(tokenizer)
-        self._uncut = ""
+        self._text = _StreamDecoder(tokenizer)
+        self._pending = ""
         self._stop = stop
         self._tools = tools
-        self._split = _Splitter(family, tools, in_thoughts=in_thoughts)
-        self._thoughts: list[str] = []
+        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning)
+        self._reasoning: list[str] = []
         self._content: list[str] = []
         self._sampled_ids: list[int] = []
         self._forced_end: int | None = None
 
-    def more(self, part: Part) -> Fresh:
-        """What has become certain with these tokens. Of the last part the stop string is cut off."""
-        fresh = self._text.more(part.token_ids)
-        if part.sampled:
-            self._sampled_ids += part.token_ids
-        elif self._forced_end is None and THINK_END in self._tokenizer.decode(part.token_ids):
+    def more(self, delta: ReplyDelta) -> TextDelta:
+        """What has become certain with these tokens. The stop string of the last delta is cut off."""
+        text = self._text.more(delta.token_ids)
+        if delta.sampled:
+            self._sampled_ids += delta.token_ids
+        elif self._forced_end is None and THINK_END in self._tokenizer.decode(delta.token_ids):
             self._forced_end = len(self._sampled_ids)
-        if part.finish_reason is not None:
-            self._uncut += fresh + self._text.rest()
-            certain, self._uncut = self._without_stop(part.stop_text), ""
-        elif not part.sampled:
+        if delta.finish_reason is not None:
+            self._pending += text + self._text.rest()
+            certain, self._pending = self._without_stop(delta.stop_text), ""
+        elif not delta.sampled:
             # The engine looks for stop strings in what it samples, and nowhere else.
-            certain, self._uncut = self._uncut + fresh, ""
+            certain, self._pending = self._pending + text, ""
         else:
-            self._uncut += fresh
-            held = max((_overlap(self._uncut, stop) for stop in self._stop), default=0)
-            certain = self._uncut[: len(self._uncut) - held]
-            self._uncut = self._uncut[len(certain) :]
-        return self._give(self._split.more(certain))
+            self._pending += text
+            held = max((_overlap(self._pending, stop) for stop in self._stop), default=0)
+            certain = self._pending[: len(self._pending) - held]
+            self._pending = self._pending[len(certain) :]
+        return self._emit(self._split.more(certain))
 
-    def close(self, finish_reason: str) -> tuple[Reply, Fresh]:
+    def close(self, finish_reason: str) -> tuple[ParsedReply, TextDelta]:
         """The whole reply, and what of its text was held back until now."""
         rest, read = self._split.close()
-        fresh = self._give(rest)
+        text = self._emit(rest)
         calls = [
-            ToolCall(id=f"call_{secrets.token_hex(12)}", function=FunctionCall(name=name, arguments=arguments))
+            MessageToolCall(id=f"call_{secrets.token_hex(12)}", function=FunctionCall(name=name, arguments=arguments))
             for name, arguments in read
         ]
-        content, thoughts = "".join(self._content), "".join(self._thoughts)
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
         message = Message(
             role="assistant",
             content=None if calls and not content else content,
             tool_calls=calls or None,
-            reasoning_content=thoughts or None,
+            reasoning_content=reasoning or None,
         )
         finish = "tool_calls" if calls and finish_reason == "stop" else finish_reason
-        return Reply(message, finish, self._thought_tokens() if self._split.thought else 0), fresh
+        return ParsedReply(message, finish, self._reasoning_tokens() if self._split.reasoned else 0), text
 
     def _without_stop(self, stop_text: str | None) -> str:
-        at = self._uncut.find(stop_text) if stop_text is not None else -1
+        at = self._pending.find(stop_text) if stop_text is not None else -1
         if stop_text is None or at < 0:
-            return self._uncut
-        return self._uncut[: at + (len(CALL_END) if self._tools and stop_text == CALL_END else 0)]
+            return self._pending
+        return self._pending[: at + (len(CALL_END) if self._tools and stop_text == CALL_END else 0)]
 
-    def _give(self, pieces: Sequence[_Piece]) -> Fresh:
-        thoughts = "".join(text for kind, text in pieces if kind == "thoughts")
+    def _emit(self, pieces: Sequence[_Piece]) -> TextDelta:
+        reasoning = "".join(text for kind, text in pieces if kind == "reasoning")
         content = "".join(text for kind, text in pieces if kind == "content")
-        self._thoughts.append(thoughts)
+        self._reasoning.append(reasoning)
         self._content.append(content)
-        return Fresh(thoughts, content)
+        return TextDelta(reasoning, content)
 
-    def _thought_tokens(self) -> int:
-        """Sampled tokens up to the end of the thoughts, which may never have come."""
+    def _reasoning_tokens(self) -> int:
+        """Sampled tokens up to the end of the reasoning, which may never have come."""
         if self._forced_end is not None:
             return self._forced_end
         mark, ids = self._tokenizer.encode(THINK_END), self._sampled_ids
         return next((i + len(mark) for i in range(len(ids)) if ids[i : i + len(mark)] == mark), len(ids))
 
 
-_Kind = Literal["thoughts", "content"]
+_Kind = Literal["reasoning", "content"]
 _Piece = tuple[_Kind, str]
 
 
-class _Splitter:
-    """Tells thoughts, content and tool calls apart in text that comes piece by piece.
+class _ReplySplitter:
+    """Tells reasoning, content and tool calls apart in text that comes piece by piece.
 
-    thought: whether there were thoughts.
+    reasoned: whether there was any reasoning.
     """
 
-    def __init__(self, family: Family, tools: Tools, *, in_thoughts: bool) -> None:
+    def __init__(self, family: Family, tools: Tools, *, in_reasoning: bool) -> None:
         self._family = family
         self._tools = tools
-        self.thought = in_thoughts
-        # "start": the text may yet begin with thoughts. "calls": it has come to what may be a call.
-        self._at: Literal["start", "thoughts", "content", "calls"] = "thoughts" if in_thoughts else "start"
+        self.reasoned = in_reasoning
+        # "start": the text may yet begin with reasoning. "calls": what is held may be a call.
+        self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
         self._held = ""
-        self._blank = True  # nothing of the thoughts, or of what follows them, was given out yet
+        self._at_start = True  # nothing of the reasoning, or of the content after it, was given out yet
 
     def more(self, text: str) -> list[_Piece]:
         self._held += text
         pieces: list[_Piece] = []
-        if self._at == "start":
-            self._begin()
-        if self._at == "thoughts":
-            pieces += self._think()
-        if self._at == "content":
-            pieces += self._speak()
+        if self._state == "start":
+            self._split_start()
+        if self._state == "reasoning":
+            pieces += self._split_reasoning()
+        if self._state == "content":
+            pieces += self._split_content()
         return pieces
 
     def close(self) -> tuple[list[_Piece], list[ReadCall]]:
         """What was held back, and the calls."""
-        if self._at == "thoughts":
-            return [("thoughts", self._unpadded().rstrip("\n"))], []
-        calls = self._family.calls.read(self._held.lstrip(), self._tools) if self._at == "calls" else []
+        if self._state == "reasoning":
+            return [("reasoning", self._unpadded().rstrip("\n"))], []
+        calls = self._family.calls.read(self._held.lstrip(), self._tools) if self._state == "calls" else []
         return ([], calls) if calls else ([("content", self._held)], [])
 
-    def _begin(self) -> None:
+    def _split_start(self) -> None:
         begun = self._held.lstrip()
         if self._family.thinks and begun.startswith(THINK):
-            self._at, self.thought, self._held = "thoughts", True, begun[len(THINK) :]
+            self._state, self.reasoned, self._held = "reasoning", True, begun[len(THINK) :]
         elif not (self._family.thinks and THINK.startswith(begun)):
-            self._at = "content"
+            self._state = "content"
 
-    def _think(self) -> list[_Piece]:
+    def _split_reasoning(self) -> list[_Piece]:
         text = self._unpadded()
         end = text.find(THINK_END)
         if end >= 0:
-            self._at, self._held, self._blank = "content", text[end + len(THINK_END) :], True
-            return [("thoughts", text[:end].rstrip("\n"))]
-        # Newlines before the end are not part of the thoughts.
+            self._state, self._held, self._at_start = "content", text[end + len(THINK_END) :], True
+            return [("reasoning", text[:end].rstrip("\n"))]
+        # Newlines before the end are not part of the reasoning.
         certain = text[: len(text) - _overlap(text, THINK_END)].rstrip("\n")
         self._held = text[len(certain) :]
-        self._blank = self._blank and not certain
-        return [("thoughts", certain)]
+        self._at_start = self._at_start and not certain
+        return [("reasoning", certain)]
 
-    def _speak(self) -> list[_Piece]:
-        text = self._unpadded() if self.thought else self._held
+    def _split_content(self) -> list[_Piece]:
+        text = self._unpadded() if self.reasoned else self._held
         certain = text
         if self._tools:
             marks = self._family.calls.marks
             found = [at for at in (text.find(mark) for mark in marks) if at >= 0]
             if found:
-                self._at = "calls"
+                self._state = "calls"
             end = min(found) if found else len(text) - max(_overlap(text, mark) for mark in marks)
             # White space before a call is not content.
             certain = text[:end].rstrip()
         self._held = text[len(certain) :]
-        self._blank = self._blank and not certain
+        self._at_start = self._at_start and not certain
         return [("content", certain)]
 
     def _unpadded(self) -> str:
-        return self._held.lstrip("\n") if self._blank else self._held
+        return self._held.lstrip("\n") if self._at_start else self._held
 
 
-class _Decoder:
+class _StreamDecoder:
     """Text from token ids that come piece by piece: whole characters, for a token may hold a part of one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -194,16 +194,16 @@ class _Decoder:
 
     def more(self, ids: Sequence[int]) -> str:
         self._ids += ids
-        text = self._fresh()
+        text = self._new_text()
         if text.endswith("\ufffd"):
             return ""
         self._before, self._ids = self._ids[-4:] or self._before, []
         return text
 
     def rest(self) -> str:
-        return self._fresh()
+        return self._new_text()
 
-    def _fresh(self) -> str:
+    def _new_text(self) -> str:
         if not self._ids:
             return ""
         known = len(self._tokenizer.decode(self._before)) if self._before else 0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from synth.errors import SynthError, Transient
-from synth.inference.chat.prompts import Thread
+from synth.inference.chat.prompts import TokenHistory
 from synth.keys import Cid
 from synth.trajectories import CompletionRecord, records_to_bytes
 
@@ -41,7 +41,7 @@ class OpenRollout:
     calls_begun: int = 0
     records: dict[int, CompletionRecord] = field(default_factory=dict[int, CompletionRecord])
     aborts: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
-    thread: Thread = field(default_factory=Thread)
+    history: TokenHistory = field(default_factory=TokenHistory)
     nbytes: int = 0
     closed: bool = False
 
@@ -60,8 +60,8 @@ class Call:
         return self._rollout.cid
 
     @property
-    def thread(self) -> Thread:
-        return self._rollout.thread
+    def history(self) -> TokenHistory:
+        return self._rollout.history
 
     def on_close(self, abort: Callable[[], None]) -> None:
         """Register what to call if the rollout is closed, or expires, while this call runs."""
@@ -202,7 +202,7 @@ class Recorder:
     def _end(self, text: str, rollout: OpenRollout) -> None:
         rollout.closed = True
         self.nbytes -= rollout.nbytes
-        self.branch_breaks += rollout.thread.branch_breaks
+        self.branch_breaks += rollout.history.branch_breaks
         self._expiry_of_closed[text] = rollout.cid.expires
         for abort in list(rollout.aborts.values()):
             abort()

@@ -14,7 +14,7 @@ from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint.rng import permutation, reseed
 from synth.trainer.learner.data.packing import collate, plan_micro_batches
-from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
@@ -31,9 +31,9 @@ class SftTrainer:
         self,
         policy: Policy,
         config: SftTrainConfig,
-        data: SftData,
+        data: SftDataset,
         *,
-        validation: SftData | None = None,
+        validation: SftDataset | None = None,
         best_file: Path | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synth.files.images.format import NoPicture, Picture, look_at
+from synth.files.images.format import ImageFormat, NotAnImage, read_image_format
 from tests.image_server import GIF, PNG
 
 _APP0 = b"\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
@@ -27,30 +27,30 @@ EXTENDED = webp(b"VP8X", b"\0\0\0\0" + (63).to_bytes(3, "little") + (47).to_byte
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (PNG, Picture("png", 64, 48)),
-        (GIF, Picture("gif", 3, 2)),
-        (JPEG, Picture("jpeg", 64, 48)),
-        (LOSSY, Picture("webp", 64, 48)),
-        (LOSSLESS, Picture("webp", 64, 48)),
-        (EXTENDED, Picture("webp", 64, 48)),
+        (PNG, ImageFormat("png", 64, 48)),
+        (GIF, ImageFormat("gif", 3, 2)),
+        (JPEG, ImageFormat("jpeg", 64, 48)),
+        (LOSSY, ImageFormat("webp", 64, 48)),
+        (LOSSLESS, ImageFormat("webp", 64, 48)),
+        (EXTENDED, ImageFormat("webp", 64, 48)),
     ],
 )
-def test_an_image_is_known_by_its_header(body: bytes, found: Picture):
-    assert look_at(body) == found
+def test_an_image_is_known_by_its_header(body: bytes, found: ImageFormat):
+    assert read_image_format(body) == found
 
 
 @pytest.mark.parametrize("whole", [PNG, GIF, JPEG, LOSSY, LOSSLESS, EXTENDED, b"\xff\xd8\xff\xe0\0\0", b"\xff\xd8\xff"])
 def test_a_header_that_is_cut_off_is_no_image(whole: bytes):
     for end in range(min(len(whole), 10)):
-        with pytest.raises(NoPicture):
-            look_at(whole[:end])
+        with pytest.raises(NotAnImage):
+            read_image_format(whole[:end])
 
 
 @given(st.sampled_from([PNG[:12], GIF[:6], JPEG[:3], LOSSY[:12], EXTENDED[:16], b""]), st.binary(max_size=60))
 def test_any_bytes_are_an_image_or_none(begin: bytes, rest: bytes):
     try:
-        found = look_at(begin + rest)
-    except NoPicture:
+        found = read_image_format(begin + rest)
+    except NotAnImage:
         return
     assert found.width > 0
     assert found.height > 0

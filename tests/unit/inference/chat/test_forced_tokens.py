@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from synth.inference.api.requests import JobSampling
-from synth.inference.chat.generation import Generation, Part, Plan
+from synth.inference.chat.generation import Generation, GenerationPlan, ReplyDelta
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
@@ -202,7 +202,7 @@ async def test_a_coders_call_is_forced_in_its_own_format(served: Served) -> None
 
 def generation(served: Served, prompt_ids: list[int], *banned: int) -> Generation:
     params = SamplingParams(max_tokens=60, temperature=0, banned=banned)
-    plan = Plan(params=params, thinks=True, in_thoughts=True, thought_budget=BUDGET)
+    plan = GenerationPlan(params=params, thinks=True, in_reasoning=True, thinking_budget=BUDGET)
     chat, engine = served.chat, served.engine
     name = f"alone-{next(_names)}"
     return Generation(engine, chat.tokenizer, chat.family, prompt_ids, plan, request_id=name, timeout=30, stream=False)
@@ -210,8 +210,8 @@ def generation(served: Served, prompt_ids: list[int], *banned: int) -> Generatio
 
 async def test_an_abort_between_two_requests_ends_the_reply_before_anything_is_forced(served: Served) -> None:
     alone = generation(served, served.chat.prompt_ids(talk(ASK, thinking=True)))
-    parts: list[Part] = []
-    async for part in alone.parts():
+    parts: list[ReplyDelta] = []
+    async for part in alone.deltas():
         parts.append(part)
         alone.abort()
     assert [(len(part.token_ids), part.finish_reason) for part in parts] == [(BUDGET, None), (0, "abort")]
@@ -220,7 +220,7 @@ async def test_an_abort_between_two_requests_ends_the_reply_before_anything_is_f
 async def test_a_context_without_room_for_what_is_forced_ends_the_reply_for_its_length(served: Served) -> None:
     [mark] = served.chat.tokenizer.encode("</think>")
     alone = generation(served, [5] * (512 - BUDGET - 2), served.chat.tokenizer.eos_id, mark)
-    parts = [part async for part in alone.parts()]
+    parts = [part async for part in alone.deltas()]
     assert [(len(part.token_ids), part.finish_reason) for part in parts] == [(BUDGET, None), (0, "length")]
 
 

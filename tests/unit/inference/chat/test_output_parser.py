@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from synth.inference.chat.families import Family, family_of
-from synth.inference.chat.generation import Part
-from synth.inference.chat.output_parser import ReplyReader
+from synth.chat.families import Family, family_of
+from synth.inference.chat.generation import ReplyDelta
+from synth.inference.chat.output_parser import ReplyParser
 from synth.inference.chat.prompts import Message
 from synth.inference.tokenizers import Tokenizer, load_tokenizer
 
@@ -55,25 +55,25 @@ def read(
     *,
     cuts: tuple[int, ...] = (),
     stop: str | None = None,
-    in_thoughts: bool = False,
+    in_reasoning: bool = False,
 ) -> Message:
     """The reply in a text whose tokens come in pieces; what was given out on the way must be what it says."""
-    reader = ReplyReader(tokenizer, family(name), in_thoughts=in_thoughts, tools=TOOLS, stop=(stop,) if stop else ())
+    reader = ReplyParser(tokenizer, family(name), in_reasoning=in_reasoning, tools=TOOLS, stop=(stop,) if stop else ())
     ids = tokenizer.encode(text)
     bounds = sorted({0, *(c % (len(ids) + 1) for c in cuts), len(ids)})
     pieces = [ids[a:b] for a, b in itertools.pairwise(bounds)] or [[]]
-    fresh = []
+    deltas = []
     for i, piece in enumerate(pieces):
         ended: dict[str, Any] = {"finish_reason": "stop", "stop_text": stop} if i == len(pieces) - 1 else {}
-        fresh.append(reader.more(Part(piece, [-0.5] * len(piece), [0] * len(piece), **ended)))
+        deltas.append(reader.more(ReplyDelta(piece, [-0.5] * len(piece), [0] * len(piece), **ended)))
     reply, rest = reader.close("stop")
-    assert "".join(f.content for f in [*fresh, rest]) == (reply.message.content or "")
-    assert "".join(f.thoughts for f in [*fresh, rest]) == reply.message.thoughts
+    assert "".join(f.content for f in [*deltas, rest]) == (reply.message.content or "")
+    assert "".join(f.reasoning for f in [*deltas, rest]) == reply.message.reasoning_text
     return reply.message
 
 
 def calls(message: Message) -> list[tuple[str, Any]]:
-    return [(c.function.name, json.loads(str(c.function.arguments))) for c in message.tool_calls or ()]
+    return [(c.called.name, json.loads(str(c.called.arguments))) for c in message.tool_calls or ()]
 
 
 def test_the_template_says_which_family_a_model_is_of() -> None:
@@ -98,17 +98,17 @@ def test_the_template_says_which_family_a_model_is_of() -> None:
 )
 def test_thoughts_stand_at_the_beginning(tokenizer: Tokenizer, text: str, thoughts: str, content: str) -> None:
     message = read(tokenizer, text, cuts=tuple(range(len(text))))
-    assert (message.thoughts, message.content) == (thoughts, content)
+    assert (message.reasoning_text, message.content) == (thoughts, content)
     assert read(tokenizer, text, "qwen2.5").content == text
 
 
 def test_a_reply_that_begins_in_thoughts_is_thoughts_until_they_end(tokenizer: Tokenizer) -> None:
-    message = read(tokenizer, "why\n</think>\n\nso", in_thoughts=True)
-    assert (message.thoughts, message.content) == ("why", "so")
-    message = read(tokenizer, f"why\n</think>\n\n{XML_CALL}", "qwen3.5", in_thoughts=True)
-    assert (message.thoughts, message.content, calls(message)) == ("why", None, [("move", {"n": 1})])
-    message = read(tokenizer, f"why {JSON_CALL}", in_thoughts=True)
-    assert (message.thoughts, message.content, message.tool_calls) == (f"why {JSON_CALL}", "", None)
+    message = read(tokenizer, "why\n</think>\n\nso", in_reasoning=True)
+    assert (message.reasoning_text, message.content) == ("why", "so")
+    message = read(tokenizer, f"why\n</think>\n\n{XML_CALL}", "qwen3.5", in_reasoning=True)
+    assert (message.reasoning_text, message.content, calls(message)) == ("why", None, [("move", {"n": 1})])
+    message = read(tokenizer, f"why {JSON_CALL}", in_reasoning=True)
+    assert (message.reasoning_text, message.content, message.tool_calls) == (f"why {JSON_CALL}", "", None)
 
 
 @pytest.mark.parametrize(("name", "call"), [("qwen3", JSON_CALL), ("qwen2.5", JSON_CALL), ("qwen3-coder", XML_CALL)])
@@ -170,26 +170,26 @@ _PIECES = st.sampled_from(
     pieces=st.lists(_PIECES | st.text(max_size=4), max_size=14),
     cuts=st.lists(st.integers(0, 400), max_size=12),
     name=st.sampled_from(list(TEMPLATES)),
-    in_thoughts=st.booleans(),
+    in_reasoning=st.booleans(),
 )
 @example(
     pieces=["\n", "<think>", "\n", "\n", "</think>", "\n", "STOP"],
     cuts=[1, 2, 3, 4, 5, 6],
     name="qwen3",
-    in_thoughts=False,
+    in_reasoning=False,
 )
 def test_whatever_is_said_is_read_and_the_pieces_it_came_in_do_not_matter(
-    tokenizer: Tokenizer, pieces: list[str], cuts: list[int], name: str, in_thoughts: bool
+    tokenizer: Tokenizer, pieces: list[str], cuts: list[int], name: str, in_reasoning: bool
 ) -> None:
     text = "".join(pieces)
     # As an engine has it: nothing comes after the first stop string.
     stop = "STOP" if "STOP" in text else None
     text = text[: text.find("STOP") + 4] if stop else text
-    in_thoughts = in_thoughts and family(name).thinks
-    whole = read(tokenizer, text, name, stop=stop, in_thoughts=in_thoughts)
-    cut = read(tokenizer, text, name, stop=stop, in_thoughts=in_thoughts, cuts=tuple(cuts))
+    in_reasoning = in_reasoning and family(name).thinks
+    whole = read(tokenizer, text, name, stop=stop, in_reasoning=in_reasoning)
+    cut = read(tokenizer, text, name, stop=stop, in_reasoning=in_reasoning, cuts=tuple(cuts))
     for message in (whole, cut):
         for call in message.tool_calls or ():
             call.id = ""
     assert cut == whole
-    assert stop is None or "STOP" not in f"{whole.content}{whole.thoughts}"
+    assert stop is None or "STOP" not in f"{whole.content}{whole.reasoning_text}"

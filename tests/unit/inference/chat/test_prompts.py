@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from synth.chat.messages import ContentPart, Conversation, Message
 from synth.errors import UserError
 from synth.inference.api.responses import ChunkWriter, ReplyOptions
-from synth.inference.chat.generation import Part as Tokens
-from synth.inference.chat.output_parser import Reply, ReplyReader
-from synth.inference.chat.prompts import ChatFormat, Conversation, Message, Part, Thread
+from synth.inference.chat.generation import ReplyDelta
+from synth.inference.chat.output_parser import ParsedReply, ReplyParser
+from synth.inference.chat.prompts import ChatFormat, TokenHistory
 from synth.inference.tokenizers import load_tokenizer
 
 CALL = '<tool_call>\n{"name":"move","arguments":{"x":1}}\n</tool_call>'
@@ -29,20 +30,20 @@ def said(chat: ChatFormat, text: str, *, ended: bool = True) -> list[int]:
     return [*ids, chat.tokenizer.eos_id] if ended else ids
 
 
-def part(ids: list[int], **more: Any) -> Tokens:
-    return Tokens(ids, [-0.5] * len(ids), [0] * len(ids), **more)
+def part(ids: list[int], **more: Any) -> ReplyDelta:
+    return ReplyDelta(ids, [-0.5] * len(ids), [0] * len(ids), **more)
 
 
-def read(chat: ChatFormat, ids: list[int], *, tools: Any = (), stop: str | None = None) -> Reply:
-    reader = ReplyReader(chat.tokenizer, chat.family, in_thoughts=False, tools=tools, stop=(stop,) if stop else ())
+def read(chat: ChatFormat, ids: list[int], *, tools: Any = (), stop: str | None = None) -> ParsedReply:
+    reader = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=tools, stop=(stop,) if stop else ())
     reader.more(part(ids, finish_reason="stop", stop_text=stop))
     return reader.close("stop")[0]
 
 
-def turn(chat: ChatFormat, thread: Thread, talk: Conversation, ids: list[int]) -> tuple[list[int], Message]:
-    prompt = chat.prompt_ids(talk, thread)
+def turn(chat: ChatFormat, history: TokenHistory, talk: Conversation, ids: list[int]) -> tuple[list[int], Message]:
+    prompt = chat.prompt_ids(talk, history)
     reply = read(chat, ids, tools=talk.tools).message
-    chat.remember(thread, talk, reply, prompt, ids)
+    chat.remember(history, talk, reply, prompt, ids)
     return prompt, reply
 
 
@@ -57,49 +58,49 @@ def test_a_prompt_is_the_templates_text(chat: ChatFormat) -> None:
 
 
 def test_a_next_turn_keeps_the_sampled_ids_where_encoding_the_text_again_would_not(chat: ChatFormat) -> None:
-    thread, first = Thread(), Conversation([user("What is 1 + 2?")])
+    history, first = TokenHistory(), Conversation([user("What is 1 + 2?")])
     sampled = said(chat, "answer 46 at least")
     assert chat.tokenizer.encode("answer 46 at least") != sampled[:-1]
 
-    prompt, reply = turn(chat, thread, first, sampled)
-    second = chat.prompt_ids(Conversation([*first.messages, reply, user("Sure?")]), thread)
+    prompt, reply = turn(chat, history, first, sampled)
+    second = chat.prompt_ids(Conversation([*first.messages, reply, user("Sure?")]), history)
 
     assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
     rest = "".join(chat.tokenizer.text_of(i) for i in second[len(prompt) + len(sampled) :])
     assert rest == "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
-    assert thread.branch_breaks == 0
+    assert history.branch_breaks == 0
 
 
 def test_a_reply_cut_by_length_gets_its_end_from_the_template(chat: ChatFormat) -> None:
-    thread, first = Thread(), Conversation([user("hi")])
+    history, first = TokenHistory(), Conversation([user("hi")])
     sampled = said(chat, "answer 4", ended=False)
-    prompt, reply = turn(chat, thread, first, sampled)
-    second = chat.prompt_ids(Conversation([*first.messages, reply, user("go on")]), thread)
+    prompt, reply = turn(chat, history, first, sampled)
+    second = chat.prompt_ids(Conversation([*first.messages, reply, user("go on")]), history)
     at = len(prompt) + len(sampled)
     assert second[:at] == [*prompt, *sampled]
     assert second[at] == chat.tokenizer.eos_id
 
 
 def test_a_tool_call_turn_is_continued_although_the_template_spells_it_otherwise(chat: ChatFormat) -> None:
-    thread, first = Thread(), Conversation([user("go")], TOOLS)
+    history, first = TokenHistory(), Conversation([user("go")], TOOLS)
     sampled = said(chat, CALL)
-    prompt, reply = turn(chat, thread, first, sampled)
+    prompt, reply = turn(chat, history, first, sampled)
     assert reply.tool_calls
     result = Message(role="tool", content="moved", tool_call_id=reply.tool_calls[0].id)
-    second = chat.prompt_ids(Conversation([*first.messages, reply, result], TOOLS), thread)
+    second = chat.prompt_ids(Conversation([*first.messages, reply, result], TOOLS), history)
     assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
 
 
 def test_stripped_thinking_an_edited_history_and_other_tools_open_a_new_branch(chat: ChatFormat) -> None:
-    thread, first = Thread(), Conversation([user("hi")])
-    _, reply = turn(chat, thread, first, said(chat, "<think>hm</think>yes"))
+    history, first = TokenHistory(), Conversation([user("hi")])
+    _, reply = turn(chat, history, first, said(chat, "<think>hm</think>yes"))
     stripped = Conversation([*first.messages, reply, user("and?")])
-    assert chat.prompt_ids(stripped, thread) == chat.prompt_ids(stripped)
+    assert chat.prompt_ids(stripped, history) == chat.prompt_ids(stripped)
     edited = Conversation([*first.messages, Message(role="assistant", content="no"), user("and?")])
-    assert chat.prompt_ids(edited, thread) == chat.prompt_ids(edited)
+    assert chat.prompt_ids(edited, history) == chat.prompt_ids(edited)
     other = Conversation([*first.messages, reply, user("and?")], TOOLS)
-    assert chat.prompt_ids(other, thread) == chat.prompt_ids(other)
-    assert thread.branch_breaks == 3
+    assert chat.prompt_ids(other, history) == chat.prompt_ids(other)
+    assert history.branch_breaks == 3
 
 
 # What Qwen3's own template shows of a turn: its thoughts until the next question, an empty block where there are none.
@@ -123,26 +124,26 @@ def test_thoughts_go_on_to_the_next_call_as_the_template_has_it_whether_sent_bac
 ) -> None:
     chat = ChatFormat(load_tokenizer(model_dir))
     chat.tokenizer.full.chat_template = QWEN3
-    thread, first = Thread(), Conversation([user("go")])
+    history, first = TokenHistory(), Conversation([user("go")])
     sampled = said(chat, "<think>\nhm\n</think>\n\nI look.")
-    prompt, reply = turn(chat, thread, first, sampled)
-    assert (reply.thoughts, reply.content) == ("hm", "I look.")
+    prompt, reply = turn(chat, history, first, sampled)
+    assert (reply.reasoning_text, reply.content) == ("hm", "I look.")
     thoughts: dict[str, Any] = {name: "hm"} if name else {}
     back = Message(role="assistant", content="I look.", **thoughts)
     found = [*first.messages, back, Message(role="tool", content="a wall")]
 
-    second = chat.prompt_ids(Conversation(found), thread)
+    second = chat.prompt_ids(Conversation(found), history)
     assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
-    assert thread.branch_breaks == 0
+    assert history.branch_breaks == 0
     asked = Conversation([*found, user("and now?")])
-    assert "hm" not in chat.tokenizer.decode(chat.prompt_ids(asked, thread))
+    assert "hm" not in chat.tokenizer.decode(chat.prompt_ids(asked, history))
     other = [*first.messages, Message(role="assistant", content="I look.", reasoning="no"), found[-1]]
-    assert "no" in chat.tokenizer.decode(chat.prompt_ids(Conversation(other), thread))
-    assert thread.branch_breaks == 2
+    assert "no" in chat.tokenizer.decode(chat.prompt_ids(Conversation(other), history))
+    assert history.branch_breaks == 2
 
 
 def test_a_part_that_is_not_text_is_refused_at_its_place(chat: ChatFormat) -> None:
-    message = Message(role="user", content=[Part(type="text", text="a"), Part(type="image_url")])
+    message = Message(role="user", content=[ContentPart(type="text", text="a"), ContentPart(type="image_url")])
     with pytest.raises(UserError) as caught:
         chat.prompt_ids(Conversation([user("x"), message]))
     assert caught.value.problems[0].where == "messages[1].content[1].type"
@@ -153,7 +154,7 @@ def test_tool_calls_are_read_from_the_text(chat: ChatFormat) -> None:
     assert reply.finish_reason == "tool_calls"
     assert reply.message.content == "I move."
     assert reply.message.tool_calls is not None
-    assert [(c.function.name, c.function.arguments) for c in reply.message.tool_calls] == [("move", '{"x": 1}')] * 2
+    assert [(c.called.name, c.called.arguments) for c in reply.message.tool_calls] == [("move", '{"x": 1}')] * 2
 
 
 @pytest.mark.parametrize("text", ["<tool_call>{bad}</tool_call>", "<tool_call>\n{}\n</tool_call>", "plain", CALL[:-5]])
@@ -185,7 +186,7 @@ def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: b
     hit = next((s for s in stop if s in text), None)
     offered, shape = TOOLS if tools else [], ReplyOptions("id", "m", logprobs=False, token_ids=False)
     writer = ChunkWriter(shape, chat.tokenizer)
-    reader = ReplyReader(chat.tokenizer, chat.family, in_thoughts=False, tools=offered, stop=stop)
+    reader = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=offered, stop=stop)
     chunks: list[dict[str, Any]] = [writer.opening()]
     for tokens in [*(part([i]) for i in ids[:-1]), part([ids[-1]], finish_reason="stop", stop_text=hit)]:
         chunks += writer.more(tokens, reader.more(tokens))
@@ -203,15 +204,15 @@ def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: b
 
 
 def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(chat: ChatFormat) -> None:
-    thread, tools = Thread(), [{"type": "function", "function": {"name": "move"}}]
+    history, tools = TokenHistory(), [{"type": "function", "function": {"name": "move"}}]
     first = Conversation([user("go")], tools)
-    prompt, sampled = chat.prompt_ids(first, thread), said(chat, f"I move.\n{CALL}", ended=False)
+    prompt, sampled = chat.prompt_ids(first, history), said(chat, f"I move.\n{CALL}", ended=False)
     reply = read(chat, sampled, tools=tools, stop="</tool_call>")
     assert reply.finish_reason == "tool_calls"
-    assert [c.function.name for c in reply.message.tool_calls or ()] == ["move"]
-    chat.remember(thread, first, reply.message, prompt, sampled)
+    assert [c.called.name for c in reply.message.tool_calls or ()] == ["move"]
+    chat.remember(history, first, reply.message, prompt, sampled)
     result = Message(role="tool", content="done")
-    following = chat.prompt_ids(Conversation([user("go"), reply.message, result], tools), thread)
+    following = chat.prompt_ids(Conversation([user("go"), reply.message, result], tools), history)
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
     assert following[len(prompt) + len(sampled)] == chat.tokenizer.eos_id
-    assert thread.branch_breaks == 0
+    assert history.branch_breaks == 0

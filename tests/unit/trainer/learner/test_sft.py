@@ -11,27 +11,27 @@ import torch
 
 from synth.trainer.config import SftTrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.sft_dataset import SftData, encode_rows, load_tokenizer
+from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
 from synth.trainer.learner.sft import SftTrainer
-from tests.unit.trainer.sft_rows import addition_rows, sft_config
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 
 
 @pytest.fixture(scope="module")
-def data(model_dir: Path) -> SftData:
-    return encode_rows(addition_rows(64), load_tokenizer(model_dir), sequence_length=128)
+def data(model_dir: Path) -> SftDataset:
+    return encode_rows(training_rows(addition_rows(64)), load_tokenizer(model_dir), sequence_length=128)
 
 
-def test_it_learns_the_rows(model_dir: Path, data: SftData) -> None:
+def test_it_learns_the_rows(model_dir: Path, data: SftDataset) -> None:
     config = sft_config(steps=30, lr=5e-3, packing="padded")
     trainer = SftTrainer(load_policy(model_dir, config), config, data)
     losses = [trainer.step().values["loss"] for _ in range(trainer.total)]
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_loss_is_the_mean_over_tokens_however_the_batch_is_cut(model_dir: Path, data: SftData) -> None:
+def test_the_loss_is_the_mean_over_tokens_however_the_batch_is_cut(model_dir: Path, data: SftDataset) -> None:
     first = [
         SftTrainer(load_policy(model_dir, config), config, data).step().values["loss"]
         for config in (sft_config(batch_size=64, micro_batch_tokens=n) for n in (64, 100_000))
@@ -40,7 +40,7 @@ def test_the_loss_is_the_mean_over_tokens_however_the_batch_is_cut(model_dir: Pa
     assert first[1] == pytest.approx(mean_nll(load_policy(model_dir, sft_config()), data.sequences), abs=1e-5)
 
 
-def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, data: SftData) -> None:
+def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, data: SftDataset) -> None:
     config = sft_config(batch_size=24, epochs=2)
     trainer = SftTrainer(load_policy(model_dir, config), config, data)
     assert trainer.total == 6
@@ -50,7 +50,7 @@ def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, d
     assert epochs[0] != epochs[1]
 
 
-def test_the_best_weights_are_kept(model_dir: Path, data: SftData, tmp_path: Path) -> None:
+def test_the_best_weights_are_kept(model_dir: Path, data: SftDataset, tmp_path: Path) -> None:
     # The learning rate grows too large: the first validation is the best one.
     config = sft_config(steps=8, lr=0.3, validation_every=2, warmup_steps=8, best_metric="validation_loss")
     policy = load_policy(model_dir, config)
@@ -65,13 +65,13 @@ def test_the_best_weights_are_kept(model_dir: Path, data: SftData, tmp_path: Pat
     assert mean_nll(policy, data.sequences) == best_loss
 
 
-def test_a_best_metric_without_a_validation_file_is_refused(model_dir: Path, data: SftData) -> None:
+def test_a_best_metric_without_a_validation_file_is_refused(model_dir: Path, data: SftDataset) -> None:
     config = sft_config(best_metric="validation_loss")
     with pytest.raises(TrainingFailed, match="validation"):
         SftTrainer(load_policy(model_dir, config), config, data)
 
 
-def test_a_loss_that_is_not_a_number_stops(model_dir: Path, data: SftData) -> None:
+def test_a_loss_that_is_not_a_number_stops(model_dir: Path, data: SftDataset) -> None:
     config = sft_config()
     policy = load_policy(model_dir, config)
     with torch.no_grad():

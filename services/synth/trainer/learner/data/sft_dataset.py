@@ -19,16 +19,19 @@ import msgspec
 import numpy as np
 import torch
 
+from synth.chat.messages import TrainingRow, images_in
+from synth.chat.template import ChatTemplate
+from synth.errors import UserError
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.chat_rows import Row, images_in, messages_of, tools_of
 from synth.trainer.learner.data.packing import Sequences
 from synth.weights.policy_file import load_tensors, save_tensors
 
-_FORMAT = "sft-2"
+_FORMAT = "sft-3"
+_decoder = msgspec.json.Decoder(TrainingRow)
 
 
 @dataclass(frozen=True)
-class SftData:
+class SftDataset:
     """Tokenised rows. counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows."""
 
     sequences: Sequences
@@ -37,7 +40,7 @@ class SftData:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A stretch of rendered text, and the weight of its tokens (0: context)."""
+    """A part of a rendered text (see `synth.chat.template`), and the weight of its tokens (0: context)."""
 
     text: str
     weight: float
@@ -56,22 +59,18 @@ def load_tokenizer(model_dir: Path) -> Any:
     return tokenizer
 
 
-def read_rows(dataset: Path) -> Iterable[Row]:
-    """The rows of a JSONL file: `{"messages": […], "tools"?: […]}`. Raises `TrainingFailed` with the line."""
+def read_rows(dataset: Path) -> Iterable[TrainingRow]:
+    """The rows of a JSONL file. Raises `TrainingFailed` (bad_dataset) with the line."""
     with dataset.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                row = msgspec.json.decode(line)
-                messages = row["messages"]
-                if not all(isinstance(m["role"], str) for m in messages):
-                    raise TypeError("a role is not a string")
-            except (msgspec.DecodeError, KeyError, TypeError) as error:
+                yield _decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise TrainingFailed(
                     "bad_dataset", f"{dataset.name}:{number}: not a chat row ({error!r}); expected messages[]"
                 ) from error
-            yield row
 
 
 def encode_file(
@@ -82,7 +81,7 @@ def encode_file(
     examples: int | None = None,
     cache: Path | None = None,
     progress: Callable[[int], None] | None = None,
-) -> SftData:
+) -> SftDataset:
     """Tokenise a JSONL file once: a cache written for the same file, tokenizer and template is read instead.
 
     examples: only the first rows. progress: called with the number of rows rendered.
@@ -93,7 +92,7 @@ def encode_file(
         tensors, header = load_tensors(cache)
         if header.get("key") == key:
             arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
-            return SftData(Sequences(**arrays), json.loads(header["counts"]))
+            return SftDataset(Sequences(**arrays), json.loads(header["counts"]))
     data = encode_rows(
         itertools.islice(read_rows(dataset), examples), tokenizer, sequence_length=sequence_length, progress=progress
     )
@@ -106,36 +105,40 @@ def encode_file(
 
 
 def encode_rows(
-    rows: Iterable[Row],
+    rows: Iterable[TrainingRow],
     tokenizer: Any,
     *,
     sequence_length: int,
     progress: Callable[[int], None] | None = None,
-) -> SftData:
+) -> SftDataset:
     """Render and tokenise chat rows.
 
     A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
     assistant turn that no longer continues the text before it opens another, so that every turn is trained in the
-    context that a server would give it. Raises `TrainingFailed` (bad_dataset) for a row with an image, and when nothing
-    at all is trained.
+    context that a server would give it. Raises `TrainingFailed` (bad_dataset) for a row with an image, for one that the
+    template cannot render, and when nothing at all is trained.
     """
+    template = ChatTemplate(tokenizer)
     per_sequence: list[list[_Piece]] = []
     count = {"rows": 0, "sequences": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
     for row in rows:
         count["rows"] += 1
-        if images_in(row):
+        if images_in(row.messages):
             raise TrainingFailed(
                 "bad_dataset",
                 f"row {count['rows']} shows an image, and the trainer renders text; expected rows of text; "
                 "upload the conversations without their images",
             )
-        rendered = _render(row, tokenizer)
+        try:
+            rendered = _render(row, template)
+        except UserError as error:
+            raise TrainingFailed("bad_dataset", f"row {count['rows']}: {error}") from error
         count["untrained_rows"] += not rendered
         per_sequence += rendered
         if progress is not None:
             progress(count["rows"])
     texts = [piece.text for pieces in per_sequence for piece in pieces]
-    encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    encoded = iter(template.encode_all(texts))
     tokens: list[np.ndarray[Any, Any]] = []
     weights: list[np.ndarray[Any, Any]] = []
     for pieces in per_sequence:
@@ -155,7 +158,7 @@ def encode_rows(
             "expected assistant messages with weight above 0; raise sequence_length if rows are long",
         )
     count["sequences"] = len(tokens)
-    return SftData(
+    return SftDataset(
         Sequences(
             tokens=np.concatenate(tokens),
             weights=np.concatenate(weights),
@@ -165,47 +168,24 @@ def encode_rows(
     )
 
 
-def _render(row: Row, tokenizer: Any) -> list[list[_Piece]]:
+def _render(row: TrainingRow, template: ChatTemplate) -> list[list[_Piece]]:
     """The sequences of a row, as alternating context and completion; those without a trained turn are left out."""
-    messages, tools = messages_of(row), tools_of(row)
+    prepared = template.prepare(row.conversation())
     sequences: list[list[_Piece]] = []
     so_far = ""
-    for i, message in enumerate(row["messages"]):
-        if message["role"] != "assistant":
+    for i, message in enumerate(row.messages):
+        if message.role != "assistant":
             continue
-        weight = message.get("weight")
-        upto = _template(tokenizer, messages[: i + 1], tools, prompt=False)
-        before = _prompt_of(tokenizer, messages[:i], tools, upto)
-        if not (so_far and before.startswith(so_far)):
+        prompt, whole = template.assistant_turn(prepared, i)
+        if not (so_far and prompt.startswith(so_far)):
             so_far = ""
             sequences.append([])
         sequences[-1] += [
-            _Piece(before[len(so_far) :], 0.0),
-            _Piece(upto[len(before) :], 1.0 if weight is None else float(weight)),
+            _Piece(prompt[len(so_far) :], 0.0),
+            _Piece(whole[len(prompt) :], 1.0 if message.weight is None else float(message.weight)),
         ]
-        so_far = upto
+        so_far = whole
     return [pieces for pieces in sequences if any(p.weight for p in pieces)]
-
-
-def _prompt_of(tokenizer: Any, messages: list[Row], tools: Any, upto: str) -> str:
-    """The prompt whose continuation is the assistant turn that `upto` ends with.
-
-    The longest one that `upto` starts with: a template may put an empty `<think>` block into the prompt when thinking
-    is off, and then it is not the model's to write.
-    """
-    for options in ({"enable_thinking": False}, {}):
-        prompt = _template(tokenizer, messages, tools, prompt=True, **options)
-        if upto.startswith(prompt):
-            return prompt
-    raise TrainingFailed(
-        "bad_dataset",
-        "the chat template renders an assistant turn that does not continue its own generation prompt "
-        f"({prompt[-40:]!r}); expected the conversation to start with the prompt; check the template",
-    )
-
-
-def _template(tokenizer: Any, messages: list[Row], tools: Any, *, prompt: bool, **options: Any) -> str:
-    return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **options)
 
 
 def _tokens(pieces: list[_Piece], encoded: list[list[int]], eos_id: int) -> tuple[Any, Any]:

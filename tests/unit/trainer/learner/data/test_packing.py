@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from synth.trainer.learner.data.packing import Sequences, collate, plan_micro_batches
-from synth.trainer.learner.data.sft_dataset import SftData
+from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
@@ -96,7 +96,7 @@ def test_packed_and_padded_sft_have_the_same_loss_and_gradients(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
     seen: list[tuple[float, dict[str, torch.Tensor]]] = []
-    data = SftData(_sequences(), dict.fromkeys(("truncated_rows", "truncated_tokens", "untrained_rows"), 0.0))
+    data = SftDataset(_sequences(), dict.fromkeys(("truncated_rows", "truncated_tokens", "untrained_rows"), 0.0))
     for packing in ("packed", "padded"):
         config = sft_config(packing=packing, micro_batch_tokens=budget)
         policy = load_policy(model_dir, config)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.sft_dataset import SftData, encode_file, encode_rows, load_tokenizer
-from tests.unit.trainer.sft_rows import addition_rows, write_rows
+from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, encode_rows, load_tokenizer
+from tests.unit.trainer.sft_rows import addition_rows, training_rows, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,11 @@ def chat(*turns: tuple[str, str], **last: Any) -> dict[str, Any]:
     return {"messages": messages}
 
 
-def encoded(tokenizer: Any, *rows: dict[str, Any], length: int = 512) -> SftData:
-    return encode_rows(rows, tokenizer, sequence_length=length)
+def encoded(tokenizer: Any, *rows: dict[str, Any], length: int = 512) -> SftDataset:
+    return encode_rows(training_rows(list(rows)), tokenizer, sequence_length=length)
 
 
-def texts(tokenizer: Any, data: SftData, i: int = 0) -> tuple[str, str]:
+def texts(tokenizer: Any, data: SftDataset, i: int = 0) -> tuple[str, str]:
     """All of sequence i, and its trained part with a bar between stretches."""
     s = data.sequences
     span = slice(s.cu_seqlens[i], s.cu_seqlens[i + 1])
@@ -121,7 +121,7 @@ def test_a_file_is_tokenised_once_and_again_when_it_changes(tokenizer: Any, tmp_
     path, cache = write_rows(tmp_path / "rows.jsonl", addition_rows(20)), tmp_path / "cache"
     rendered: list[int] = []
 
-    def read(length: int = 64, examples: int | None = None) -> SftData:
+    def read(length: int = 64, examples: int | None = None) -> SftDataset:
         return encode_file(
             path, tokenizer, sequence_length=length, examples=examples, cache=cache, progress=rendered.append
         )

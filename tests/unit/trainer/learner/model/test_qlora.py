@@ -12,7 +12,7 @@ import torch
 from synth.trainer.config import AdapterConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import Sequences, collate
-from synth.trainer.learner.data.sft_dataset import SftData, encode_rows, load_tokenizer
+from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.qlora import Nf4Linear
@@ -21,7 +21,7 @@ from synth.trainer.learner.sft import SftTrainer
 from synth.weights.lora_merge import write_merged_model
 from synth.weights.nf4 import write_rounded_model
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
-from tests.unit.trainer.sft_rows import addition_rows, sft_config
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def data(model_dir: Path) -> SftData:
-    return encode_rows(addition_rows(64), load_tokenizer(model_dir), sequence_length=128)
+def data(model_dir: Path) -> SftDataset:
+    return encode_rows(training_rows(addition_rows(64)), load_tokenizer(model_dir), sequence_length=128)
 
 
 def rl_policy(folder: Path, mode: str, **changes: Any) -> Policy:
@@ -56,7 +56,7 @@ def bytes_of(policy: Policy) -> dict[str, bytes]:
     return {n: t.numpy().tobytes() for n, t in policy.snapshot().items()}
 
 
-def test_supervised_training_lowers_the_loss(rounded: Path, data: SftData) -> None:
+def test_supervised_training_lowers_the_loss(rounded: Path, data: SftDataset) -> None:
     config = sft_config(mode="qlora", steps=30, lr=1e-2, lora=AdapterConfig(r=8, alpha=16), packing="padded")
     trainer = SftTrainer(load_policy(rounded, config), config, data)
     losses = [trainer.step().values["loss"] for _ in range(trainer.total)]
@@ -123,7 +123,7 @@ def test_the_base_is_kept_in_four_bits(rounded: Path) -> None:
     assert [tuple(p.shape) for p in large] == [(320, 64)]
 
 
-def test_a_validation_leaves_the_training_as_it_was(rounded: Path, data: SftData) -> None:
+def test_a_validation_leaves_the_training_as_it_was(rounded: Path, data: SftDataset) -> None:
     """bitsandbytes' own layer repacks its weights in `eval`, and has no gradient from then on."""
     ends: list[dict[str, bytes]] = []
     for validated in (False, True):

@@ -1,4 +1,4 @@
-"""Rows of every accepted shape: the trainer's template gets them all as one."""
+"""Rows of every accepted shape are trained on, as the one form that the template takes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from synth.files.rows.conversations import Measured, read_line
+from synth.files.rows.conversations import LineStats, read_line
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.chat_rows import messages_of, tools_of
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
+from tests.unit.trainer.sft_rows import training_rows
 
-MOVE = {"type": "function", "function": {"name": "move", "arguments": {"to": 1}}}
 CALL = '<tool_call>\n{"name": "move", "arguments": {"to": 1}}\n</tool_call>'
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
@@ -21,6 +20,8 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+# Thoughts are in its template, so its family thinks.
+THINKING = TEMPLATE + "{# </think> #}"
 USER = {"role": "user", "content": "q"}
 
 
@@ -39,36 +40,38 @@ def row(**message: Any) -> dict[str, Any]:
         ({"content": ["a", "b"]}, "ab"),
         ({"content": {"answer": 4}}, '{"answer": 4}'),
         ({"reasoning": "so", "content": "a"}, "<think>\nso\n</think>\n\na"),
+        ({"reasoning_content": "so", "content": "a"}, "<think>\nso\n</think>\n\na"),
+        ({"reasoning_content": "so", "reasoning": "no", "content": "a"}, "<think>\nso\n</think>\n\na"),
         ({"raw_content": "<think>\nso\n</think>\n\na"}, "<think>\nso\n</think>\n\na"),
         ({"reasoning": "so", "content": "<think>\nso\n</think>\n\na"}, "<think>\nso\n</think>\n\na"),
     ],
 )
 def test_what_the_files_service_accepts_is_trained_on(model_dir: Path, reply: dict[str, Any], trained: str):
     given = row(**reply)
-    assert isinstance(read_line(json.dumps(given).encode()), Measured)
+    assert isinstance(read_line(json.dumps(given).encode()), LineStats)
     tokenizer = load_tokenizer(model_dir)
-    tokenizer.chat_template = TEMPLATE
-    sequences = encode_rows([given], tokenizer, sequence_length=512).sequences
+    tokenizer.chat_template = THINKING
+    sequences = encode_rows(training_rows([given]), tokenizer, sequence_length=512).sequences
     ids = [t for t, w in zip(sequences.tokens.tolist(), sequences.weights.tolist(), strict=True) if w]
     assert tokenizer.decode(ids) == trained + "<|im_end|>"
 
 
-def test_tools_and_calls_are_what_the_openai_api_calls_them():
-    flat = {"name": "move", "description": "d", "parameters": {"type": "object"}}
-    nested = {"type": "function", "function": flat}
-    given = {**row(tool_calls=[{**MOVE, "id": "c1"}]), "tools": [flat, nested, {"function": flat}]}
-    assert tools_of(given) == [nested] * 3
-    assert messages_of(given)[1] == {"role": "assistant", "content": "", "tool_calls": [{**MOVE, "id": "c1"}]}
-    assert tools_of(row(content="a")) is None
+def test_a_model_that_does_not_think_is_trained_on_no_thoughts(model_dir: Path):
+    tokenizer = load_tokenizer(model_dir)
+    tokenizer.chat_template = TEMPLATE
+    rows = training_rows([row(reasoning="so", content="a")])
+    assert "so" not in tokenizer.decode(encode_rows(rows, tokenizer, sequence_length=512).sequences.tokens)
 
 
-def test_a_developer_speaks_where_the_system_does():
-    given = {"messages": [{"role": "developer", "content": "be brief"}, USER, {"role": "assistant", "content": "a"}]}
-    assert messages_of(given)[0] == {"role": "system", "content": "be brief"}
+def test_a_row_that_the_template_refuses_is_named(model_dir: Path):
+    tokenizer = load_tokenizer(model_dir)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}" + TEMPLATE
+    with pytest.raises(TrainingFailed, match=r"row 1: .*cannot render these messages: roles must alternate"):
+        encode_rows(training_rows([row(content="a")]), tokenizer, sequence_length=512)
 
 
 def test_a_row_with_an_image_is_refused_and_named(model_dir: Path):
     shown = [{"type": "text", "text": "q"}, {"type": "image", "image": "blob://x"}]
     given = {"messages": [{"role": "user", "content": shown}, {"role": "assistant", "content": "a"}]}
     with pytest.raises(TrainingFailed, match="row 2 shows an image"):
-        encode_rows([row(content="a"), given], load_tokenizer(model_dir), sequence_length=512)
+        encode_rows(training_rows([row(content="a"), given]), load_tokenizer(model_dir), sequence_length=512)

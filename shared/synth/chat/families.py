@@ -1,4 +1,4 @@
-"""How the families of models write thoughts and tool calls, and how both are read back. One table, at the end.
+"""How the families of models write reasoning and tool calls, and how both are read back. One table, at the end.
 
 A model writes what its chat template taught it, so the template decides which family a model belongs to: a finetune
 keeps it under any name. What is malformed is no call, and stays text: a policy may say anything.
@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from synth.inference.chat.json_text import BadJson, read_json, write_json
+from synth.chat.json_text import BadJson, read_json, write_json
 
-#: Thoughts stand between these two, at the beginning of a reply.
+#: Reasoning stands between these two, at the beginning of a reply.
 THINK, THINK_END = "<think>", "</think>"
-#: What ends thoughts that reach their budget. A template shows thoughts just so.
+#: Ends reasoning that reaches its budget; templates render the end of reasoning with the same text.
 THINK_CLOSING = f"\n{THINK_END}\n\n"
 #: Ends a tool call in every family; as a stop string it ends a reply after the first one, and stays in the text.
 CALL_END = "</tool_call>"
 _CALL_START = "<tool_call>"
+#: Always text, also for a tokenizer that holds them as special tokens.
+MARKS = (_CALL_START, CALL_END, THINK, THINK_END)
 
 Tools = Sequence[dict[str, Any]]
 
@@ -50,7 +52,7 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the replies of one family of models look like. thinks: whether they may begin with thoughts."""
+    """What the replies of one family of models look like. thinks: whether they may begin with reasoning."""
 
     name: str
     calls: CallFormat
@@ -105,20 +107,22 @@ def functions_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
     """A request's functions by their names; the flat form without `function` around it is taken too."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
-        function: Any = tool.get("function", tool)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            found[function["name"]] = cast(dict[str, Any], function)
+        function = _object(tool.get("function", tool))
+        if isinstance(function.get("name"), str):
+            found[function["name"]] = function
     return found
 
 
 def _types_of(function: Mapping[str, Any]) -> dict[str, str]:
     """The JSON-schema type of each parameter, where the schema says one."""
-    schema: Any = function.get("parameters")
-    properties: Any = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
-        return {}
-    named = cast(dict[str, Any], properties)
-    return {key: p["type"] for key, p in named.items() if isinstance(p, dict) and isinstance(p.get("type"), str)}
+    properties = _object(_object(function.get("parameters")).get("properties"))
+    types = {key: _object(schema).get("type") for key, schema in properties.items()}
+    return {key: type for key, type in types.items() if isinstance(type, str)}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """The value where it is an object, else {}."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _typed(value: str, type: str) -> Any:
@@ -157,10 +161,10 @@ _XML_CALLS = CallFormat(
 
 # What a template must hold to be of a family; the first that fits.
 _FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
-    # A coder's calls after thoughts.
+    # A coder's calls after reasoning.
     (("<function=", THINK_END), Family("qwen3.5", _XML_CALLS, thinks=True)),
     (("<function=",), Family("qwen3-coder", _XML_CALLS, thinks=False)),
-    # Qwen3 and Qwen3-VL alike; the instruct models of both have no thoughts in their templates.
+    # Qwen3 and Qwen3-VL alike; the instruct models of both have no reasoning in their templates.
     ((THINK_END,), Family("qwen3", _JSON_CALLS, thinks=True)),
     # Qwen2.5, Qwen3-Instruct-2507, Qwen3-VL-Instruct, and any other: hermes is what most models were taught.
     ((), Family("qwen2.5", _JSON_CALLS, thinks=False)),

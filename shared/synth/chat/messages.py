@@ -1,0 +1,284 @@
+"""The types of a conversation, as any client writes it, and the one form in which a chat template takes it.
+
+A row of a training file and the body of a chat request are read with these types, and both become messages of a
+template by the same rules, so that a model is trained on what it is served with:
+
+- reasoning: `reasoning_content`, else `reasoning`, of an assistant alone. It stands in front of the text as
+  `<think>\\n…\\n</think>\\n\\n`, only for a family that thinks, and only if the text does not hold `</think>` already.
+- tools and tool calls: nested in `function`, with a `type`. A call's arguments are an object where their text is a JSON
+  object (none are the empty object), and else stay as they are. An id is kept where there is one. An assistant's
+  content of `{tool_name, arguments}` actions, and of nothing else, is tool calls.
+- content: text. Parts are joined; an object that is no part, and an action among other parts, is its JSON.
+  `raw_content` stands for the content of an assistant that has neither content nor tool calls nor reasoning.
+- `developer` is `system`. `name` and `tool_call_id` are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast, get_args
+
+import msgspec
+from msgspec import Meta
+
+from synth.chat.families import THINK, THINK_CLOSING, THINK_END
+from synth.chat.json_text import BadJson, read_json
+from synth.errors import Problem, UserError
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+#: A template leaves messages of other roles out without a word. developer: the newer name of system.
+ROLES: tuple[str, ...] = get_args(Role)
+IMAGE_TYPES = ("image", "image_url")
+PART_TYPES = ("text", *IMAGE_TYPES)
+
+
+class ImageUrl(msgspec.Struct, gc=False):
+    url: str
+
+
+class ContentPart(msgspec.Struct, gc=False):
+    """A piece of a message's content: a typed part, or an action that an agent took, `{tool_name, arguments}`."""
+
+    type: str | None = None
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    image: ImageUrl | str | None = None
+    tool_name: str | None = None
+    arguments: Any = None
+
+    @property
+    def is_action(self) -> bool:
+        return self.type is None and self.tool_name is not None
+
+
+class FunctionCall(msgspec.Struct, gc=False):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageToolCall(msgspec.Struct, gc=False, kw_only=True):
+    """A tool call of an assistant: nested in `function` as the OpenAI API has it, or flat.
+
+    id: of any type, for some clients write numbers.
+    """
+
+    id: Any = None
+    function: FunctionCall | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+    @property
+    def called(self) -> FunctionCall:
+        """The function and its arguments, in either form. The name is "" where the call has none."""
+        return self.function or FunctionCall(self.name or "", self.arguments)
+
+
+class ToolFunction(msgspec.Struct, gc=False):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, gc=False):
+    """A tool that the assistant may call: nested in `function` as the OpenAI API has it, or flat."""
+
+    function: ToolFunction | None = None
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One message, as the OpenAI API spells it; unknown fields are ignored.
+
+    reasoning_content, reasoning: what an assistant thought before its content, under both of the names in use.
+    raw_content: what stands for a missing content.
+    """
+
+    role: str
+    content: str | list[ContentPart | str] | dict[str, Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    raw_content: str | None = None
+
+    @property
+    def reasoning_text(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
+
+
+class TrainingMessage(Message, frozen=True, gc=False, kw_only=True):
+    """A message of a training file. weight: how much an assistant's turn is learnt from, 0 … 1."""
+
+    role: Role
+    weight: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+
+class TrainingRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A line of a training file.
+
+    tools: objects of the form of `Tool`, as they came: a template may show fields that we do not know.
+    images, image_url: the older form, in which a whole row shows its images to the first user message.
+    """
+
+    messages: list[TrainingMessage]
+    tools: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = None
+    images: list[ImageUrl | str] | str | None = None
+    image_url: list[ImageUrl | str] | ImageUrl | str | None = None
+
+    def conversation(self) -> Conversation:
+        return Conversation(self.messages, self.tools or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from. tools: as the client wrote them. thinking: whether the model may think first."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] = ()
+    thinking: bool = False
+
+
+def template_messages(messages: Sequence[Message], *, thinks: bool) -> list[dict[str, Any]]:
+    """The messages as a chat template takes them; see the rules at the top. thinks: whether the model's family does.
+
+    Raises `UserError`, whose `where` is the field, for an image, for another part that is not text, and for a tool call
+    without a name.
+    """
+    return [_template_message(message, f"messages[{i}]", thinks=thinks) for i, message in enumerate(messages)]
+
+
+def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The tools, each nested in `function` and with a `type`; None without any."""
+    return [_template_tool(tool) for tool in tools] or None
+
+
+def object_text(value: object) -> str:
+    """The text of a content that is an object."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def images_in(messages: Sequence[Message]) -> int:
+    """How many images the messages show."""
+    found = 0
+    for message in messages:
+        content = message.content
+        if isinstance(content, dict):
+            found += content.get("type") in IMAGE_TYPES
+        elif isinstance(content, list):
+            found += sum(isinstance(part, ContentPart) and part.type in IMAGE_TYPES for part in content)
+    return found
+
+
+def _template_message(message: Message, place: str, *, thinks: bool) -> dict[str, Any]:
+    content, calls = message.content, [_call(call, place, j) for j, call in enumerate(message.tool_calls or ())]
+    reasoning = ""
+    if message.role == "assistant":
+        reasoning = message.reasoning_text
+        actions = _actions(content)
+        if actions:
+            content, calls = None, [*calls, *actions]
+        elif not (content or calls or reasoning):
+            content = message.raw_content
+    text = _text(content, message.role, f"{place}.content")
+    if thinks and reasoning and THINK_END not in text:
+        # Every template that knows reasoning looks for it here, whatever other fields it reads.
+        text = f"{THINK}\n{reasoning}{THINK_CLOSING}{text}"
+    # Every current template knows `system`; one that does not know `developer` leaves the message out.
+    entry: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    if calls:
+        entry["tool_calls"] = calls
+    for name, value in (("tool_call_id", message.tool_call_id), ("name", message.name)):
+        if value is not None:
+            entry[name] = value
+    return entry
+
+
+def _text(content: str | list[ContentPart | str] | dict[str, Any] | None, role: str, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, dict):
+        if content.get("type") not in PART_TYPES:
+            return object_text(content)
+        try:
+            content = [msgspec.convert(content, ContentPart)]
+        except msgspec.ValidationError as error:
+            raise UserError(Problem(what=str(error), expected="a text part", where=place)) from error
+    return "".join(
+        part if isinstance(part, str) else _part_text(part, role, f"{place}[{j}]") for j, part in enumerate(content)
+    )
+
+
+def _part_text(part: ContentPart, role: str, place: str) -> str:
+    if part.type == "text":
+        return part.text or ""
+    if part.is_action and role == "assistant":
+        return object_text({"tool_name": part.tool_name, "arguments": part.arguments})
+    if part.type is None:
+        raise UserError(Problem(what="a content part without a type", expected="text", where=f"{place}.type"))
+    raise UserError(
+        Problem(
+            what=f"a content part of type {part.type!r}",
+            expected="text: this model sees no images",
+            fix="send text parts only, or choose a vision model",
+            where=f"{place}.type",
+        )
+    )
+
+
+def _actions(content: object) -> list[dict[str, Any]]:
+    """The tool calls that an assistant's content is made of; none when it holds anything else."""
+    if not isinstance(content, list):
+        return []
+    parts = cast(list[ContentPart | str], content)
+    actions = [part for part in parts if isinstance(part, ContentPart) and part.is_action]
+    return [_function(part.tool_name or "", part.arguments) for part in actions] if len(actions) == len(parts) else []
+
+
+def _call(call: MessageToolCall, place: str, j: int) -> dict[str, Any]:
+    called = call.called
+    if call.function is None and not call.name:
+        raise UserError(
+            Problem(
+                what="a call without `function` or `name`",
+                expected="{id, type, function: {name, arguments}}",
+                where=f"{place}.tool_calls[{j}]",
+            )
+        )
+    entry = _function(called.name, called.arguments)
+    return entry if call.id in (None, "") else entry | {"id": call.id}
+
+
+def _function(name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": call_arguments(arguments)}}
+
+
+def call_arguments(arguments: Any) -> Any:
+    """A call's arguments as a template takes them: an object, {} without any; a text that is no JSON object stays.
+
+    A text whose escapes spell half of a surrogate pair stays too: its value could not be encoded.
+    """
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value: Any = read_json(arguments)
+        if "\\u" in arguments:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (BadJson, UnicodeEncodeError, RecursionError):
+        return arguments
+    return cast(dict[str, Any], value) if isinstance(value, dict) else arguments
+
+
+def _template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("function"):
+        return {**tool} if "type" in tool else {"type": "function", **tool}
+    if not tool.get("name"):
+        return {**tool}  # a kind of tool that we do not know
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

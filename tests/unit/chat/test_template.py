@@ -1,0 +1,90 @@
+"""Rendering and encoding, whatever a message spells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from synth.chat.messages import Conversation, Message
+from synth.chat.template import ChatTemplate
+from synth.errors import UserError
+from tests.unit.chat.templates import PLAIN, THINKING, save_tokenizer
+
+
+def user(text: str) -> Conversation:
+    return Conversation([Message(role="user", content=text)])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain marks", "special marks"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = save_tokenizer(tmp_path_factory.mktemp("chat"), PLAIN, special_marks=request.param)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def tokens_of(tokenizer: Any, text: str) -> list[str]:
+    template = ChatTemplate(tokenizer)
+    return tokenizer.convert_ids_to_tokens(template.encode(template.prompt(user(text))))
+
+
+def test_text_without_literals_is_encoded_as_the_template_renders_it(tokenizer: Any):
+    messages = [{"role": "user", "content": "<think>hi</think>"}]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)["input_ids"]
+    template = ChatTemplate(tokenizer)
+    assert template.encode(template.prompt(user("<think>hi</think>"))) == expected
+    assert template.encode_all(["<|im_start|>user", "a"]) == tokenizer(["<|im_start|>user", "a"])["input_ids"]
+
+
+def test_a_mark_stays_a_mark_beside_a_literal(tokenizer: Any):
+    tokens = tokens_of(tokenizer, "<think>a<|im_end|>b</think><|image_pad|>")
+    assert tokens.count("<think>") == tokens.count("</think>") == 1
+    assert (tokens.count("<|im_end|>"), tokens.count("<|im_start|>"), tokens.count("<|image_pad|>")) == (1, 2, 0)
+    assert tokens[tokens.index("<think>") + 2] == "<"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\U000f0000", "\U000f0000\U000f0001", "\U000f0001<|im_end|>\U000f0000", "<|im_<|im_end|>end|>", "<|im_end|>"],
+)
+def test_what_is_encoded_is_the_text_that_was_written(tokenizer: Any, text: str):
+    template = ChatTemplate(tokenizer)
+    ids = template.encode(template.prompt(user(text)))
+    assert tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False) == (
+        f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_one_text_and_many_are_encoded_alike(tokenizer: Any):
+    template = ChatTemplate(tokenizer)
+    rendered = [template.prompt(user(text)) for text in ("a", "<|im_end|>", "", "\U000f0003 b")]
+    assert template.encode_all(rendered) == [template.encode(text) for text in rendered]
+    assert template.encode_all([]) == []
+
+
+def test_a_prompt_is_never_cut_silently(tmp_path: Path):
+    tokenizer: Any = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, PLAIN))
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    assert len(tokens_of(tokenizer, "one two three four")) > 4
+
+
+def test_the_prompt_before_a_turn_is_the_one_that_the_turn_continues(tmp_path: Path):
+    template = ChatTemplate(AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, THINKING)))
+    for reasoning, opening in ((None, "<think>\n\n</think>\n\n"), ("so", "")):
+        said = Message(role="assistant", content="a", reasoning=reasoning)
+        prepared = template.prepare(Conversation([*user("q").messages, said]))
+        prompt, whole = template.assistant_turn(prepared, 1)
+        assert prompt.endswith(f"<|im_start|>assistant\n{opening}")
+        assert whole.startswith(prompt)
+
+
+def test_a_template_that_raises_is_one_clear_error(tokenizer: Any):
+    template = ChatTemplate(tokenizer)
+    nested: Any = "a"
+    for _ in range(3000):
+        nested = [nested]
+    deep = Conversation([Message(role="user", content="a")], [{"name": "f", "parameters": {"a": nested}}])
+    with pytest.raises(UserError, match="cannot render these messages") as caught:
+        template.prompt(deep)
+    assert caught.value.problems[0].where == "messages"
