@@ -1,4 +1,4 @@
-"""The RL run as one plain process: the platform's own algorithms in a loop, without bus, HTTP, blobs or checkpoints.
+"""The RL run as one plain process, timed: `examples/one_process.py` with the numbers of a resolved job.
 
 `python -m benchmarks.one_process START_JSON`; prints one JSON line a step: where its seconds went.
 """
@@ -12,24 +12,23 @@ import time
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from benchmarks.tax_app import question, reward_of
-from synth.chat.messages import Conversation, Message
-from synth.inference.chat.prompts import ChatFormat
-from synth.inference.engines.protocol import SamplingParams
+from examples.one_process import Task, sample
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.tokenizers import load_tokenizer
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_values
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.settings import TrainerSettings
-from synth.trajectories import CompletionRecord, RolloutBatch, build_branches
+from synth.trajectories import RolloutBatch
+
+_TAX = Task(question=question, reward=lambda seed, reply: reward_of(reply))
 
 
 class Start(msgspec.Struct):
@@ -53,20 +52,27 @@ class StepTimes(msgspec.Struct):
 
 
 async def run(start: Start) -> None:
-    """Sample, reward, batch, train, swap weights; again."""
+    """Sample, build a batch, train, swap the engine's weights; again."""
     job = job_from_data(start.job)
     assert isinstance(job, RlJob)
-    recipe = recipe_of(job, TrainerSettings(threads=start.threads))
-    assert isinstance(recipe, RlRecipe)
+    config = build_train_config(job, TrainerSettings(threads=start.threads))
+    assert isinstance(config, RlTrainConfig)
     model_dir = Path(start.model_dir)
     engine = await TransformersEngine.load(model_dir, settings=EngineSettings(threads=start.threads, seed=0))
-    chat = ChatFormat(load_tokenizer(model_dir))
-    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
-    trainer = RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+    tokenizer = load_tokenizer(model_dir)
+    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
+    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
     weights = Path(start.work_dir) / "policy.safetensors"
     for k in range(1, job.iterations + 1):
         marks, cpu = [time.perf_counter()], time.process_time()
-        rollouts = await collect(engine, chat, job, k)
+        rollouts = await sample(
+            engine,
+            tokenizer,
+            _TAX,
+            job.seeds_of(k),
+            group_size=job.group_size,
+            max_tokens=job.rollout.sampling.max_tokens,
+        )
         marks.append(time.perf_counter())
         batch = as_batch(rollouts, job, k)
         marks.append(time.perf_counter())
@@ -80,39 +86,6 @@ async def run(start: Start) -> None:
         sys.stdout.write(msgspec.json.encode(times).decode() + "\n")
         sys.stdout.flush()
     await engine.close()
-
-
-async def collect(engine: TransformersEngine, chat: ChatFormat, job: RlJob, k: int) -> list[ScoredRollout]:
-    """The rollouts of iteration k, all at once."""
-
-    async def one(index: int, group: int, seed: int) -> ScoredRollout:
-        started = time.perf_counter()
-        prompt_ids = chat.prompt_ids(Conversation([Message(role="user", content=question(seed))]))
-        params = SamplingParams(max_tokens=job.rollout.sampling.max_tokens)
-        deltas = engine.generate(prompt_ids, params, request_id=f"{k}-{index}", timeout=600)
-        whole = [delta async for delta in deltas][-1]
-        record = CompletionRecord(
-            prompt_ids=np.asarray(prompt_ids, np.int32),
-            sampled_ids=np.asarray(whole.token_ids, np.int32),
-            logprobs=np.asarray(whole.logprobs, np.float32),
-            versions=np.asarray(whole.versions, np.int32),
-            sampled=np.ones(len(whole.token_ids), np.bool_),
-            finish_reason=whole.finish_reason or "abort",
-        )
-        return ScoredRollout(
-            rollout_id=f"tax_{k}_{index}",
-            group=group,
-            seed=seed,
-            reward=reward_of(chat.tokenizer.decode(whole.token_ids)),
-            branches=build_branches([record]),
-            seconds=time.perf_counter() - started,
-            tries=1,
-        )
-
-    size = job.group_size
-    return await asyncio.gather(
-        *(one(g * size + i, g, seed) for g, seed in enumerate(job.seeds_of(k)) for i in range(size))
-    )
 
 
 def as_batch(rollouts: list[ScoredRollout], job: RlJob, k: int) -> RolloutBatch:

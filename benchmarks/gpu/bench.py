@@ -19,13 +19,13 @@ from synth.cli.make_model import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.trainer.config import Lora, RlRecipe, SftRecipe
+from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.learner.state import peak_memory_bytes
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
 Device = Literal["cpu", "cuda"]
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """A model folder on a device. steps: how many are measured. options: of the recipe, for this row alone."""
+    """A model folder on a device. steps: how many are measured. options: of the config, for this row alone."""
 
     shape: Shape
     load: Load
@@ -71,11 +71,11 @@ class Bench:
         return cls(shape, load, made.path, device, steps, options)
 
     @property
-    def _recipe(self) -> dict[str, Any]:
-        half = self.device == "cuda"
+    def _config_options(self) -> dict[str, Any]:
+        bf16 = self.device == "cuda"
         return {
             "lr": 1e-6,
-            "dtype": "bf16" if half else "fp32",
+            "dtype": "bf16" if bf16 else "fp32",
             "device": self.device,
             "deterministic": False,
             "packing": "packed",
@@ -85,26 +85,28 @@ class Bench:
     def sft_full(self) -> Measured:
         """Full fine-tuning on packed sequences, a loss on the second half of each."""
         load = self.load
-        recipe = SftRecipe(batch_size=load.sequences, sequence_length=load.length, steps=99, **self._recipe)
+        config = SftTrainConfig(
+            batch_size=load.sequences, sequence_length=load.length, steps=99, **self._config_options
+        )
         tokens, mask = self._random_tokens(0)
         sequences = Sequences(tokens, mask.astype(np.float32), np.arange(load.sequences + 1) * load.length)
-        policy = self._compiled(load_policy(self.folder, recipe))
-        return self._train(SftTrainer(policy, recipe, SftDataset(sequences, _NOTHING_CUT)).step, policy, FULL)
+        policy = self._compiled(load_policy(self.folder, config))
+        return self._train(SftTrainer(policy, config, SftDataset(sequences, _NOTHING_CUT)).step, policy, FULL)
 
     def rl_lora(self) -> Measured:
         """A GSPO iteration through a LoRA of rank 16."""
-        recipe = RlRecipe(
+        config = RlTrainConfig(
             mode="lora",
-            lora=Lora(r=16, alpha=32),
+            lora=AdapterConfig(r=16, alpha=32),
             steps=99,
             # Random log-probabilities of the sampling policy would be rejected as drift.
-            gate_fresh=(0.0, 1e30),
-            gate_stale=(0.0, 1e30),
-            **self._recipe,
+            gate_on_policy=(0.0, 1e30),
+            gate_off_policy=(0.0, 1e30),
+            **self._config_options,
         )
-        policy = self._compiled(load_policy(self.folder, recipe, dropout=False))
-        trainer = RlTrainer(policy, recipe)
-        return self._train(lambda: trainer.step(self._batch(trainer.run.step + 1)), policy, LORA)
+        policy = self._compiled(load_policy(self.folder, config, dropout=False))
+        trainer = RlTrainer(policy, config)
+        return self._train(lambda: trainer.step(self._batch(trainer.state.step + 1)), policy, LORA)
 
     def sampling(self) -> Measured:
         """Continuous batching of `sequences` requests, each with its own prompt of half a sequence."""
@@ -112,13 +114,13 @@ class Bench:
 
     async def _sampling(self) -> Measured:
         rows, half = self.load.sequences, self.load.length // 2
-        self._forget()
+        self._reset_peak_memory()
         settings = EngineSettings(device=self.device, max_num_seqs=rows, seed=0)
         engine = await TransformersEngine.load(self.folder, settings=settings)
-        chance = np.random.default_rng(0)
+        rng = np.random.default_rng(0)
 
         async def one(index: int, most: int) -> int:
-            prompt = chance.integers(5, 300, half).tolist()
+            prompt = rng.integers(5, 300, half).tolist()
             params = SamplingParams(max_tokens=most)
             done = [d async for d in engine.generate(prompt, params, request_id=str(index), timeout=600)]
             return len(done[-1].token_ids)
@@ -172,7 +174,7 @@ class Bench:
     def _train(self, step: Callable[[], object], policy: Policy, cost: Cost) -> Measured:
         for _ in range(_WARM_UP):
             step()
-        self._forget()
+        self._reset_peak_memory()
         # A step ends with the gradient's norm on the CPU: it has waited for the device.
         seconds = statistics.median(_timed(step) for _ in range(self.steps))
         attention = policy.model.config._attn_implementation
@@ -188,7 +190,7 @@ class Bench:
             attention=attention,
         )
 
-    def _forget(self) -> None:
+    def _reset_peak_memory(self) -> None:
         if self.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

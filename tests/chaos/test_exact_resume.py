@@ -13,11 +13,11 @@ import pytest
 from synth.blobs import BlobStore
 from synth.events import JobStarted, JobValidated, JobVerified, ModelPublished, RolloutBatched, TrainResumed, TrainStep
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
 from synth.weights.local_model import training_source
@@ -76,11 +76,11 @@ async def _replay(log: Witness, blobs: BlobStore, work: Path) -> Path:
     assert isinstance(verified, JobVerified)
     job = job_from_data(validated.job)
     assert isinstance(job, RlJob)
-    recipe = recipe_of(job, TrainerSettings())
-    assert isinstance(recipe, RlRecipe)
+    config = build_train_config(job, TrainerSettings())
+    assert isinstance(config, RlTrainConfig)
     source = await training_source(verified.source, None, blobs, work / "models")
-    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
-    trainer = RlTrainer(load_policy(source.model, recipe, dropout=False), recipe)
+    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
+    trainer = RlTrainer(load_policy(source.model, config, dropout=False), config)
     for batched in (r.event for r in log.of("rollout.batch")):
         assert isinstance(batched, RolloutBatched)
         batch = RolloutBatch.from_bytes(await blobs.get_bytes(batched.batch))

@@ -1,6 +1,7 @@
-"""What a training process is told: every number resolved, nothing left to guess.
+"""The configuration of a training process: every number resolved, nothing left to guess.
 
-The service resolves a job's TOML into one of these. Why the defaults are what they are: docs/decisions.md.
+The service builds one from a resolved job (`owner/learner_config.py`). Why the defaults are what they are:
+docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import msgspec
 
 from synth.trainer.errors import TrainingFailed
 
-R = TypeVar("R", bound="Recipe")
+ConfigT = TypeVar("ConfigT", bound="TrainConfig")
 
 
-class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A LoRA adapter. targets: "all-linear" (every linear layer but the LM head), a regex, or module names."""
 
     r: int = 16
@@ -23,24 +24,24 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     targets: str | list[str] = "all-linear"
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What SFT and RL have in common.
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that SFT and RL share.
 
     mode: "lora" trains an adapter, "qlora" one over a base in 4 bits.
     warmup_steps, when given, wins over warmup_ratio (a share of all steps); steps as `train.step` counts them.
-    min_lr_ratio: where cosine and linear end, as a share of lr.
-    clip_norm: of the whole gradient, L2.
-    dtype: of the forward and of what is served; master weights, log-probabilities and loss are float32.
+    min_lr_ratio: the end of a cosine or linear schedule, as a share of lr.
+    clip_norm: the largest L2 norm of the whole gradient.
+    dtype: of the forward and of the served weights; master weights, log-probabilities and loss are float32.
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
-    micro_batch_tokens: tokens in one forward, padding included; one longer row is a forward by itself.
+    micro_batch_tokens: tokens in one forward, padding included; a longer row is a forward of its own.
     checkpoint_every: steps between resume checkpoints; the last step always makes one.
-    world_size: processes that train together, a GPU each. sharding: what each of them holds a part of only:
-    nothing ("replicated"), the masters, gradients and optimizer state ("gradients"), or the gathered weights too,
+    world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
+    nothing ("replicated"); of master weights, gradients and optimizer state ("gradients"); or of the weights too,
     between a block's forward and its backward ("parameters").
     """
 
     mode: Literal["full", "lora", "qlora"] = "full"
-    lora: Lora = Lora()
+    lora: AdapterConfig = AdapterConfig()
     lr: float
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     min_lr_ratio: float = 0.0
@@ -63,17 +64,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def sharded(self) -> bool:
-        """Whether a rank holds only a part of the model."""
+        """Whether a rank holds only a shard of the model."""
         return self.world_size > 1 and self.sharding != "replicated"
 
 
-class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Supervised fine-tuning.
 
     steps, when given, wins over epochs. examples: only the first rows of the dataset.
     batch_size: rows in one optimizer step, accumulation included.
     sequence_length: tokens of a row that are kept. validation_every: steps; 0 is never.
-    best_metric: what picks the model that is exported; None exports the last.
+    best_metric: the metric by which the exported model is picked; None exports the last.
     """
 
     batch_size: int
@@ -85,17 +86,18 @@ class SftRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     best_metric: Literal["validation_loss"] | None = None
 
 
-class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Reinforcement learning.
 
-    steps: iterations of the job, one rollout batch each. minibatches: optimizer moves in one iteration.
+    steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
     loss: the policy-gradient loss. clip_low, clip_high: how far it lets the policy go, in its own measure: the
     ratio of a sequence (gspo, gspo_token) or of a token (grpo), or a token's probability (dppo).
-    kl_beta: weight of the KL to the reference. reference: where that is (see `load_reference`); reference_device:
-    the torch device of a dedicated one, the policy's where None.
+    kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
+    reference_device: the torch device of a dedicated reference; None is the policy's.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
-    gate_fresh, gate_stale: the range that the geometric mean of π_old/μ may take over a sequence's tokens
-    of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28).
+    gate_on_policy, gate_off_policy: the range that the geometric mean of π_old/μ may take over a sequence's tokens
+    of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28). Checkpoints store them as
+    `gate_fresh` and `gate_stale`.
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
     verify_every_k: versions between two that are published with a canary; 0 is never.
     """
@@ -109,24 +111,24 @@ class RlRecipe(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reference: Literal["none", "shared", "dedicated"] = "none"
     reference_device: str | None = None
     token_truncation: float = 2.0
-    gate_fresh: tuple[float, float] = (0.99, 1.01)
-    gate_stale: tuple[float, float] = (0.5, 2.0)
+    gate_on_policy: tuple[float, float] = msgspec.field(default=(0.99, 1.01), name="gate_fresh")
+    gate_off_policy: tuple[float, float] = msgspec.field(default=(0.5, 2.0), name="gate_stale")
     max_staleness: int = 8
     verify_every_k: int = 1
 
 
-def parse_recipe(given: dict[str, Any], kind: type[R]) -> R:
-    """The recipe in a `start` message. Raises `TrainingFailed` naming the field that is wrong."""
+def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
+    """The config in a `start` message. Raises `TrainingFailed` (bad_recipe), which names the field that is wrong."""
     try:
-        recipe = msgspec.convert(given, kind)
+        config = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise TrainingFailed("bad_recipe", f"recipe: {error}") from error
     for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "world_size"):
-        if not getattr(recipe, name) > 0:
-            raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(recipe, name)}; expected above 0")
-    return recipe
+        if not getattr(config, name) > 0:
+            raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(config, name)}; expected above 0")
+    return config
 
 
-def recipe_as_json(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as it reads back from JSON (lists for tuples), so that two can be compared."""
-    return msgspec.json.decode(msgspec.json.encode(recipe))
+def config_as_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as JSON gives it back (lists for tuples), so that two can be compared."""
+    return msgspec.json.decode(msgspec.json.encode(config))

@@ -1,7 +1,7 @@
-"""What the service and its training process say to each other: JSON lines, one message a line.
+"""The messages between the service and its training process: JSON lines, one message a line.
 
-Invariants: the first line in is `start`; `step` k is answered only when everything that it names is durable; an
-`error` is the last line, and the exit code is then 1; the end of the input ends the process at once.
+Invariants: the first message in is `start`; the answer to `step` k is sent when every file that it names is durable; an
+`error` is the last message, and the exit code is then 1; the end of the input ends the process at once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from synth.events import Canary
 
 
 class Start(msgspec.Struct, tag="start", tag_field="op"):
-    """First message. work_dir: of this attempt alone; everything that is written goes below it."""
+    """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything is written below it."""
 
     kind: Literal["sft", "rl"]
-    recipe: dict[str, Any]
+    config: dict[str, Any]
     model_dir: str
     work_dir: str
     adapter_dir: str | None = None
@@ -27,7 +27,7 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     cache_dir: str | None = None
 
 
-class Step(msgspec.Struct, tag="step", tag_field="op"):
+class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):
     """RL: train on the batch of an iteration, a file that `RolloutBatch.from_bytes` reads."""
 
     iteration: int
@@ -39,14 +39,15 @@ class Finish(msgspec.Struct, tag="finish", tag_field="op"):
 
 
 class Pause(msgspec.Struct, tag="pause", tag_field="op"):
-    """Finish the step at hand, save what no checkpoint covers yet, and end. Training that is done ends with `done`."""
+    """Finish the running step, save the steps that no checkpoint covers, and end; after the last step, as `done`."""
 
 
 class Ready(msgspec.Struct, tag="ready", tag_field="event"):
-    """Loaded; `step` of `total` steps are done. reports: what the last of them reported, by
-    step, when resumed: all that the checkpoint covers, as their announcements may not have been made.
+    """The model is loaded; `step` of `total` steps are done.
 
-    fingerprint: of build, instruction set, threads, ranks and dtype. same_fingerprint: as the checkpoint's.
+    fingerprint: of build, instruction set, threads, ranks and dtype. same_fingerprint: whether the checkpoint's is
+    equal. loss_then, loss_now: of the checkpoint's probe, when it was saved and now. reports: after a resume, the
+    metrics by step of the steps that only this checkpoint covers, which may not have been announced.
     """
 
     step: int
@@ -59,9 +60,10 @@ class Ready(msgspec.Struct, tag="ready", tag_field="event"):
 
 
 class Stepped(msgspec.Struct, tag="step", tag_field="event"):
-    """A step is done. weights: the file to serve (RL), and the canary that proves it, when it is this version's turn.
+    """A step is done. values: its metrics. weights: the file to serve (RL).
 
-    checkpoint: a resume folder, when this step made one.
+    canary: proves that an engine serves these weights, where this version is to be verified. checkpoint: a resume
+    folder, where this step made one.
     """
 
     step: int
@@ -72,7 +74,7 @@ class Stepped(msgspec.Struct, tag="step", tag_field="event"):
 
 
 class Paused(msgspec.Struct, tag="paused", tag_field="event"):
-    """It stands at this step and ends. checkpoint: a resume folder, None where the last one covers it."""
+    """Training ends at this step. checkpoint: a resume folder, None where the last one covers the step."""
 
     step: int
     checkpoint: str | None = None

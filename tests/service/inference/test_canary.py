@@ -44,7 +44,7 @@ from synth.validator.validate import validate
 from synth.weights.local_model import training_source
 from synth.work import Task
 from tests.service.jobs import RL, make_model_dir
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -58,12 +58,12 @@ class Served:
 
     async def publish(self, canary: Callable[[Canary], Canary | None]) -> None:
         """One step of training, and its weights with what `canary` makes of their canary."""
-        version = self.trainer.run.step + 1
+        version = self.trainer.state.step + 1
         self.trainer.step(random_batch(version))
         file = self._folder / f"{version}.safetensors"
         self.trainer.policy.write_serving(file, version=version)
-        assert self.trainer.run.canary is not None
-        truth = score_canary(self.trainer.policy, self.trainer.run.canary)
+        assert self.trainer.state.canary is not None
+        truth = score_canary(self.trainer.policy, self.trainer.state.canary)
         ref = await self._blobs.put_file(f"jobs/{self._fence.job_id}/{version}", file)
         kind = self.trainer.policy.kind
         event = PolicyPublished(version=version, attempt=1, kind=kind, weights=ref, canary=canary(truth))
@@ -99,9 +99,9 @@ async def served(
     trainer_bus = await bus_as("trainer")
     _, fence = await start_attempt(trainer_bus, org, job, worker="trainer-0", term=0)
     assert fence is not None
-    recipe = rl_recipe(mode=request.param, lr=1e-2, **OPEN_GATES)
+    config = rl_config(mode=request.param, lr=1e-2, **OPEN_GATES)
     local = await training_source(source, lora_shape(job_of), blobs, tmp_path / "models")
-    trainer = RlTrainer(load_policy(local.model, recipe, dropout=False), recipe)
+    trainer = RlTrainer(load_policy(local.model, config, dropout=False), config)
 
     bus = await bus_as("inference")
     settings = InferenceSettings(**settings_of("inference").model_dump(), device="cpu")

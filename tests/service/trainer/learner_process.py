@@ -1,4 +1,4 @@
-"""The training process as its service sees it: a real process, two pipes, and a deadline on every wait."""
+"""A training process as its service sees it: a real process, two pipes, and a deadline on every wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[3]
 _DEADLINE_SECONDS = 90
 
 
-class ChildProcess:
+class LearnerProcess:
     """Starts `python -m synth.trainer.learner.main` from a bare checkout; kills it on exit if it is still there."""
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class ChildProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
         self.process.stdin.flush()
 
-    def hear(self, *, progress: bool = False) -> dict[str, Any]:
+    def recv(self, *, progress: bool = False) -> dict[str, Any]:
         """The next event that is not progress (unless asked for); {} at the end of the output."""
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:

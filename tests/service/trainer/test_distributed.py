@@ -1,4 +1,4 @@
-"""A job on two ranks: what it trains is what one rank trains, and it ends as one process does."""
+"""A job on two ranks trains what one rank trains, and ends as one process does."""
 
 from __future__ import annotations
 
@@ -12,104 +12,106 @@ import pytest
 import torch
 
 from synth.weights.policy_file import load_tensors
-from tests.service.trainer.learner_process import ChildProcess
-from tests.service.trainer.rank_group import HALF, RECIPES, STEPS, Trained, read_trained, train, train_together
+from tests.service.trainer.learner_process import LearnerProcess
+from tests.service.trainer.rank_group import CONFIGS, MIDDLE, STEPS, TrainedRun, read_trained, train, train_on_two_ranks
 from tests.service.trainer.test_learner import start_message
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
 # Two processes import PyTorch, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 60
-EQUAL = tuple(name for name in RECIPES if name != "sft dropout")
+RANK_INVARIANT = tuple(name for name in CONFIGS if name != "sft dropout")
 RESUMED = ("rl full", "rl lora")
-#: Of the clock and of the machine.
-_OWN = ("seconds", "tokens_per_second", "peak_memory")
+#: Metrics of the clock and of the machine, which differ from run to run.
+_WALL_CLOCK_METRICS = ("seconds", "tokens_per_second", "peak_memory")
 
 
 @pytest.fixture(scope="session")
-def alone(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Trained]]:
-    """Every recipe that comes to the same on one rank, trained by one."""
+def alone(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, TrainedRun]]:
+    """Every config of `RANK_INVARIANT`, trained by one rank."""
     folder = tmp_path_factory.mktemp("alone")
-    trained: dict[str, tuple[Path, Trained]] = {}
-    for name in EQUAL:
+    trained: dict[str, tuple[Path, TrainedRun]] = {}
+    for name in RANK_INVARIANT:
         (folder / name).mkdir()
         trained[name] = (folder / name, train(name, model_dir, folder / name))
     return trained
 
 
 @pytest.fixture(scope="session")
-def together(model_dir: Path, tmp_path_factory: pytest.TempPathFactory, alone: dict[str, tuple[Path, Trained]]) -> Path:
-    """Every recipe trained by two ranks, and some again from the middle: a folder of each."""
+def two_rank_runs(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, alone: dict[str, tuple[Path, TrainedRun]]
+) -> Path:
+    """Every config trained by two ranks, and some resumed from the middle; a folder for each."""
     folder = tmp_path_factory.mktemp("together")
     resumes = {name: alone[name][0] / "checkpoint" for name in RESUMED}
-    train_together(model_dir, folder, resumes | {"sft dropout": folder / "sft dropout" / "straight" / "checkpoint"})
+    train_on_two_ranks(model_dir, folder, resumes | {"sft dropout": folder / "sft dropout" / "straight" / "checkpoint"})
     return folder
 
 
-def same_figures(two: Trained, one: Trained, steps: range) -> None:
+def assert_same_metrics(two: TrainedRun, one: TrainedRun, steps: range) -> None:
     assert list(two.values) == list(steps)
     for step in steps:
         assert two.values[step].keys() == one.values[step].keys()
         for name, value in one.values[step].items():
-            if not name.startswith(_OWN):
+            if not name.startswith(_WALL_CLOCK_METRICS):
                 assert two.values[step][name] == pytest.approx(value, abs=1e-5), (step, name)
 
 
-def same_weights(one: Path, other: Path) -> None:
+def assert_close_weights(one: Path, other: Path) -> None:
     weights, others = load_tensors(one)[0], load_tensors(other)[0]
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, others[name], atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", EQUAL)
-def test_two_ranks_train_as_one(name: str, alone: dict[str, tuple[Path, Trained]], together: Path) -> None:
-    (one, trained), two = alone[name], together / name / "straight"
-    same_figures(read_trained(two), trained, range(1, STEPS + 1))
-    same_weights(one / "policy.safetensors", two / "policy.safetensors")
+@pytest.mark.parametrize("name", RANK_INVARIANT)
+def test_two_ranks_train_as_one(name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path) -> None:
+    (one, trained), two = alone[name], two_rank_runs / name / "straight"
+    assert_same_metrics(read_trained(two), trained, range(1, STEPS + 1))
+    assert_close_weights(one / "policy.safetensors", two / "policy.safetensors")
     files = [sorted(f.name for f in (folder / "model").iterdir()) for folder in (one, two)]
     assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_two_ranks_go_on_from_the_checkpoint_of_one(
-    name: str, alone: dict[str, tuple[Path, Trained]], together: Path
+    name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path
 ) -> None:
-    two = read_trained(together / name / "resumed")
+    two = read_trained(two_rank_runs / name / "resumed")
     assert two.loss_now == pytest.approx(two.loss_then, abs=1e-5)
-    same_figures(two, alone[name][1], range(HALF + 1, STEPS + 1))
+    assert_same_metrics(two, alone[name][1], range(MIDDLE + 1, STEPS + 1))
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", RANK_INVARIANT)
 def test_one_rank_goes_on_from_the_checkpoint_of_two(
-    name: str, alone: dict[str, tuple[Path, Trained]], together: Path, model_dir: Path, tmp_path: Path
+    name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path, model_dir: Path, tmp_path: Path
 ) -> None:
-    one = train(name, model_dir, tmp_path, resume=together / name / "straight" / "checkpoint")
+    one = train(name, model_dir, tmp_path, resume=two_rank_runs / name / "straight" / "checkpoint")
     assert one.loss_now == pytest.approx(one.loss_then, abs=1e-5)
-    same_figures(one, alone[name][1], range(HALF + 1, STEPS + 1))
+    assert_same_metrics(one, alone[name][1], range(MIDDLE + 1, STEPS + 1))
 
 
-def test_two_ranks_that_go_on_are_two_ranks_straight_through_to_the_byte(together: Path) -> None:
-    one, other = (together / "sft dropout" / run for run in ("straight", "resumed"))
+def test_two_ranks_that_go_on_are_two_ranks_straight_through_to_the_byte(two_rank_runs: Path) -> None:
+    one, other = (two_rank_runs / "sft dropout" / run for run in ("straight", "resumed"))
     assert read_trained(other).loss_now == read_trained(other).loss_then is not None
     assert (one / "policy.safetensors").read_bytes() == (other / "policy.safetensors").read_bytes()
 
 
-def two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[ChildProcess, psutil.Process]:
-    """A training process that is one step into its job, and the other rank."""
-    child = ChildProcess()
-    recipe = rl_recipe(world_size=2, minibatches=1, **OPEN_GATES)
-    child.say(**start_message(work, model_dir, "rl", recipe))
-    assert child.hear()["fingerprint"]["world_size"] == 2
-    child.say(op="step", iteration=1, batch=str(batch))
-    assert child.hear()["event"] == "step"
-    (follower,) = psutil.Process(child.process.pid).children()
-    return child, follower
+def start_two_ranks(model_dir: Path, work: Path, batch: Path) -> tuple[LearnerProcess, psutil.Process]:
+    """A training process after the first step of its job, and the process of rank 1."""
+    child = LearnerProcess()
+    config = rl_config(world_size=2, minibatches=1, **OPEN_GATES)
+    child.send(**start_message(work, model_dir, "rl", config))
+    assert child.recv()["fingerprint"]["world_size"] == 2
+    child.send(op="step", iteration=1, batch=str(batch))
+    assert child.recv()["event"] == "step"
+    (other_rank,) = psutil.Process(child.process.pid).children()
+    return child, other_rank
 
 
 def test_a_rank_that_fails_says_why_and_ends_the_others(model_dir: Path, tmp_path: Path) -> None:
     first, second = random_batch(1), random_batch(2)
-    # Rank 0 takes the longest: what is wrong with another's is for that rank to find.
+    # Rank 0 takes the longest sequence, so that the NaN in the shortest is found by rank 1.
     lengths = np.diff(second.cu_seqlens)
     shortest = int(lengths.argmin())
     second.advantages[:] = 0
@@ -118,24 +120,24 @@ def test_a_rank_that_fails_says_why_and_ends_the_others(model_dir: Path, tmp_pat
     second.logprobs[span] = np.nan
     for k, batch in enumerate((first, second), start=1):
         (tmp_path / f"{k}").write_bytes(batch.to_bytes())
-    child, follower = two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
+    child, other_rank = start_two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
     with child:
-        child.say(op="step", iteration=2, batch=str(tmp_path / "2"))
-        failed = child.hear()
+        child.send(op="step", iteration=2, batch=str(tmp_path / "2"))
+        failed = child.recv()
         assert (failed["event"], failed["code"]) == ("error", "nan_loss")
         assert failed["detail"].startswith("rank 1: the loss of step 2 is nan")
         assert child.process.wait(DEADLINE_S) == 1
-        follower.wait(DEADLINE_S)
+        other_rank.wait(DEADLINE_S)
 
 
 def test_a_rank_that_is_killed_ends_the_others_without_a_word(model_dir: Path, tmp_path: Path) -> None:
-    """So that another attempt resumes, as after the death of a process alone."""
+    """Another attempt then resumes, as after the death of a single process."""
     for k in (1, 2):
         (tmp_path / f"{k}").write_bytes(random_batch(k).to_bytes())
-    child, follower = two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
+    child, other_rank = start_two_ranks(model_dir, tmp_path / "w", tmp_path / "1")
     with child:
-        os.kill(follower.pid, signal.SIGSTOP)
-        child.say(op="step", iteration=2, batch=str(tmp_path / "2"))
-        os.kill(follower.pid, signal.SIGKILL)
-        assert child.hear() == {}
+        os.kill(other_rank.pid, signal.SIGSTOP)
+        child.send(op="step", iteration=2, batch=str(tmp_path / "2"))
+        os.kill(other_rank.pid, signal.SIGKILL)
+        assert child.recv() == {}
         assert child.process.wait(DEADLINE_S) == 4

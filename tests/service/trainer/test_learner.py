@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.trainer.config import Lora
+from synth.trainer.config import AdapterConfig
 from synth.weights.policy_file import read_policy
-from tests.service.trainer.learner_process import ChildProcess
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
-from tests.unit.trainer.sft_rows import sft_recipe, sums, write_rows
+from tests.service.trainer.learner_process import LearnerProcess
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, write_rows
 
 STEPS, CUT = 20, 10
-# What is equal to the byte between a straight run and one that was killed; the manifest holds wall-clock figures.
+# Files that have the same bytes after an uninterrupted run and after a resumed one; the manifest holds wall times.
 STATE_FILES = ("resume/optimizer.safetensors", "resume/probe.safetensors", "resume/rng.json")
 
 
@@ -29,12 +29,12 @@ def batch_files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return files
 
 
-def start_message(work: Path, model_dir: Path, kind: str, recipe: msgspec.Struct, **more: Any) -> dict[str, Any]:
+def start_message(work: Path, model_dir: Path, kind: str, config: msgspec.Struct, **more: Any) -> dict[str, Any]:
     work.mkdir(parents=True, exist_ok=True)
     return {
         "op": "start",
         "kind": kind,
-        "recipe": msgspec.to_builtins(recipe),
+        "config": msgspec.to_builtins(config),
         "model_dir": str(model_dir),
         "adapter_dir": None,
         "resume_dir": None,
@@ -45,22 +45,22 @@ def start_message(work: Path, model_dir: Path, kind: str, recipe: msgspec.Struct
     }
 
 
-def drive_rl(child: ChildProcess, batch_files: dict[int, Path], steps: range) -> list[dict[str, Any]]:
+def drive_rl(child: LearnerProcess, batch_files: dict[int, Path], steps: range) -> list[dict[str, Any]]:
     events = []
     for k in steps:
-        child.say(op="step", iteration=k, batch=str(batch_files[k]))
-        events.append(child.hear())
+        child.send(op="step", iteration=k, batch=str(batch_files[k]))
+        events.append(child.recv())
         assert events[-1].get("event") == "step", events[-1]
     return events
 
 
-def same_state(one: str, other: str) -> None:
+def assert_same_state(one: str, other: str) -> None:
     weights = "adapter_model.safetensors" if (Path(one) / "adapter_config.json").exists() else "model.safetensors"
     for name in (weights, *STATE_FILES):
         assert (Path(one) / name).read_bytes() == (Path(other) / name).read_bytes(), name
 
 
-# Held near the job's source, which is loaded anew on resume, beside a policy that comes from the checkpoint.
+# A run with a reference model, which a resume loads from the job's source and not from the checkpoint.
 KL = {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2, "reference": "dedicated", "kl_beta": 0.1}
 
 
@@ -68,35 +68,35 @@ KL = {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2, "reference": "dedicated
 def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str, more: dict[str, Any]
 ) -> None:
-    recipe = rl_recipe(mode=mode, packing="padded", minibatches=2, **more, **OPEN_GATES)
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "straight", model_dir, "rl", recipe))
-        ready = child.hear()
+    config = rl_config(mode=mode, packing="padded", minibatches=2, **more, **OPEN_GATES)
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "straight", model_dir, "rl", config))
+        ready = child.recv()
         assert (ready["event"], ready["step"], ready["total"]) == ("ready", 0, STEPS)
         straight = drive_rl(child, batch_files, range(1, STEPS + 1))
-        child.say(op="finish")
-        done = child.hear()
+        child.send(op="finish")
+        done = child.recv()
         assert (done["event"], done["kind"], done["step"]) == ("done", mode, STEPS)
         assert child.process.wait(30) == 0
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "first", model_dir, "rl", recipe))
-        child.hear()
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "first", model_dir, "rl", config))
+        child.recv()
         half = drive_rl(child, batch_files, range(1, CUT + 1))
-        child.say(op="step", iteration=CUT + 1, batch=str(batch_files[CUT + 1]))
+        child.send(op="step", iteration=CUT + 1, batch=str(batch_files[CUT + 1]))
         child.kill()
-    with ChildProcess() as child:
+    with LearnerProcess() as child:
         resume_dir = half[-1]["checkpoint"]
-        child.say(**start_message(tmp_path / "second", model_dir, "rl", recipe, resume_dir=resume_dir))
-        ready = child.hear()
+        child.send(**start_message(tmp_path / "second", model_dir, "rl", config, resume_dir=resume_dir))
+        ready = child.recv()
         assert ready["step"] == CUT
         assert ready["loss_then"] == ready["loss_now"] is not None
         assert ready["same_fingerprint"]
         assert ready["reports"] == {str(CUT): half[-1]["values"]}
         rest = drive_rl(child, batch_files, range(CUT + 1, STEPS + 1))
-        child.say(op="finish")
-        assert child.hear()["event"] == "done"
-    same_state(straight[CUT - 1]["checkpoint"], half[-1]["checkpoint"])
-    same_state(straight[-1]["checkpoint"], rest[-1]["checkpoint"])
+        child.send(op="finish")
+        assert child.recv()["event"] == "done"
+    assert_same_state(straight[CUT - 1]["checkpoint"], half[-1]["checkpoint"])
+    assert_same_state(straight[-1]["checkpoint"], rest[-1]["checkpoint"])
     assert Path(straight[-1]["weights"]).read_bytes() == Path(rest[-1]["weights"]).read_bytes()
     weights = "model.safetensors" if mode == "full" else "adapter_model.safetensors"
     models = [tmp_path / run / "model" / weights for run in ("straight", "second")]
@@ -109,28 +109,28 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
 
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: Path, tmp_path: Path, mode: str) -> None:
-    # Dropout on: the generators' state has to come back too.
-    recipe = sft_recipe(
+    # Dropout is on, so the state of the generators has to be restored too.
+    config = sft_config(
         steps=STEPS,
         mode=mode,
-        lora=Lora(r=4, dropout=0.1),
+        lora=AdapterConfig(r=4, dropout=0.1),
         schedule="cosine",
         validation_every=4,
         best_metric="validation_loss",
     )
     files = {
-        "dataset": str(write_rows(tmp_path / "train.jsonl", sums(100))),
-        "validation": str(write_rows(tmp_path / "validation.jsonl", sums(16))),
+        "dataset": str(write_rows(tmp_path / "train.jsonl", addition_rows(100))),
+        "validation": str(write_rows(tmp_path / "validation.jsonl", addition_rows(16))),
     }
 
     def run(name: str, *, resume_dir: str | None = None, upto: int = STEPS) -> list[dict[str, Any]]:
-        with ChildProcess() as child:
-            child.say(**start_message(tmp_path / name, model_dir, "sft", recipe, resume_dir=resume_dir, **files))
-            events = [child.hear()]
+        with LearnerProcess() as child:
+            child.send(**start_message(tmp_path / name, model_dir, "sft", config, resume_dir=resume_dir, **files))
+            events = [child.recv()]
             while events[-1].get("event") in ("ready", "step") and events[-1]["step"] < upto:
-                events.append(child.hear())
+                events.append(child.recv())
             if upto == STEPS:
-                events.append(child.hear())
+                events.append(child.recv())
             return events
 
     straight = run("straight")
@@ -139,7 +139,7 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
     assert [e["event"] for e in straight] == ["ready", *["step"] * STEPS, "done"]
     assert rest[0]["step"] == CUT
     assert rest[0]["loss_then"] == rest[0]["loss_now"]
-    same_state(straight[STEPS]["checkpoint"], rest[-2]["checkpoint"])
+    assert_same_state(straight[STEPS]["checkpoint"], rest[-2]["checkpoint"])
     assert straight[STEPS]["values"]["loss"] == rest[-2]["values"]["loss"]
     assert straight[-1]["best_step"] == rest[-1]["best_step"]
     weights = "model.safetensors" if mode == "full" else "adapter_model.safetensors"
@@ -150,16 +150,16 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
 def test_a_step_out_of_order_is_an_error_and_the_end(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe()))
-        child.hear()
-        child.say(op="step", iteration=2, batch=str(batch_files[2]))
-        assert child.hear() == {
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config()))
+        child.recv()
+        child.send(op="step", iteration=2, batch=str(batch_files[2]))
+        assert child.recv() == {
             "event": "error",
             "code": "out_of_order",
             "detail": "asked for step 2; 0 steps are done",
         }
-        assert child.hear() == {}
+        assert child.recv() == {}
         assert child.process.wait(10) == 1
 
 
@@ -168,11 +168,11 @@ def test_a_nan_is_reported_and_nothing_is_written(model_dir: Path, tmp_path: Pat
     batch.logprobs[batch.loss_mask] = float("nan")
     path = tmp_path / "batch"
     path.write_bytes(batch.to_bytes())
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe()))
-        child.hear()
-        child.say(op="step", iteration=1, batch=str(path))
-        assert child.hear()["code"] == "nan_loss"
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config()))
+        child.recv()
+        child.send(op="step", iteration=1, batch=str(path))
+        assert child.recv()["code"] == "nan_loss"
         assert child.process.wait(10) == 1
     assert list((tmp_path / "w").iterdir()) == []
 
@@ -180,26 +180,26 @@ def test_a_nan_is_reported_and_nothing_is_written(model_dir: Path, tmp_path: Pat
 def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe(**OPEN_GATES)))
-        child.hear()
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config(**OPEN_GATES)))
+        child.recv()
         folder = Path(drive_rl(child, batch_files, range(1, 2))[0]["checkpoint"])
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
-    with ChildProcess() as child:
-        again = start_message(tmp_path / "w2", model_dir, "rl", rl_recipe(**OPEN_GATES), resume_dir=str(folder))
-        child.say(**again)
-        error = child.hear()
+    with LearnerProcess() as child:
+        again = start_message(tmp_path / "w2", model_dir, "rl", rl_config(**OPEN_GATES), resume_dir=str(folder))
+        child.send(**again)
+        error = child.recv()
         assert error["code"] == "bad_checkpoint"
         assert "model.safetensors" in error["detail"]
 
 
 def test_it_shows_life_while_it_loads_and_dies_with_its_parent(model_dir: Path, tmp_path: Path) -> None:
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe()))
-        assert child.hear(progress=True) == {"event": "progress", "stage": "load", "done": 0, "of": 1}
-        assert child.hear()["event"] == "ready"
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config()))
+        assert child.recv(progress=True) == {"event": "progress", "stage": "load", "done": 0, "of": 1}
+        assert child.recv()["event"] == "ready"
         assert child.close_stdin() == 3
 
 
@@ -209,71 +209,71 @@ def test_it_shows_life_while_it_loads_and_dies_with_its_parent(model_dir: Path, 
         ({"op": "finish"}, "bad_message"),
         ({"op": "start", "kind": "rl"}, "bad_message"),
         (
-            {"op": "start", "kind": "rl", "recipe": {"lr": 1}, "model_dir": "nowhere", "work_dir": "nowhere"},
+            {"op": "start", "kind": "rl", "config": {"lr": 1}, "model_dir": "nowhere", "work_dir": "nowhere"},
             "bad_recipe",
         ),
     ],
 )
 def test_a_message_that_is_wrong_is_named(line: dict[str, Any], code: str) -> None:
-    with ChildProcess() as child:
-        child.say(**line)
-        assert child.hear()["code"] == code
+    with LearnerProcess() as child:
+        child.send(**line)
+        assert child.recv()["code"] == code
 
 
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
     model_dir: Path, tmp_path: Path, mode: str
 ) -> None:
-    recipe = sft_recipe(steps=STEPS, mode=mode, lora=Lora(r=4, dropout=0.1), checkpoint_every=1000)
-    dataset = str(write_rows(tmp_path / "train.jsonl", sums(100)))
+    config = sft_config(steps=STEPS, mode=mode, lora=AdapterConfig(r=4, dropout=0.1), checkpoint_every=1000)
+    dataset = str(write_rows(tmp_path / "train.jsonl", addition_rows(100)))
 
-    def start(name: str, child: ChildProcess, resume_dir: str | None = None) -> dict[str, Any]:
-        child.say(**start_message(tmp_path / name, model_dir, "sft", recipe, resume_dir=resume_dir, dataset=dataset))
-        return child.hear()
+    def start(name: str, child: LearnerProcess, resume_dir: str | None = None) -> dict[str, Any]:
+        child.send(**start_message(tmp_path / name, model_dir, "sft", config, resume_dir=resume_dir, dataset=dataset))
+        return child.recv()
 
-    def to_the_end(child: ChildProcess) -> list[dict[str, Any]]:
-        events = [child.hear()]
+    def to_the_end(child: LearnerProcess) -> list[dict[str, Any]]:
+        events = [child.recv()]
         while events[-1]["event"] == "step":
-            events.append(child.hear())
+            events.append(child.recv())
         return events
 
-    with ChildProcess() as child:
+    with LearnerProcess() as child:
         start("straight", child)
         straight = to_the_end(child)
-    with ChildProcess() as child:
+    with LearnerProcess() as child:
         start("paused", child)
-        child.hear()
-        child.say(op="pause")
+        child.recv()
+        child.send(op="pause")
         paused = to_the_end(child)[-1]
         assert paused["event"] == "paused"
         assert 1 <= paused["step"] < STEPS
         assert child.process.wait(30) == 0
-    with ChildProcess() as child:
+    with LearnerProcess() as child:
         ready = start("resumed", child, paused["checkpoint"])
         assert ready["step"] == paused["step"]
         assert ready["loss_then"] == ready["loss_now"] is not None
-        # Of the steps that nobody was told of, as no checkpoint covered them.
+        # The steps that were not announced, as no checkpoint covered them.
         assert list(ready["reports"]) == [str(k) for k in range(1, paused["step"] + 1)]
         rest = to_the_end(child)
-    same_state(straight[-2]["checkpoint"], rest[-2]["checkpoint"])
+    assert_same_state(straight[-2]["checkpoint"], rest[-2]["checkpoint"])
 
 
 def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
 ) -> None:
-    recipe = rl_recipe(checkpoint_every=2, **OPEN_GATES)
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "w", model_dir, "rl", recipe))
-        child.hear()
+    config = rl_config(checkpoint_every=2, **OPEN_GATES)
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "w", model_dir, "rl", config))
+        child.recv()
         covered = drive_rl(child, batch_files, range(1, 4))[1]["checkpoint"]
-        child.say(op="pause")
-        paused = child.hear()
+        child.send(op="pause")
+        paused = child.recv()
         assert (paused["event"], paused["step"]) == ("paused", 3)
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "again", model_dir, "rl", recipe, resume_dir=covered))
-        assert child.hear()["step"] == 2
-        child.say(op="pause")
-        assert child.hear() == {"event": "paused", "step": 2, "checkpoint": None}
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "again", model_dir, "rl", config, resume_dir=covered))
+        assert child.recv()["step"] == 2
+        child.send(op="pause")
+        assert child.recv() == {"event": "paused", "step": 2, "checkpoint": None}
         assert child.process.wait(30) == 0
 
 
@@ -281,12 +281,12 @@ def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
 def test_a_checkpoint_is_a_model_and_the_last_one_is_the_model_that_is_published(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str
 ) -> None:
-    with ChildProcess() as child:
-        child.say(**start_message(tmp_path / "w", model_dir, "rl", rl_recipe(mode=mode, **OPEN_GATES)))
-        child.hear()
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config(mode=mode, **OPEN_GATES)))
+        child.recv()
         checkpoint = Path(drive_rl(child, batch_files, range(1, 2))[0]["checkpoint"])
-        child.say(op="finish")
-        model = Path(child.hear()["model"])
+        child.send(op="finish")
+        model = Path(child.recv()["model"])
     published = {file.name: file.read_bytes() for file in model.iterdir()}
     assert {file.name: file.read_bytes() for file in checkpoint.iterdir() if file.is_file()} == published
     assert any(name.endswith("model.safetensors") for name in published)

@@ -40,7 +40,7 @@ def children() -> list[int]:
 
 
 def bad_start(folder: Path) -> Start:
-    return Start(kind="rl", recipe={"lr": -1}, model_dir=str(folder), work_dir=str(folder))
+    return Start(kind="rl", config={"lr": -1}, model_dir=str(folder), work_dir=str(folder))
 
 
 async def says_what_is_wrong(learner: LearnerProcess, folder: Path) -> None:

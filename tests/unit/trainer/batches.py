@@ -1,4 +1,4 @@
-"""Rollout batches as a collector would make them, scored by a policy of ours or by nobody."""
+"""Rollout batches as a collector would make them, with random log-probabilities or those of a policy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import torch
 
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.model.policy import Policy
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
-# Behaviour log-probabilities that no policy gave must not be gated away.
-OPEN_GATES: dict[str, Any] = {"gate_fresh": (0.0, 1e30), "gate_stale": (0.0, 1e30)}
+# Random behaviour log-probabilities are far from any policy's; with these gates no sequence is rejected for it.
+OPEN_GATES: dict[str, Any] = {"gate_on_policy": (0.0, 1e30), "gate_off_policy": (0.0, 1e30)}
 
-# Each loss with its clip.
+# Each loss with the clip range that it is used with.
 LOSSES: list[dict[str, Any]] = [
     {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
     {"loss": "gspo_token", "clip_low": 3e-4, "clip_high": 4e-4},
@@ -26,14 +26,14 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-def rl_recipe(**changes: Any) -> RlRecipe:
-    return RlRecipe(**{"lr": 1e-3, "steps": 20, "warmup_steps": 0, "micro_batch_tokens": 256, **changes})
+def rl_config(**changes: Any) -> RlTrainConfig:
+    return RlTrainConfig(**{"lr": 1e-3, "steps": 20, "warmup_steps": 0, "micro_batch_tokens": 256, **changes})
 
 
 def random_batch(
     iteration: int, *, sequences: int = 16, seed: int = 0, version: int | None = None, zero: int = 0
 ) -> RolloutBatch:
-    """Sequences of random tokens, 6..20 of prompt, 1..20 sampled; the first `zero` have advantage 0."""
+    """A batch of random tokens: 6 to 19 of prompt, 1 to 19 sampled; the first `zero` sequences have advantage 0."""
     rng = np.random.default_rng([seed, iteration])
     branches: list[Branch] = []
     for _ in range(sequences):
@@ -75,7 +75,7 @@ def at_iteration(batch: RolloutBatch, k: int) -> RolloutBatch:
 
 
 def scored_by(policy: Policy, batch: RolloutBatch) -> RolloutBatch:
-    """The batch with the log-probabilities that the policy gives it: no mismatch."""
+    """The batch with the policy's own log-probabilities, so that there is no mismatch."""
     sequences = Sequences(batch.tokens, batch.loss_mask.astype(np.float32), batch.cu_seqlens)
     micro = collate(sequences, list(range(batch.sequences)), packing="padded")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A tiny real model on disk, and one thread: the bytes are compared."""
+"""A tiny real model on disk. Tests run on one thread, as they compare bytes."""
 
 from __future__ import annotations
 

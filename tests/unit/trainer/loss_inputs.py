@@ -1,4 +1,4 @@
-"""What a loss is given, made by hand."""
+"""Loss inputs, made by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loss_inputs(
     keep: list[bool] | None = None,
     token_advantages: Tensor | None = None,
 ) -> LossInputs:
-    """Sequences of `counts` sampled tokens; sampled by π_old and uncorrected where nothing else is said."""
+    """Sequences with `counts` sampled tokens each. By default π_old sampled them, and no weight is corrected."""
     return LossInputs(
         logp_N=logp,
         old_logp_N=old,
@@ -28,7 +28,7 @@ def loss_inputs(
         keep_S=torch.tensor(keep or [True] * len(counts)),
         advantage_S=torch.tensor(advantages, dtype=logp.dtype),
         cu_seqlens=torch.tensor([0, *counts]).cumsum(0),
-        sequences=len(counts),
+        num_sequences=len(counts),
         token_advantage_N=token_advantages,
     )
 

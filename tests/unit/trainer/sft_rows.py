@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from synth.chat.messages import TrainingRow
-from synth.trainer.config import SftRecipe
+from synth.trainer.config import SftTrainConfig
 
 
-def sft_recipe(**changes: Any) -> SftRecipe:
+def sft_config(**changes: Any) -> SftTrainConfig:
     defaults: dict[str, Any] = {"lr": 1e-3, "batch_size": 16, "sequence_length": 128, "warmup_steps": 0}
-    return SftRecipe(**{**defaults, "micro_batch_tokens": 512, **changes})
+    return SftTrainConfig(**{**defaults, "micro_batch_tokens": 512, **changes})
 
 
-def sums(count: int) -> list[dict[str, Any]]:
+def addition_rows(count: int) -> list[dict[str, Any]]:
     """Additions, each with its answer."""
     return [
         {

@@ -1,172 +1,95 @@
 """The training process itself: `python -m synth.trainer.learner.main`, one JSON line in, JSON lines out.
 
-The service starts it, feeds it and watches it; it knows neither bus nor HTTP. The messages are in `protocol.py`.
+The service starts this process, sends it batches and watches it; the process knows neither bus nor HTTP. The messages
+are in `protocol.py`.
 
-Where a recipe asks for several ranks, this process is rank 0 and starts the others, which run the very same code on the
-same messages: what differs between ranks is in `Ranks`.
+Where a config asks for several ranks, this process is rank 0 and starts the others, which run the very same code on the
+same messages: what differs between ranks is in `ProcessGroup`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import sys
-import threading
-import time
 import traceback
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 import msgspec
 import torch
 
 from synth.events import Canary
-from synth.trainer.config import Recipe, RlRecipe, SftRecipe, parse_recipe
+from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import score_canary
 from synth.trainer.learner.checkpoint import rng
 from synth.trainer.learner.checkpoint.checkpoint import fingerprint
 from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
-from synth.trainer.learner.distributed.launcher import Followers
-from synth.trainer.learner.distributed.process_group import ALONE, Ranks, join, listen
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
+from synth.trainer.learner.owner_channel import OwnerChannel
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.learner.state import Resumed, Run
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Step, Stepped
+from synth.trainer.learner.training_state import Resumed, TrainingState
+from synth.trainer.protocol import Done, Failed, Pause, Paused, Ready, Start, Stepped, TrainBatch
 from synth.trajectories import RolloutBatch
-
-_PROGRESS_SECONDS = 0.5
-
-
-class Parent:
-    """The two pipes to the service, or to rank 0, to which a follower says nothing but why it fails."""
-
-    def __init__(self, lines_in: IO[bytes], lines_out: IO[bytes]) -> None:
-        self._out = lines_out
-        self._speaking = threading.Lock()
-        self._rank = int(os.environ.get("RANK", "0"))
-        self._followers: Followers | None = None
-        self._heard = b""
-        self._in: queue.Queue[bytes] = queue.Queue()
-        self._last_progress = 0.0
-        threading.Thread(target=self._read, args=(lines_in,), daemon=True).start()
-
-    def say(self, event: msgspec.Struct) -> None:
-        if self._rank == 0:
-            with self._speaking:
-                self._write(event)
-
-    def fail(self, failed: Failed) -> NoReturn:
-        """Say why, as the last word of this process."""
-        if failed.code == "internal" and self._followers is not None:
-            self._followers.settle()
-        self._end(failed)
-
-    def join(self, recipe: Recipe) -> Ranks:
-        """The group that trains this recipe, after `start` was heard; rank 0 starts the others."""
-        if recipe.world_size == 1:
-            return ALONE
-        if self._rank:
-            return join(self._rank, recipe.world_size, device=recipe.device, port=int(os.environ["MASTER_PORT"]))
-        listening = listen()
-        port: int = listening.getsockname()[1]
-        self._followers = Followers(recipe.world_size, port=port, fail=self._end)
-        self._followers.tell(self._heard)
-        self.progress("join", 0, 1)
-        return join(0, recipe.world_size, device=recipe.device, port=port, listening=listening)
-
-    def _end(self, failed: Failed) -> NoReturn:
-        with self._speaking:
-            self._write(failed)
-            os._exit(1)
-
-    def _write(self, event: msgspec.Struct) -> None:
-        self._out.write(msgspec.json.encode(event) + b"\n")
-        self._out.flush()
-
-    def progress(self, stage: str, done: int, of: int) -> None:
-        now = time.monotonic()
-        if now - self._last_progress >= _PROGRESS_SECONDS:
-            self._last_progress = now
-            self.say(Progressed(stage=stage, done=done, of=of))
-
-    def hear(self) -> Start | Step | Pause | Finish:
-        line = self._heard = self._in.get()
-        if self._followers is not None:
-            self._followers.tell(line)
-        try:
-            return msgspec.json.decode(line, type=Start | Step | Pause | Finish)
-        except msgspec.DecodeError as error:
-            raise TrainingFailed("bad_message", f"{error}: {line[:200]!r}") from error
-
-    def has_spoken(self) -> bool:
-        """Whether there is something to hear."""
-        return not self._in.empty()
-
-    def _read(self, lines_in: IO[bytes]) -> None:
-        for line in lines_in:
-            self._in.put(line)
-        # The parent is gone: work that nobody will announce must not hold a GPU. Nothing durable is half-written.
-        os._exit(3)
 
 
 def main() -> NoReturn:
-    """Speak the protocol on stdin and stdout until done; stray prints go to stderr."""
+    """Serve the protocol on stdin and stdout until training is done; stray prints go to stderr."""
     lines_out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    parent = Parent(sys.stdin.buffer, lines_out)
+    channel = OwnerChannel(sys.stdin.buffer, lines_out)
     _log_to_stderr()
     try:
         _warm_up()
-        start = parent.hear()
+        start = channel.recv()
         if not isinstance(start, Start):
             raise TrainingFailed("bad_message", "expected `start` first")
         if start.kind == "rl":
-            train_rl(start, parse_recipe(start.recipe, RlRecipe), parent)
+            train_rl(start, parse_train_config(start.config, RlTrainConfig), channel)
         else:
-            train_sft(start, parse_recipe(start.recipe, SftRecipe), parent)
+            train_sft(start, parse_train_config(start.config, SftTrainConfig), channel)
     except TrainingFailed as error:
-        parent.fail(Failed(code=error.code, detail=error.detail))
+        channel.fail(Failed(code=error.code, detail=error.detail))
     except (torch.OutOfMemoryError, MemoryError) as error:
-        parent.fail(
+        channel.fail(
             Failed(code="out_of_memory", detail=f"{error}; lower micro_batch_tokens or checkpoint activations"),
         )
     except Exception as error:  # noqa: BLE001  (the edge of the process: reported, and the exit code says so)
         traceback.print_exc()
-        parent.fail(Failed(code="internal", detail=f"{type(error).__name__}: {error}"))
+        channel.fail(Failed(code="internal", detail=f"{type(error).__name__}: {error}"))
     lines_out.flush()
     # No interpreter teardown: the reader thread is still in a read of stdin.
     os._exit(0)
 
 
 def _log_to_stderr() -> None:
-    """What the algorithms choose, and why, for the service's log; of libraries only what is wrong."""
+    """Log to stderr, for the service's log: what our algorithms choose and why, and the warnings of libraries."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("synth").setLevel(logging.INFO)
 
 
 def _warm_up() -> None:
-    """Import what every job needs, before the job is there."""
+    """Import what every job needs, while there is no job yet."""
     import transformers.models.auto.modeling_auto
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
 
-def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
-    """RL: load, say ready, then a step for each batch that the parent sends, until it says finish, or pause."""
+def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None:
+    """RL: load, send `ready`, then train on each batch that the owner sends, until it sends `finish` or `pause`."""
     work = Path(start.work_dir)
-    ranks = parent.join(recipe)
-    policy = _load(start, recipe, parent, dropout=False)
-    reference = load_reference(policy, recipe, adapter_dir=_adapter_dir(start), ranks=ranks)
-    policy.spread(ranks)
-    trainer = RlTrainer(policy, recipe, reference=reference, progress=parent.progress)
-    _ready(trainer.run, _resume(trainer.run, start, parent), recipe.steps, parent)
-    while isinstance(message := parent.hear(), Step):
-        if message.iteration != trainer.run.step + 1:
+    process_group = channel.init_process_group(config)
+    policy = _load(start, config, channel, dropout=False)
+    reference = load_reference(policy, config, adapter_dir=_adapter_dir(start), process_group=process_group)
+    policy.shard(process_group)
+    trainer = RlTrainer(policy, config, reference=reference, progress=channel.send_progress)
+    _ready(trainer.state, _resume(trainer.state, start, channel), config.steps, channel)
+    while isinstance(message := channel.recv(), TrainBatch):
+        if message.iteration != trainer.state.step + 1:
             raise TrainingFailed(
-                "out_of_order", f"asked for step {message.iteration}; {trainer.run.step} steps are done"
+                "out_of_order", f"asked for step {message.iteration}; {trainer.state.step} steps are done"
             )
         try:
             batch = RolloutBatch.from_bytes(Path(message.batch).read_bytes())
@@ -175,91 +98,93 @@ def train_rl(start: Start, recipe: RlRecipe, parent: Parent) -> None:
         result = trainer.step(batch)
         weights = work / f"policy-{result.step:06d}.safetensors"
         policy.write_serving(weights, version=result.step)
-        canary = _canary(trainer, recipe)
-        checkpoint = _checkpoint(trainer.run, work, recipe.steps, parent)
-        parent.say(
+        canary = _canary(trainer, config)
+        checkpoint = _checkpoint(trainer.state, work, config.steps, channel)
+        channel.send(
             Stepped(step=result.step, values=result.values, weights=str(weights), canary=canary, checkpoint=checkpoint)
         )
     if isinstance(message, Pause):
-        _pause(trainer.run, work, parent)
+        _pause(trainer.state, work, channel)
         return
-    _finish(trainer.run, work, parent, best_step=trainer.run.step)
+    _finish(trainer.state, work, channel, best_step=trainer.state.step)
 
 
-def _canary(trainer: RlTrainer, recipe: RlRecipe) -> Canary | None:
-    """The canary of the version that was just made, when it is its turn."""
-    run = trainer.run
-    if not recipe.verify_every_k or run.step % recipe.verify_every_k or run.canary is None:
+def _canary(trainer: RlTrainer, config: RlTrainConfig) -> Canary | None:
+    """Score the canary with the version that was just made, when that version is to be verified; else None."""
+    state = trainer.state
+    if not config.verify_every_k or state.step % config.verify_every_k or state.canary is None:
         return None
-    return score_canary(trainer.policy, run.canary)
+    return score_canary(trainer.policy, state.canary)
 
 
-def train_sft(start: Start, recipe: SftRecipe, parent: Parent) -> None:
-    """SFT: tokenise, load, say ready, then step after step to the end, and the model."""
+def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> None:
+    """SFT: tokenise, load, send `ready`, then train step after step to the end, and write the model."""
     if start.dataset is None:
         raise TrainingFailed("bad_message", "`start` of an SFT run has no dataset")
     work = Path(start.work_dir)
     cache = Path(start.cache_dir) if start.cache_dir else None
     tokenizer = load_tokenizer(Path(start.model_dir))
-    ranks = parent.join(recipe)
-    with ranks.leader_first():
+    process_group = channel.init_process_group(config)
+    with process_group.main_process_first():
         data, validation = (
             None
             if path is None
             else encode_file(
                 Path(path),
                 tokenizer,
-                sequence_length=recipe.sequence_length,
-                examples=recipe.examples if name == "dataset" else None,
+                sequence_length=config.sequence_length,
+                examples=config.examples if name == "dataset" else None,
                 cache=None if cache is None else cache / f"{name}.safetensors",
-                progress=lambda rows: parent.progress("tokenise", rows, 0),
+                progress=lambda rows: channel.send_progress("tokenise", rows, 0),
             )
             for name, path in (("dataset", start.dataset), ("validation", start.validation))
         )
     assert data is not None
-    policy = _load(start, recipe, parent, dropout=True)
-    policy.spread(ranks)
+    policy = _load(start, config, channel, dropout=True)
+    policy.shard(process_group)
     best_file = work / "best.safetensors"
-    trainer = SftTrainer(policy, recipe, data, validation=validation, best_file=best_file, progress=parent.progress)
-    resumed = _resume(trainer.run, start, parent)
-    if resumed is not None and resumed.best_file is not None and ranks.leads:
+    trainer = SftTrainer(
+        policy, config, data, validation=validation, best_file=best_file, progress=channel.send_progress
+    )
+    resumed = _resume(trainer.state, start, channel)
+    if resumed is not None and resumed.best_file is not None and process_group.is_main:
         best_file.write_bytes(resumed.best_file.read_bytes())
-    _ready(trainer.run, resumed, trainer.total, parent)
-    while trainer.run.step < trainer.total:
-        if ranks.agree(parent.has_spoken()):
-            # While it trains the parent has but one thing to say.
-            _pause(trainer.run, work, parent, best_file=best_file)
+    _ready(trainer.state, resumed, trainer.total, channel)
+    while trainer.state.step < trainer.total:
+        if process_group.broadcast(channel.has_message()):
+            # During training the owner sends nothing but `pause`.
+            _pause(trainer.state, work, channel, best_file=best_file)
             return
         result = trainer.step()
-        checkpoint = _checkpoint(trainer.run, work, trainer.total, parent, best_file=best_file)
-        parent.say(Stepped(step=result.step, values=result.values, checkpoint=checkpoint))
+        checkpoint = _checkpoint(trainer.state, work, trainer.total, channel, best_file=best_file)
+        channel.send(Stepped(step=result.step, values=result.values, checkpoint=checkpoint))
     trainer.use_best()
-    best = trainer.run.best
-    _finish(trainer.run, work, parent, best_step=trainer.run.step if best is None else best[1])
+    best = trainer.state.best
+    _finish(trainer.state, work, channel, best_step=trainer.state.step if best is None else best[1])
 
 
-def _load(start: Start, recipe: Recipe, parent: Parent, *, dropout: bool) -> Policy:
-    rng.seed_everything(recipe.seed, threads=recipe.threads, deterministic=recipe.deterministic)
-    parent.progress("load", 0, 1)
-    return load_policy(Path(start.model_dir), recipe, adapter_dir=_adapter_dir(start), dropout=dropout)
+def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: bool) -> Policy:
+    rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
+    channel.send_progress("load", 0, 1)
+    return load_policy(Path(start.model_dir), config, adapter_dir=_adapter_dir(start), dropout=dropout)
 
 
 def _adapter_dir(start: Start) -> Path | None:
     return Path(start.adapter_dir) if start.adapter_dir else None
 
 
-def _resume(run: Run, start: Start, parent: Parent) -> Resumed | None:
+def _resume(state: TrainingState, start: Start, channel: OwnerChannel) -> Resumed | None:
     if start.resume_dir is None:
         return None
-    parent.progress("resume", 0, 1)
-    return run.resume(Path(start.resume_dir))
+    channel.send_progress("resume", 0, 1)
+    return state.resume(Path(start.resume_dir))
 
 
-def _ready(run: Run, resumed: Resumed | None, total: int, parent: Parent) -> None:
-    parent.say(
+def _ready(state: TrainingState, resumed: Resumed | None, total: int, channel: OwnerChannel) -> None:
+    channel.send(
         Ready(
-            step=run.step,
-            fingerprint=msgspec.to_builtins(fingerprint(run.policy.recipe)),
+            step=state.step,
+            fingerprint=msgspec.to_builtins(fingerprint(state.policy.config)),
             total=total,
             loss_then=None if resumed is None else resumed.loss_then,
             loss_now=None if resumed is None else resumed.loss_now,
@@ -269,30 +194,32 @@ def _ready(run: Run, resumed: Resumed | None, total: int, parent: Parent) -> Non
     )
 
 
-def _checkpoint(run: Run, work: Path, total: int, parent: Parent, *, best_file: Path | None = None) -> str | None:
-    if run.step % run.policy.recipe.checkpoint_every and run.step != total:
+def _checkpoint(
+    state: TrainingState, work: Path, total: int, channel: OwnerChannel, *, best_file: Path | None = None
+) -> str | None:
+    if state.step % state.policy.config.checkpoint_every and state.step != total:
         return None
-    return _save(run, work, parent, best_file=best_file)
+    return _save(state, work, channel, best_file=best_file)
 
 
-def _pause(run: Run, work: Path, parent: Parent, *, best_file: Path | None = None) -> None:
-    # What was reported since the last checkpoint is what it does not cover.
-    folder = _save(run, work, parent, best_file=best_file) if run.reports else None
-    parent.say(Paused(step=run.step, checkpoint=folder))
+def _pause(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None = None) -> None:
+    # `reports` holds the steps that the last checkpoint does not cover.
+    folder = _save(state, work, channel, best_file=best_file) if state.reports else None
+    channel.send(Paused(step=state.step, checkpoint=folder))
 
 
-def _save(run: Run, work: Path, parent: Parent, *, best_file: Path | None) -> str:
-    parent.progress("checkpoint", 0, 1)
-    folder = work / f"checkpoint-{run.step:06d}"
-    run.save(folder, best_file=best_file if run.best is not None else None)
+def _save(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None) -> str:
+    channel.send_progress("checkpoint", 0, 1)
+    folder = work / f"checkpoint-{state.step:06d}"
+    state.save(folder, best_file=best_file if state.best is not None else None)
     return str(folder)
 
 
-def _finish(run: Run, work: Path, parent: Parent, *, best_step: int) -> None:
-    parent.progress("export", 0, 1)
+def _finish(state: TrainingState, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
+    channel.send_progress("export", 0, 1)
     folder = work / "model"
-    run.policy.write_model(folder)
-    parent.say(Done(model=str(folder), kind=run.policy.kind, step=run.step, best_step=best_step))
+    state.policy.write_model(folder)
+    channel.send(Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step))
 
 
 if __name__ == "__main__":

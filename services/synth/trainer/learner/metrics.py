@@ -1,4 +1,4 @@
-"""The figures of one RL step: plain numbers, each a mean over what it names."""
+"""The metrics of one RL step, under the names that `train.step` reports."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from synth.trainer.learner.data.packing import Sequences
-from synth.trainer.learner.distributed.process_group import Ranks
-from synth.trainer.learner.losses.importance_correction import rates
+from synth.trainer.learner.distributed.process_group import ProcessGroup, add_metrics
+from synth.trainer.learner.losses.importance_correction import correction_metrics
 from synth.trajectories import RolloutBatch
 
 
 @dataclass
-class Tally:
-    """Adds up what the micro-batches of a step saw. lr: the learning rate of the step."""
+class StepMetrics:
+    """Adds up the metrics of a step's micro-batches. lr: the learning rate of the step.
+
+    sums: over tokens, sequences or micro-batches. correction: `ImportanceCorrection.sums`. grad_norms: by minibatch.
+    """
 
     lr: float
     sums: dict[str, float] = field(default_factory=dict)
     correction: dict[str, float] = field(default_factory=dict)
     grad_norms: list[float] = field(default_factory=list)
 
-    def micro(
+    def add_micro_batch(
         self,
         *,
         loss: float,
@@ -32,19 +34,21 @@ class Tally:
         advantage_U: Tensor,
         clipped_U: Tensor,
         correction: dict[str, float],
-        first: bool,
+        first_minibatch: bool,
         reference_kl_N: Tensor | None = None,
     ) -> None:
-        """One trained micro-batch. log_ratio_N: log π/π_old. first: of the step's first minibatch.
+        """Add one trained micro-batch.
 
-        U: sequences or tokens, whichever the loss clips. reference_kl_N: KL(π ‖ π_ref), where there is a reference.
+        log_ratio_N: log π/π_old, nats. entropy_N: of the distribution at each token, nats. advantage_U, clipped_U: of
+        `LossOutput`, U sequences or tokens, whichever the loss clips. first_minibatch: whether the micro-batch belongs
+        to the step's first minibatch. reference_kl_N: KL(π ‖ π_ref), where there is a reference.
         """
         x = log_ratio_N.double()
         # Schulman's k3 of KL(π_old ‖ π), in float64: at 1e-4 its terms are below float32's resolution.
         kl = float((x.expm1() - x).sum())
         clipped_up = float((clipped_U & (advantage_U > 0)).sum())
         clipped_down = float((clipped_U & (advantage_U < 0)).sum())
-        seen = {
+        sums = {
             "loss": loss,
             "tokens": float(len(x)),
             "kl": kl,
@@ -55,34 +59,34 @@ class Tally:
             "clipped_negative": clipped_down,
         }
         if reference_kl_N is not None:
-            seen["ref_kl"] = float(reference_kl_N.double().sum())
-        if first:
-            seen |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
-        _add(self.sums, seen)
-        _add(self.correction, correction)
+            sums["ref_kl"] = float(reference_kl_N.double().sum())
+        if first_minibatch:
+            sums |= {"first_tokens": float(len(x)), "first_kl": kl, "first_clipped": clipped_up + clipped_down}
+        add_metrics(self.sums, sums)
+        add_metrics(self.correction, correction)
 
-    def moved(self, grad_norm: float) -> None:
-        """One minibatch is done; grad_norm 0 is a move that was not made."""
+    def add_optimizer_step(self, grad_norm: float) -> None:
+        """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 where no parameter changed."""
         self.grad_norms.append(grad_norm)
 
-    def join(self, ranks: Ranks) -> None:
-        """Make this the tally of all ranks."""
-        self.sums = ranks.together(self.sums)
-        self.correction = ranks.together(self.correction)
+    def all_reduce(self, process_group: ProcessGroup) -> None:
+        """Replace the sums by those over all ranks."""
+        self.sums = process_group.reduce_metrics(self.sums)
+        self.correction = process_group.reduce_metrics(self.correction)
 
-    def values(self) -> dict[str, float]:
-        """Rates per token or per sequence; `skipped` alone (with lr) where nothing was trained.
+    def compute(self) -> dict[str, float]:
+        """Means over tokens, sequences or minibatches; only lr, moves and `skipped` where nothing was trained.
 
         A clip rate is a share of what the loss clips: sequences or tokens.
         """
         s = self.sums
-        moves = sum(norm > 0 for norm in self.grad_norms)
-        out = {"lr": self.lr, "optimizer_moves": float(moves), "skipped": float(not self.grad_norms)}
+        optimizer_steps = sum(norm > 0 for norm in self.grad_norms)
+        out = {"lr": self.lr, "optimizer_moves": float(optimizer_steps), "skipped": float(not self.grad_norms)}
         if not self.grad_norms:
             return out
         return (
             out
-            | rates(self.correction)
+            | correction_metrics(self.correction)
             | ({"ref_kl": s["ref_kl"] / s["tokens"]} if "ref_kl" in s else {})
             | {
                 "loss": s["loss"] / len(self.grad_norms),
@@ -99,16 +103,18 @@ class Tally:
         )
 
 
-def batch_values(
+def batch_metrics(
     batch: RolloutBatch,
-    sequences: Sequences,
     lag_T: npt.NDArray[np.int32],
-    live: list[int],
+    trained_rows: list[int],
     eos_ids: set[int],
 ) -> dict[str, float]:
-    """What the batch itself says. live: the sequences that were trained.
+    """The metrics of the batch itself: rewards, counts, lengths and staleness.
 
-    The collector's own figures win over ours: it has seen the groups that were dropped.
+    lag_T: versions between the policy that sampled a token and the one in training. trained_rows: the indices of the
+    sequences that were trained. eos_ids: the tokens that end a completion; one without is counted as truncated.
+    A metric that the collector computed (`batch.meta.values`) replaces ours: the collector has also seen the groups
+    that were dropped.
     """
     rewards = np.array([r.reward for r in batch.meta.rollouts] or [0.0])
     mask = batch.loss_mask
@@ -118,20 +124,20 @@ def batch_values(
         "groups_kept": float(batch.meta.groups_kept),
         "groups_dropped": float(batch.meta.groups_dropped),
         "sequences": float(batch.sequences),
-        "sequences_trained": float(len(live)),
+        "sequences_trained": float(len(trained_rows)),
         "tokens": float(len(batch.tokens)),
     }
     if batch.sequences:
         lengths = np.add.reduceat(mask.astype(np.int64), batch.cu_seqlens[:-1])
         last = batch.cu_seqlens[1:] - 1
-        cut = mask[last] & ~np.isin(batch.tokens[last], list(eos_ids))
+        truncated = mask[last] & ~np.isin(batch.tokens[last], list(eos_ids))
         values |= {
             "advantage_min": float(batch.advantages.min()),
             "advantage_max": float(batch.advantages.max()),
             "completion_length_mean": float(lengths.mean()),
             "completion_length_max": float(lengths.max()),
-            "completion_truncated_rate": float(cut.mean()),
-            "unique_sequence_rate": _unique(batch) / batch.sequences,
+            "completion_truncated_rate": float(truncated.mean()),
+            "unique_sequence_rate": _count_unique(batch) / batch.sequences,
         }
     if mask.any():
         lag = lag_T[mask]
@@ -145,11 +151,5 @@ def batch_values(
     return values | batch.meta.values
 
 
-def _unique(batch: RolloutBatch) -> int:
+def _count_unique(batch: RolloutBatch) -> int:
     return len({batch.tokens[a:b].tobytes() for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)})
-
-
-def _add(total: dict[str, float], more: dict[str, float]) -> None:
-    for name, value in more.items():
-        so_far = total.get(name, 0.0)
-        total[name] = max(so_far, value) if name.endswith("/max") else so_far + value

@@ -1,11 +1,12 @@
 """Reinforcement learning, one rollout batch at a time.
 
-A step: split the batch into minibatches, score all of it under the policy as it stands (π_old), then for each
-minibatch: forward, correct for the policy that sampled, loss (and KL to the reference), backward, move.
+A step: split the batch into minibatches, compute log-probabilities of all of it under the policy before the step
+(π_old), then for each minibatch: forward, correct for the policy that sampled, loss (and KL to the reference),
+backward, optimizer step.
 
-Invariants: π_old comes from the very micro-batches that are trained, so the first minibatch's ratio is exactly 1;
+Invariants: π_old is computed on the same micro-batches that are trained, so the first minibatch's ratio is exactly 1;
 micro-batches and their order are a pure function of (seed, step, batch, ranks); the normaliser of a minibatch is its
-number of sequences, the zero-advantage and rejected ones included, known before the forward.
+number of sequences, those with zero advantage or rejected included, known before the forward.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
-from synth.trainer.learner.checkpoint.rng import shuffled
-from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan
+from synth.trainer.learner.checkpoint.rng import permutation
+from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
 from synth.trainer.learner.losses.base import Clip, LossInputs
 from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
-from synth.trainer.learner.losses.importance_correction import correct
-from synth.trainer.learner.metrics import Tally, batch_values
+from synth.trainer.learner.losses.importance_correction import correct_importance
+from synth.trainer.learner.memory import peak_memory_bytes
+from synth.trainer.learner.metrics import StepMetrics, batch_metrics
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.model.reference import Reference, reference_kl
 from synth.trainer.learner.optim.lr_schedule import learning_rate
-from synth.trainer.learner.state import Progress, Run, StepResult, peak_memory_bytes
+from synth.trainer.learner.step_result import ProgressCallback, StepResult
+from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch
 
 _LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, "dppo": dppo_loss}
@@ -41,94 +44,97 @@ _LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, 
 
 @dataclass(frozen=True)
 class _Minibatch:
-    """One optimizer move. micros: this rank's. rows: all that are put through the model, on whichever rank.
+    """What one optimizer step trains on.
 
-    sequences: all that count, those that are not put through it included.
+    micros: the micro-batches of this rank. rows: the sequences that go through the model, on any rank. num_sequences:
+    those and the ones that do not, as their advantage is zero: the normaliser of the loss.
     """
 
     micros: list[MicroBatch]
     rows: list[int]
-    sequences: int
+    num_sequences: int
 
 
 class RlTrainer:
     """Trains a policy, one `step` for each batch, in the order of their iterations (from 1).
 
-    reference: what `load_reference` made for this recipe. Raises `TrainingFailed` (bad_recipe) when that is missing.
+    reference: from `load_reference`, for this config. Raises `TrainingFailed` (bad_recipe) where that is missing.
     """
 
     def __init__(
         self,
         policy: Policy,
-        recipe: RlRecipe,
+        config: RlTrainConfig,
         *,
         reference: Reference | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         self.policy = policy
-        self.recipe = recipe
-        self.run = Run(policy)
-        if (recipe.kl_beta > 0) != (reference is not None):
+        self.config = config
+        self.state = TrainingState(policy)
+        if (config.kl_beta > 0) != (reference is not None):
             raise TrainingFailed(
                 "bad_recipe",
-                f"recipe.kl_beta is {recipe.kl_beta} and recipe.reference is {recipe.reference!r}; expected a "
+                f"recipe.kl_beta is {config.kl_beta} and recipe.reference is {config.reference!r}; expected a "
                 "reference where kl_beta is above 0, and none where it is 0",
             )
-        self._loss = _LOSSES[recipe.loss]
-        self._clip = Clip(recipe.clip_low, recipe.clip_high)
+        self._loss = _LOSSES[config.loss]
+        self._clip = Clip(config.clip_low, config.clip_high)
         self._reference = reference
-        self._progress: Progress = progress or (lambda stage, done, of: None)
+        self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
 
     def step(self, batch: RolloutBatch) -> StepResult:
-        """Train on one batch; with nothing to learn from, the step counts and the policy stays (`skipped` = 1).
+        """Train on one batch. With nothing to learn from, the step counts and the policy stays (`skipped` = 1).
 
         Raises `TrainingFailed`: out_of_order, bad_batch, nan_loss, nan_gradient.
         """
         started = time.perf_counter()
-        step = self.run.step + 1
-        sequences, lag_T = self._check(batch, step)
-        rate = learning_rate(self.recipe, step, self.recipe.steps)
-        tally = Tally(lr=rate)
-        fresh_S = self._fresh(batch, lag_T)
-        minibatches = self._minibatches(sequences, np.where(fresh_S, batch.advantages, 0.0), step)
+        step = self.state.step + 1
+        sequences, lag_T = self._read_batch(batch, step)
+        lr = learning_rate(self.config, step, self.config.steps)
+        step_metrics = StepMetrics(lr=lr)
+        within_staleness_S = self._within_staleness(batch, lag_T)
+        minibatches = self._minibatches(sequences, np.where(within_staleness_S, batch.advantages, 0.0), step)
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
-        scored = time.perf_counter()
+        old_logps_done = time.perf_counter()
         done, forwards = 0, sum(len(minibatch.micros) for minibatch in minibatches)
-        for k, (minibatch, olds) in enumerate(zip(minibatches, old_logps, strict=True)):
-            for micro, old_logp_N in zip(minibatch.micros, olds, strict=True):
-                self._train_micro(micro, batch, lag_T, old_logp_N, minibatch.sequences, tally, first=k == 0)
+        for k, (minibatch, micro_old_logps) in enumerate(zip(minibatches, old_logps, strict=True)):
+            for micro, old_logp_N in zip(minibatch.micros, micro_old_logps, strict=True):
+                self._train_micro(
+                    micro, batch, lag_T, old_logp_N, minibatch.num_sequences, step_metrics, first_minibatch=k == 0
+                )
                 done += 1
                 self._progress("train", done, forwards)
-            tally.moved(self.run.optimizer.move(rate))
-        self.run.step = step
-        tally.join(self.policy.ranks)
-        live = sorted(i for minibatch in minibatches for i in minibatch.rows)
-        self.run.keep_probe(sequences, live, temperature=batch.meta.temperature)
-        self.run.canary = self.run.canary or canary_tokens(sequences)
+            step_metrics.add_optimizer_step(self.state.optimizer.step(lr))
+        self.state.step = step
+        step_metrics.all_reduce(self.policy.process_group)
+        trained_rows = sorted(i for minibatch in minibatches for i in minibatch.rows)
+        self.state.set_probe(sequences, trained_rows, temperature=batch.meta.temperature)
+        self.state.canary = self.state.canary or canary_tokens(sequences)
         now = time.perf_counter()
-        values = self.run.reports[step] = {
-            **batch_values(batch, sequences, lag_T, live, self.policy.eos_ids),
-            **tally.values(),
-            "sequences_stale": float((~fresh_S).sum()),
-            "seconds_old_logprobs": scored - started,
-            "seconds_train": now - scored,
+        values = self.state.reports[step] = {
+            **batch_metrics(batch, lag_T, trained_rows, self.policy.eos_ids),
+            **step_metrics.compute(),
+            "sequences_stale": float((~within_staleness_S).sum()),
+            "seconds_old_logprobs": old_logps_done - started,
+            "seconds_train": now - old_logps_done,
             "tokens_per_second": len(batch.tokens) / (now - started),
             "peak_memory_bytes": self._peak_memory(),
         }
         return StepResult(step=step, values=values)
 
     def _peak_memory(self) -> float:
-        mine = {"memory/max": peak_memory_bytes(self.policy.device)}
-        return self.policy.ranks.together(mine)["memory/max"]
+        local = {"memory/max": peak_memory_bytes(self.policy.device)}
+        return self.policy.process_group.reduce_metrics(local)["memory/max"]
 
-    def _check(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
-        """The batch as sequences, and the lag of each token in policy versions."""
+    def _read_batch(self, batch: RolloutBatch, step: int) -> tuple[Sequences, npt.NDArray[np.int32]]:
+        """The batch as sequences, and each token's lag in policy versions. Raises `TrainingFailed`."""
         if batch.meta.iteration != step:
             raise TrainingFailed(
                 "out_of_order",
                 f"the batch is of iteration {batch.meta.iteration}; expected {step}: {step - 1} steps are done",
             )
-        # The version of the policy is the number of steps that made it.
+        # A policy's version is the number of steps that made it.
         lag_T = np.where(batch.loss_mask, (step - 1) - batch.versions, 0).astype(np.int32)
         if lag_T.size and lag_T.min() < 0:
             raise TrainingFailed(
@@ -139,46 +145,52 @@ class RlTrainer:
         weights = batch.loss_mask.astype(np.float32)
         return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
 
-    def _fresh(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Which sequences have no token older than `max_staleness`: the bound at use, whatever was admitted."""
+    def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """bool [S]: which sequences have no token older than `max_staleness`.
+
+        The collector applies a bound when it admits a rollout; this one is applied when the rollout is used.
+        """
         if not batch.sequences:
             return np.zeros(0, np.bool_)
-        return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.recipe.max_staleness
+        return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
 
-    def _minibatches(self, sequences: Sequences, advantages: npt.NDArray[np.float32], step: int) -> list[_Minibatch]:
-        """Each minibatch that has something to learn from.
+    def _minibatches(self, sequences: Sequences, advantage_S: npt.NDArray[np.float32], step: int) -> list[_Minibatch]:
+        """The minibatches that have something to learn from.
 
         A sequence with advantage 0 adds nothing to the gradient: it is counted, and not put through the model.
         """
-        order = shuffled(len(sequences), self.recipe.seed, step)
-        ranks = self.policy.ranks
+        order = permutation(len(sequences), self.config.seed, step)
+        process_group = self.policy.process_group
         minibatches: list[_Minibatch] = []
-        for part in np.array_split(np.asarray(order, dtype=np.int64), self.recipe.minibatches):
-            live = [int(i) for i in part if advantages[i] != 0 and len(sequences.trained(int(i)))]
-            groups = plan(
-                sequences.lengths_of(live),
-                budget=self.recipe.micro_batch_tokens,
-                packing=self.recipe.packing,
-                ranks=ranks.size,
+        for part in np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches):
+            rows = [int(i) for i in part if advantage_S[i] != 0 and len(sequences.trained_positions(int(i)))]
+            plan = plan_micro_batches(
+                sequences.lengths(rows),
+                budget=self.config.micro_batch_tokens,
+                packing=self.config.packing,
+                num_ranks=process_group.size,
             )
             micros = [
-                collate(sequences, rows, packing=self.recipe.packing, device=self.policy.device, idle=idle)
-                for rows, idle in ranks.share(groups)
+                collate(sequences, micro_rows, packing=self.config.packing, device=self.policy.device, dummy=dummy)
+                for micro_rows, dummy in process_group.shard_micro_batches(plan)
             ]
             if micros:
-                minibatches.append(_Minibatch(micros, live, len(part)))
+                minibatches.append(_Minibatch(micros, rows, len(part)))
         return minibatches
 
     @torch.no_grad()
     def _old_logps(self, minibatches: list[_Minibatch], temperature: float) -> list[list[Tensor | None]]:
-        """log π_old of every micro-batch. The first minibatch trains on unmoved weights: its own forward is π_old."""
-        olds: list[list[Tensor | None]] = []
+        """log π_old of every micro-batch, [N] each.
+
+        None for those of the first minibatch: it trains on weights that are still π_old, so its own forward is π_old.
+        """
+        old_logps: list[list[Tensor | None]] = []
         for k, minibatch in enumerate(minibatches):
-            olds.append([])
+            old_logps.append([])
             for n, micro in enumerate(minibatch.micros):
-                olds[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
+                old_logps[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
                 self._progress("old_logprobs", n + 1, len(minibatch.micros))
-        return olds
+        return old_logps
 
     def _train_micro(
         self,
@@ -186,18 +198,20 @@ class RlTrainer:
         batch: RolloutBatch,
         lag_T: npt.NDArray[np.int32],
         old_logp_N: Tensor | None,
-        sequences: int,
-        tally: Tally,
+        num_sequences: int,
+        step_metrics: StepMetrics,
         *,
-        first: bool,
+        first_minibatch: bool,
     ) -> None:
         temperature = batch.meta.temperature
-        # Before the forward that is differentiated: a shared reference switches the policy's own adapter.
+        # This comes before the forward that is differentiated, as a shared reference switches the policy's own adapter.
         reference_logp_N = self._reference.logprobs(micro, temperature=temperature) if self._reference else None
         logp_N, entropy_N = self.policy.logprobs(micro, temperature=temperature)
         old_logp_N = logp_N.detach() if old_logp_N is None else old_logp_N
         behaviour_logp_N = micro.gather(batch.logprobs)
-        correction = correct(old_logp_N, behaviour_logp_N, micro.gather(lag_T), micro.cu_seqlens, self.recipe)
+        correction = correct_importance(
+            old_logp_N, behaviour_logp_N, micro.gather(lag_T), micro.cu_seqlens, self.config
+        )
         inputs = LossInputs(
             logp_N=logp_N,
             old_logp_N=old_logp_N,
@@ -206,29 +220,29 @@ class RlTrainer:
             keep_S=correction.keep_S,
             advantage_S=torch.from_numpy(batch.advantages[micro.rows]).to(logp_N.device),
             cu_seqlens=micro.cu_seqlens,
-            sequences=sequences,
+            num_sequences=num_sequences,
         )
         out = self._loss(inputs, clip=self._clip)
         kl = None if reference_logp_N is None else reference_kl(inputs, reference_logp_N)
-        total = out.loss if kl is None else out.loss + self.recipe.kl_beta * kl.loss
-        if micro.idle:
+        total = out.loss if kl is None else out.loss + self.config.kl_beta * kl.loss
+        if micro.dummy:
             (total * 0.0).backward()
             return
         loss = total.item()
         if not math.isfinite(loss):
             raise TrainingFailed(
                 "nan_loss",
-                f"the loss of step {self.run.step + 1} is {loss}; resume from the last checkpoint with a lower "
+                f"the loss of step {self.state.step + 1} is {loss}; resume from the last checkpoint with a lower "
                 "learning rate, or look at the log-probabilities in the batch",
             )
         total.backward()
-        tally.micro(
+        step_metrics.add_micro_batch(
             loss=loss,
             log_ratio_N=logp_N.detach() - old_logp_N,
             entropy_N=entropy_N,
             advantage_U=out.advantage_U,
             clipped_U=out.clipped_U,
-            correction=correction.values,
-            first=first,
+            correction=correction.sums,
+            first_minibatch=first_minibatch,
             reference_kl_N=None if kl is None else kl.kl_N,
         )

@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: load rows, loop over epochs, step, validate now and then, keep the best.
+"""Supervised fine-tuning: loop over epochs of tokenised rows, step, validate at intervals, keep the best weights.
 
-Invariants: the loss of a step is Σ weight·nll / Σ weight over its whole batch, however it is cut and shared out;
-which rows a step takes is a pure function of (seed, step), so the step is the data cursor.
+Invariants: the loss of a step is Σ weight·nll / Σ weight over its whole batch, however the batch is divided into
+micro-batches and ranks; the rows of a step are a pure function of (seed, step), so the step is the data cursor.
 """
 
 from __future__ import annotations
@@ -10,73 +10,76 @@ import math
 import time
 from pathlib import Path
 
-from synth.trainer.config import SftRecipe
+from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint.rng import reseed, shuffled
-from synth.trainer.learner.data.packing import collate, plan
+from synth.trainer.learner.checkpoint.rng import permutation, reseed
+from synth.trainer.learner.data.packing import collate, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.memory import peak_memory_bytes
+from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
-from synth.trainer.learner.state import Progress, Run, StepResult, mean_nll, peak_memory_bytes
+from synth.trainer.learner.step_result import ProgressCallback, StepResult
+from synth.trainer.learner.training_state import TrainingState
 from synth.weights.policy_file import load_tensors, save_tensors
 
 
 class SftTrainer:
-    """Trains a policy on tokenised rows; `step` until `run.step` reaches `total`, then `use_best`."""
+    """Trains a policy on tokenised rows: call `step` until `state.step` reaches `total`, then `use_best`."""
 
     def __init__(
         self,
         policy: Policy,
-        recipe: SftRecipe,
+        config: SftTrainConfig,
         data: SftDataset,
         *,
         validation: SftDataset | None = None,
         best_file: Path | None = None,
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
-        """best_file: where the best weights are kept; needed with `best_metric`."""
-        if recipe.best_metric and (validation is None or best_file is None or not recipe.validation_every):
+        """best_file: where the best weights are kept; `best_metric` needs it. Raises `TrainingFailed` (bad_recipe)."""
+        if config.best_metric and (validation is None or best_file is None or not config.validation_every):
             raise TrainingFailed(
                 "bad_recipe",
-                f"best_metric {recipe.best_metric!r} needs a validation file and validation_every above 0",
+                f"best_metric {config.best_metric!r} needs a validation file and validation_every above 0",
             )
         self.policy = policy
-        self.recipe = recipe
+        self.config = config
         self.data = data
         self.validation = validation
-        self.run = Run(policy)
-        self._ranks = policy.ranks
+        self.state = TrainingState(policy)
+        self._process_group = policy.process_group
         self._best_file = best_file
-        self._progress: Progress = progress or (lambda stage, done, of: None)
-        self._steps_per_epoch = math.ceil(len(data.sequences) / recipe.batch_size)
-        self.total = recipe.steps if recipe.steps is not None else recipe.epochs * self._steps_per_epoch
+        self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
+        self._steps_per_epoch = math.ceil(len(data.sequences) / config.batch_size)
+        self.total = config.steps if config.steps is not None else config.epochs * self._steps_per_epoch
         self._order: tuple[int, list[int]] = (-1, [])
 
     def step(self) -> StepResult:
         """One optimizer step over `batch_size` rows. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
         started = time.perf_counter()
-        step = self.run.step + 1
-        rate = learning_rate(self.recipe, step, self.total)
+        step = self.state.step + 1
+        lr = learning_rate(self.config, step, self.total)
         sequences = self.data.sequences
         rows = self._rows(step)
-        weight = float(sum(sequences.weights[sequences.trained(i)].sum() for i in rows))
-        if not self._ranks.leads:
-            # Rank 0 goes on with the generator that a checkpoint keeps; the others need none that lasts.
-            reseed(self.recipe.seed, step, self._ranks.rank)
+        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
+        if not self._process_group.is_main:
+            # Rank 0 continues the generator that a checkpoint stores; that of another rank need not last.
+            reseed(self.config.seed, step, self._process_group.rank)
         sums = self._backward(rows, weight)
         loss = sums["loss"]
         if not math.isfinite(loss):
             raise TrainingFailed(
                 "nan_loss", f"the loss of step {step} is {loss}; resume from before it with a lower learning rate"
             )
-        grad_norm = self.run.optimizer.move(rate)
-        self.run.step = step
-        self.run.keep_probe(sequences, rows)
-        tokens = sum(sequences.lengths_of(rows).values())
+        grad_norm = self.state.optimizer.step(lr)
+        self.state.step = step
+        self.state.set_probe(sequences, rows)
+        tokens = sum(sequences.lengths(rows).values())
         seconds = time.perf_counter() - started
-        values = self.run.reports[step] = {
+        values = self.state.reports[step] = {
             "loss": loss,
-            "lr": rate,
+            "lr": lr,
             "grad_norm": grad_norm,
             "epoch": step / self._steps_per_epoch,
             "tokens": float(tokens),
@@ -92,46 +95,49 @@ class SftTrainer:
         return StepResult(step=step, values=values)
 
     def _backward(self, rows: list[int], weight: float) -> dict[str, float]:
-        """The gradients of these rows; what all ranks saw of them: loss, trained tokens, memory."""
-        recipe, sequences = self.recipe, self.data.sequences
-        groups = plan(
-            sequences.lengths_of(rows),
-            budget=recipe.micro_batch_tokens,
-            packing=recipe.packing,
-            ranks=self._ranks.size,
+        """Compute the gradient of these rows. Returns loss, trained tokens and peak memory over all ranks.
+
+        weight: the sum of the weights of all their tokens.
+        """
+        config, sequences = self.config, self.data.sequences
+        plan = plan_micro_batches(
+            sequences.lengths(rows),
+            budget=config.micro_batch_tokens,
+            packing=config.packing,
+            num_ranks=self._process_group.size,
         )
-        mine = self._ranks.share(groups)
+        micro_batches = self._process_group.shard_micro_batches(plan)
         loss, trained = 0.0, 0
-        for done, (group, idle) in enumerate(mine, start=1):
-            micro = collate(sequences, group, packing=recipe.packing, device=self.policy.device, idle=idle)
+        for done, (micro_rows, dummy) in enumerate(micro_batches, start=1):
+            micro = collate(sequences, micro_rows, packing=config.packing, device=self.policy.device, dummy=dummy)
             logp_N, _ = self.policy.logprobs(micro)
-            part = -(logp_N * micro.gather(sequences.weights)).sum() / weight
-            if micro.idle:
-                (part * 0.0).backward()
+            micro_loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight
+            if micro.dummy:
+                (micro_loss * 0.0).backward()
                 continue
-            part.backward()
-            loss += float(part.detach())
+            micro_loss.backward()
+            loss += float(micro_loss.detach())
             trained += len(logp_N)
-            self._progress("train", done, len(mine))
+            self._progress("train", done, len(micro_batches))
         memory = peak_memory_bytes(self.policy.device)
-        return self._ranks.together({"loss": loss, "trained": float(trained), "memory/max": memory})
+        return self._process_group.reduce_metrics({"loss": loss, "trained": float(trained), "memory/max": memory})
 
     def use_best(self) -> None:
-        """Put the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
-        if self.recipe.best_metric and self.run.best is not None and self._best_file is not None:
-            self._ranks.meet()  # rank 0 has written it
+        """Load the best weights into the policy, where `best_metric` asks for them and a validation has been run."""
+        if self.config.best_metric and self.state.best is not None and self._best_file is not None:
+            self._process_group.barrier()  # rank 0 has written it
             best, _ = load_tensors(self._best_file)
             self.policy.load(best)
 
     def _rows(self, step: int) -> list[int]:
-        epoch, place = divmod(step - 1, self._steps_per_epoch)
+        epoch, batch_index = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
-            self._order = (epoch, shuffled(len(self.data.sequences), self.recipe.seed, epoch))
-        size = self.recipe.batch_size
-        return self._order[1][place * size : (place + 1) * size]
+            self._order = (epoch, permutation(len(self.data.sequences), self.config.seed, epoch))
+        size = self.config.batch_size
+        return self._order[1][batch_index * size : (batch_index + 1) * size]
 
     def _validate(self, step: int) -> dict[str, float]:
-        every = self.recipe.validation_every
+        every = self.config.validation_every
         if self.validation is None or not every or (step % every and step != self.total):
             return {}
         started = time.perf_counter()
@@ -140,11 +146,11 @@ class SftTrainer:
             self.validation.sequences,
             on_micro=lambda done, of: self._progress("validate", done, of),
         )
-        if self.recipe.best_metric and (self.run.best is None or loss < self.run.best[0]):
+        if self.config.best_metric and (self.state.best is None or loss < self.state.best[0]):
             assert self._best_file is not None
-            self.run.best = (loss, step)
+            self.state.best = (loss, step)
             snapshot = self.policy.snapshot()
-            if self._ranks.leads:
+            if self._process_group.is_main:
                 save_tensors(self._best_file, snapshot)
         values = {"validation_loss": loss, "seconds_validate": time.perf_counter() - started}
-        return values if self.run.best is None else {**values, "best_step": float(self.run.best[1])}
+        return values if self.state.best is None else {**values, "best_step": float(self.state.best[1])}

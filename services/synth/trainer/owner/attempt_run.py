@@ -23,10 +23,10 @@ from synth.trainer.owner.attempt import Attempt, JobFailure
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import AttemptHistory
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.rollout_feed import RolloutFeed
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Step, Stepped
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
 from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import LocalModel, training_source
 
@@ -188,7 +188,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             waited = time.monotonic()
             batch, path = await run.wait_unless_paused(feed.wait_batch(k))
             waited = time.monotonic() - waited
-            await run.learner.send(Step(iteration=k, batch=str(path)))
+            await run.learner.send(TrainBatch(iteration=k, batch=str(path)))
             stepped = await run.recv(Stepped)
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
@@ -241,7 +241,7 @@ async def _build_start(
     data = [str(await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl")) if ref else None for ref in files]
     return Start(
         kind="rl" if isinstance(job, RlJob) else "sft",
-        recipe=msgspec.to_builtins(recipe_of(job, attempt.settings)),
+        config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
         model_dir=str(source.model),
         adapter_dir=str(source.adapter) if source.adapter else None,
         work_dir=str(work_dir),

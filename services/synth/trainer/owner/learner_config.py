@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from synth.jobs.resolved import RlJob, SftJob
-from synth.trainer.config import Recipe, RlRecipe, SftRecipe
+from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.settings import TrainerSettings
 
 
-def recipe_of(job: RlJob | SftJob, settings: TrainerSettings) -> Recipe:
-    """The recipe of a job on this machine."""
+def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainConfig:
+    """The training config of a job on this machine."""
     given: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(job).items() if value is not None}
     given |= {
         "device": settings.device,
@@ -25,7 +25,7 @@ def recipe_of(job: RlJob | SftJob, settings: TrainerSettings) -> Recipe:
     if settings.device == "cuda":
         given["world_size"] = job.parallelism.world_size or settings.most_ranks
         given["dtype"] = job.parallelism.dtype or settings.dtype
-    kind = RlRecipe if isinstance(job, RlJob) else SftRecipe
+    kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
         given["steps"] = job.iterations
         given["reference_device"] = settings.reference_device

@@ -12,7 +12,7 @@ import msgspec
 
 from synth.errors import Transient
 from synth.runtime import logs
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Step, Stepped
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Stepped, TrainBatch
 
 log = logs.get("child")
 
@@ -70,7 +70,7 @@ class LearnerProcess:
         self._on_progress = progress
         await self.send(start)
 
-    async def send(self, message: Start | Step | Pause | Finish) -> None:
+    async def send(self, message: Start | TrainBatch | Pause | Finish) -> None:
         """Send one message. Raises `LearnerStopped` when the process is gone."""
         assert self._process.stdin is not None
         try:

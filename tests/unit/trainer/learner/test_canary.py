@@ -14,7 +14,7 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch
 from tests.unit.inference.tiny_model import plain_model
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
 
 def sequences_of(batch: RolloutBatch) -> Sequences:
@@ -22,7 +22,7 @@ def sequences_of(batch: RolloutBatch) -> Sequences:
 
 
 def test_it_is_what_a_plain_forward_says_of_its_tokens(model_dir: Path) -> None:
-    policy = load_policy(model_dir, rl_recipe(), dropout=False)
+    policy = load_policy(model_dir, rl_config(), dropout=False)
     ids = [5, 99, 7, 300, 1, 12]
     with torch.no_grad():
         logp = plain_model(model_dir)(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -35,19 +35,19 @@ def test_it_is_what_a_plain_forward_says_of_its_tokens(model_dir: Path) -> None:
 def test_its_tokens_stay_those_of_the_first_batch_and_come_back_with_a_checkpoint(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    recipe = rl_recipe(**OPEN_GATES)
-    trainer = RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+    config = rl_config(**OPEN_GATES)
+    trainer = RlTrainer(load_policy(model_dir, config, dropout=False), config)
     trainer.step(random_batch(1))
-    first = trainer.run.canary
+    first = trainer.state.canary
     assert first == canary_tokens(sequences_of(random_batch(1)))
     before = score_canary(trainer.policy, first or [])
     trainer.step(random_batch(2))
-    assert trainer.run.canary == first
+    assert trainer.state.canary == first
     assert score_canary(trainer.policy, first or []).logprobs != before.logprobs
-    trainer.run.save(tmp_path / "checkpoint")
-    resumed = RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
-    resumed.run.resume(tmp_path / "checkpoint")
-    assert resumed.run.canary == first
+    trainer.state.save(tmp_path / "checkpoint")
+    resumed = RlTrainer(load_policy(model_dir, config, dropout=False), config)
+    resumed.state.resume(tmp_path / "checkpoint")
+    assert resumed.state.canary == first
     assert score_canary(resumed.policy, first or []) == score_canary(trainer.policy, first or [])
 
 

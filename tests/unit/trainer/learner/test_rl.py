@@ -1,4 +1,4 @@
-"""One batch, one step: what moves the policy, and what does not."""
+"""One RL step on one batch: what changes the policy, and what does not."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trajectories import RolloutBatch
-from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe, scored_by
+from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_config, scored_by
 
 
 def trainer_for(model_dir: Path, **changes: object) -> RlTrainer:
-    recipe = rl_recipe(**changes)
-    torch.manual_seed(recipe.seed)
-    return RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+    config = rl_config(**changes)
+    torch.manual_seed(config.seed)
+    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
 
 
 def weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {n: t.clone() for n, t in policy.snapshot().items()}
 
 
-def moved(before: dict[str, torch.Tensor], policy: Policy) -> bool:
+def changed(before: dict[str, torch.Tensor], policy: Policy) -> bool:
     return any(not torch.equal(before[n], t) for n, t in policy.snapshot().items())
 
 
@@ -38,7 +38,7 @@ def moved(before: dict[str, torch.Tensor], policy: Policy) -> bool:
 def test_the_first_minibatch_starts_at_a_ratio_of_one(
     model_dir: Path, packing: str, mode: str, loss: dict[str, Any]
 ) -> None:
-    # A rate at which no later minibatch is clipped as a whole: that would be a move less.
+    # At this learning rate no later minibatch is clipped as a whole, which would leave out an optimizer step.
     trainer = trainer_for(model_dir, packing=packing, mode=mode, lr=1e-4, **loss)
     values = trainer.step(scored_by(trainer.policy, random_batch(1))).values
     assert values["ppo_kl_first"] < 1e-8
@@ -49,7 +49,7 @@ def test_the_first_minibatch_starts_at_a_ratio_of_one(
     assert values["mismatch_kl"] < 1e-8
 
 
-def test_old_logprobs_of_later_minibatches_are_those_of_the_unmoved_policy(model_dir: Path) -> None:
+def test_old_logprobs_of_later_minibatches_are_those_of_the_policy_before_the_step(model_dir: Path) -> None:
     trainer = trainer_for(model_dir, lr=1e-30)
     values = trainer.step(scored_by(trainer.policy, random_batch(1))).values
     assert values["ppo_kl"] == 0
@@ -93,17 +93,17 @@ def test_dppo_bounds_how_far_the_policy_is_from_the_one_that_sampled(model_dir: 
 
 
 @pytest.mark.parametrize("batch", [random_batch(1, zero=16), random_batch(1, sequences=0)], ids=["flat", "empty"])
-def test_nothing_to_learn_from_is_a_skipped_step_that_moves_nothing(model_dir: Path, batch: RolloutBatch) -> None:
+def test_nothing_to_learn_from_is_a_skipped_step_that_changes_nothing(model_dir: Path, batch: RolloutBatch) -> None:
     trainer = trainer_for(model_dir)
     before = weights(trainer.policy)
     result = trainer.step(batch)
     assert result.step == 1
     assert result.values["skipped"] == 1
-    assert not moved(before, trainer.policy)
+    assert not changed(before, trainer.policy)
     assert trainer.step(random_batch(2)).step == 2
 
 
-def test_when_all_is_rejected_the_momentum_moves_nothing(model_dir: Path) -> None:
+def test_when_all_is_rejected_the_momentum_changes_nothing(model_dir: Path) -> None:
     trainer = trainer_for(model_dir)
     trainer.step(scored_by(trainer.policy, random_batch(1)))
     before = weights(trainer.policy)
@@ -113,7 +113,7 @@ def test_when_all_is_rejected_the_momentum_moves_nothing(model_dir: Path) -> Non
     assert values["rejected_rate_lag0"] == 1
     assert values["optimizer_moves"] == 0
     assert values["grad_norm"] == 0
-    assert not moved(before, trainer.policy)
+    assert not changed(before, trainer.policy)
 
 
 def test_zero_advantage_sequences_are_counted_but_not_run(model_dir: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_sequence_that_is_too_stale_is_counted_and_not_trained(model_dir: Path
     before = weights(trainer.policy)
     values = trainer.step(random_batch(4, version=1)).values
     assert (values["sequences_stale"], values["skipped"]) == (16, 1)
-    assert not moved(before, trainer.policy)
+    assert not changed(before, trainer.policy)
 
 
 def test_the_oldest_token_of_a_rollout_that_spans_versions_is_the_one_that_counts(model_dir: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_batch_from_the_future_is_refused(model_dir: Path) -> None:
         trainer_for(model_dir).step(random_batch(1, version=3))
 
 
-def test_a_nan_stops_before_anything_moves(model_dir: Path) -> None:
+def test_a_nan_stops_before_any_weight_changes(model_dir: Path) -> None:
     trainer = trainer_for(model_dir, minibatches=1)
     before = weights(trainer.policy)
     batch = random_batch(1)
@@ -212,4 +212,4 @@ def test_a_nan_stops_before_anything_moves(model_dir: Path) -> None:
     with pytest.raises(TrainingFailed) as caught:
         trainer.step(batch)
     assert caught.value.code == "nan_loss"
-    assert not moved(before, trainer.policy)
+    assert not changed(before, trainer.policy)

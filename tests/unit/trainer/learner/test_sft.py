@@ -9,40 +9,40 @@ import numpy as np
 import pytest
 import torch
 
-from synth.trainer.config import SftRecipe, parse_recipe
+from synth.trainer.config import SftTrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
+from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
 from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.learner.state import mean_nll
-from tests.unit.trainer.sft_rows import sft_recipe, sums, training_rows
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 
 
 @pytest.fixture(scope="module")
 def data(model_dir: Path) -> SftDataset:
-    return encode_rows(training_rows(sums(64)), load_tokenizer(model_dir), sequence_length=128)
+    return encode_rows(training_rows(addition_rows(64)), load_tokenizer(model_dir), sequence_length=128)
 
 
 def test_it_learns_the_rows(model_dir: Path, data: SftDataset) -> None:
-    recipe = sft_recipe(steps=30, lr=5e-3, packing="padded")
-    trainer = SftTrainer(load_policy(model_dir, recipe), recipe, data)
+    config = sft_config(steps=30, lr=5e-3, packing="padded")
+    trainer = SftTrainer(load_policy(model_dir, config), config, data)
     losses = [trainer.step().values["loss"] for _ in range(trainer.total)]
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_the_loss_is_the_mean_over_tokens_however_the_batch_is_cut(model_dir: Path, data: SftDataset) -> None:
     first = [
-        SftTrainer(load_policy(model_dir, recipe), recipe, data).step().values["loss"]
-        for recipe in (sft_recipe(batch_size=64, micro_batch_tokens=n) for n in (64, 100_000))
+        SftTrainer(load_policy(model_dir, config), config, data).step().values["loss"]
+        for config in (sft_config(batch_size=64, micro_batch_tokens=n) for n in (64, 100_000))
     ]
     assert first[0] == pytest.approx(first[1], abs=1e-5)
-    assert first[1] == pytest.approx(mean_nll(load_policy(model_dir, sft_recipe()), data.sequences), abs=1e-5)
+    assert first[1] == pytest.approx(mean_nll(load_policy(model_dir, sft_config()), data.sequences), abs=1e-5)
 
 
 def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, data: SftDataset) -> None:
-    recipe = sft_recipe(batch_size=24, epochs=2)
-    trainer = SftTrainer(load_policy(model_dir, recipe), recipe, data)
+    config = sft_config(batch_size=24, epochs=2)
+    trainer = SftTrainer(load_policy(model_dir, config), config, data)
     assert trainer.total == 6
     rows = [trainer._rows(step) for step in range(1, 7)]
     epochs = [list(itertools.chain.from_iterable(rows[k : k + 3])) for k in (0, 3)]
@@ -51,14 +51,14 @@ def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, d
 
 
 def test_the_best_weights_are_kept(model_dir: Path, data: SftDataset, tmp_path: Path) -> None:
-    # A rate that grows out of hand: the first validation is the best one.
-    recipe = sft_recipe(steps=8, lr=0.3, validation_every=2, warmup_steps=8, best_metric="validation_loss")
-    policy = load_policy(model_dir, recipe)
-    trainer = SftTrainer(policy, recipe, data, validation=data, best_file=tmp_path / "best")
+    # The learning rate grows too large: the first validation is the best one.
+    config = sft_config(steps=8, lr=0.3, validation_every=2, warmup_steps=8, best_metric="validation_loss")
+    policy = load_policy(model_dir, config)
+    trainer = SftTrainer(policy, config, data, validation=data, best_file=tmp_path / "best")
     seen = {s.step: s.values.get("validation_loss") for s in (trainer.step() for _ in range(8))}
     assert [k for k, v in seen.items() if v is not None] == [2, 4, 6, 8]
-    assert trainer.run.best is not None
-    best_loss, best_step = trainer.run.best
+    assert trainer.state.best is not None
+    best_loss, best_step = trainer.state.best
     assert best_loss == min(v for v in seen.values() if v is not None)
     assert best_step < 8
     trainer.use_best()
@@ -66,38 +66,38 @@ def test_the_best_weights_are_kept(model_dir: Path, data: SftDataset, tmp_path: 
 
 
 def test_a_best_metric_without_a_validation_file_is_refused(model_dir: Path, data: SftDataset) -> None:
-    recipe = sft_recipe(best_metric="validation_loss")
+    config = sft_config(best_metric="validation_loss")
     with pytest.raises(TrainingFailed, match="validation"):
-        SftTrainer(load_policy(model_dir, recipe), recipe, data)
+        SftTrainer(load_policy(model_dir, config), config, data)
 
 
 def test_a_loss_that_is_not_a_number_stops(model_dir: Path, data: SftDataset) -> None:
-    recipe = sft_recipe()
-    policy = load_policy(model_dir, recipe)
+    config = sft_config()
+    policy = load_policy(model_dir, config)
     with torch.no_grad():
         policy.model.model.norm.weight[0] = float("nan")
     with pytest.raises(TrainingFailed) as caught:
-        SftTrainer(policy, recipe, data).step()
+        SftTrainer(policy, config, data).step()
     assert caught.value.code == "nan_loss"
 
 
 @pytest.mark.parametrize(("schedule", "end"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])
-def test_the_rate_warms_up_and_ends_where_it_should(schedule: str, end: float) -> None:
-    recipe = parse_recipe(
+def test_the_learning_rate_warms_up_and_ends_at_its_floor(schedule: str, end: float) -> None:
+    config = parse_train_config(
         {"lr": 1.0, "schedule": schedule, "min_lr_ratio": 0.1, "warmup_ratio": 0.05}
         | {"batch_size": 1, "sequence_length": 8},
-        SftRecipe,
+        SftTrainConfig,
     )
-    rates = np.array([learning_rate(recipe, s, 100) for s in range(1, 101)])
-    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert rates[-1] == pytest.approx(end)
-    assert (np.diff(rates[4:]) <= 0).all()
+    lrs = np.array([learning_rate(config, s, 100) for s in range(1, 101)])
+    assert lrs[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert lrs[-1] == pytest.approx(end)
+    assert (np.diff(lrs[4:]) <= 0).all()
 
 
-def test_a_recipe_that_is_wrong_is_refused_by_field() -> None:
+def test_a_wrong_config_is_refused_by_field() -> None:
     with pytest.raises(TrainingFailed, match="batch_size"):
-        parse_recipe({"lr": 1e-3, "sequence_length": 8}, SftRecipe)
+        parse_train_config({"lr": 1e-3, "sequence_length": 8}, SftTrainConfig)
     with pytest.raises(TrainingFailed, match="bogus"):
-        parse_recipe({"lr": 1e-3, "sequence_length": 8, "batch_size": 1, "bogus": 1}, SftRecipe)
+        parse_train_config({"lr": 1e-3, "sequence_length": 8, "batch_size": 1, "bogus": 1}, SftTrainConfig)
     with pytest.raises(TrainingFailed, match=r"recipe\.lr"):
-        parse_recipe({"lr": 0, "sequence_length": 8, "batch_size": 1}, SftRecipe)
+        parse_train_config({"lr": 0, "sequence_length": 8, "batch_size": 1}, SftTrainConfig)

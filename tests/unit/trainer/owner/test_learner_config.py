@@ -8,8 +8,8 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
-from synth.trainer.config import RlRecipe
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.config import RlTrainConfig
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.settings import TrainerSettings
 
 _JOB = """\
@@ -32,7 +32,7 @@ def test_the_loss_its_clip_and_the_reference_of_a_file_reach_the_training_proces
     (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
     job = resolve_job(read_toml(_JOB, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
     assert isinstance(job, RlJob)
-    recipe = recipe_of(job, TrainerSettings(reference_device="cpu"))
-    assert isinstance(recipe, RlRecipe)
-    assert (recipe.loss, recipe.clip_low, recipe.clip_high, recipe.token_truncation) == ("dppo", 0.2, 0.1, 20.0)
-    assert (recipe.kl_beta, recipe.reference, recipe.reference_device) == (0.02, "dedicated", "cpu")
+    config = build_train_config(job, TrainerSettings(reference_device="cpu"))
+    assert isinstance(config, RlTrainConfig)
+    assert (config.loss, config.clip_low, config.clip_high, config.token_truncation) == ("dppo", 0.2, 0.1, 20.0)
+    assert (config.kl_beta, config.reference, config.reference_device) == (0.02, "dedicated", "cpu")

@@ -1,10 +1,10 @@
-"""The resume checkpoint: everything that a killed process needs to go on as if nothing had happened.
+"""The resume checkpoint: everything that a new process needs to continue a run as if nothing had happened.
 
-It is a model folder, which can be served, evaluated and trained from as any other, and beside the model a folder with
-the rest of the training's state.
+It is a model folder, which can be served, evaluated and trained from like any other, with a sub-folder for the rest of
+the training state.
 
 Invariants: the manifest, with a digest of every file, is written last; the folder appears under its final name
-whole or not at all; a checkpoint that does not verify, or does not reproduce its own loss, is never trained on.
+complete or not at all; a checkpoint that does not verify, or does not reproduce its own loss, is never trained on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from synth.events import RESUME_FOLDER
-from synth.trainer.config import Recipe
+from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint import rng
 from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_atomically
@@ -35,7 +35,7 @@ _TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the bytes of a training run besides its inputs (decision 29)."""
+    """What decides the bytes of a training run beside its inputs (decision 29)."""
 
     torch: str
     instruction_set: str
@@ -48,17 +48,18 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says of itself.
+    """The description of a checkpoint, in its manifest.
 
     step: steps done, which is also the policy version and, for RL, the last batch's iteration; the data cursor of
-    SFT follows from it. reports: what each step since the checkpoint before reported, which nobody may have heard.
-    loss: of the probe under these weights; None before anything was trained. best: the best validation figure so far,
-    and the step that reached it. canary: the tokens of the job's canary, once there are any.
+    SFT follows from it. config: stored as `recipe`. reports: the metrics of each step since the checkpoint before,
+    which may not have been announced. loss: of the probe under these weights; None before anything was trained.
+    temperature: at which the probe is scored. best: the lowest validation loss so far, and its step. canary: the tokens
+    of the job's canary, once there are any.
     """
 
     kind: Literal["sft", "rl"]
     step: int
-    recipe: dict[str, Any]
+    config: dict[str, Any] = msgspec.field(name="recipe")
     fingerprint: Fingerprint
     reports: dict[int, dict[str, float]]
     loss: float | None
@@ -78,8 +79,8 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: dict[str, _FileEntry]
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was read and verified. weights: `Policy.snapshot`'s; rng: `rng.capture`'s."""
+class LoadedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that was read and verified. weights: as `Policy.snapshot` made them. rng: from `rng.capture`."""
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -89,18 +90,18 @@ class Checkpoint(msgspec.Struct, frozen=True):
     best_file: Path | None
 
 
-def fingerprint(recipe: Recipe) -> Fingerprint:
-    """The fingerprint of this process under a recipe."""
-    on_gpu = recipe.device == "cuda"
+def fingerprint(config: TrainConfig) -> Fingerprint:
+    """The fingerprint of this process under a config."""
+    on_gpu = config.device == "cuda"
     return Fingerprint(
         torch=str(torch.__version__),
         instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
         device=torch.cuda.get_device_name() if on_gpu else "cpu",
         threads=torch.get_num_threads(),
-        world_size=recipe.world_size,
-        sharding=recipe.sharding if recipe.world_size > 1 else "none",
-        dtype=recipe.dtype,
-        deterministic=recipe.deterministic,
+        world_size=config.world_size,
+        sharding=config.sharding if config.world_size > 1 else "none",
+        dtype=config.dtype,
+        deterministic=config.deterministic,
     )
 
 
@@ -116,7 +117,8 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint folder; it appears under its name only when all of it is durable.
 
-    write_model: makes the folder, with the model in it; weights_file: the float32 masters, one of its files.
+    write_model: makes the folder, with the model in it. weights_file: the name of its float32 master weights.
+    optimizer: from `Optimizer.state_dict`. probe: the arrays of a `Sequences`, empty before anything was trained.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     write_model(partial)
@@ -138,7 +140,7 @@ def save_checkpoint(
     sync_path(folder.parent)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
+def load_checkpoint(folder: Path) -> LoadedCheckpoint:
     """Read a checkpoint and verify every file. Raises `TrainingFailed` (bad_checkpoint) naming what is wrong."""
     try:
         manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=_Manifest)
@@ -152,7 +154,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
                 f"{folder.name}/{name} is not what its manifest says ({entry.size} bytes, sha256 "
                 f"{entry.sha256[:12]}…); fetch the checkpoint again, or resume from the one before",
             )
-    return Checkpoint(
+    return LoadedCheckpoint(
         state=manifest.state,
         weights=load_tensors(folder / manifest.weights)[0],
         optimizer=load_tensors(folder / OPTIMIZER)[0],
@@ -163,10 +165,10 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) -> None:
-    """The proof that a resumed policy is the one that was saved.
+    """Check that a resumed policy is the one that was saved, by the loss of its probe.
 
-    Exact on the same fingerprint where training is deterministic; else within 1e-3, or 2e-2 where one of the two is
-    bf16. Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
+    The losses are equal on the same fingerprint where training is deterministic; else they may differ by 1e-3, or by
+    2e-2 where one of the two is bf16. Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
     """
     assert state.loss is not None
     exact = state.fingerprint == here and here.deterministic

@@ -1,4 +1,4 @@
-"""Every source of chance: seeded once, saved with a checkpoint, and orders that need no state at all."""
+"""Random number generators: seeding them, saving and restoring their state, and permutations without any state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 
 def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
-    """Seed every library and fix what else decides the bytes: threads, and the choice of kernels."""
+    """Seed every library, and set what else decides the bytes: threads, and the choice of kernels."""
     # cuBLAS reads this when its first handle is made; later is too late.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if deterministic:
-        # flash-attn's backward does not ask torch; transformers hands this on to it.
+        # flash-attn's backward ignores torch's setting; transformers passes this one on to it.
         os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
@@ -25,13 +25,13 @@ def seed_everything(seed: int, *, threads: int, deterministic: bool) -> None:
     torch.manual_seed(seed)
 
 
-def shuffled(n: int, *key: int) -> list[int]:
-    """0..n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
+def permutation(n: int, *key: int) -> list[int]:
+    """0 … n-1 in an order that depends on n and the key alone (seed, step or epoch, …)."""
     return np.random.Generator(np.random.PCG64([k % 2**32 for k in key])).permutation(n).tolist()
 
 
 def reseed(*key: int) -> None:
-    """Begin PyTorch's generators anew, with what depends on the key alone (seed, step, rank, …)."""
+    """Seed PyTorch's generators again, from the key alone (seed, step, rank, …)."""
     torch.manual_seed(int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1)[0]))
 
 
@@ -43,13 +43,13 @@ def capture() -> dict[str, Any]:
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
         "torch": _encode(torch.get_rng_state()),
-        # Of the device that trains: how many others there are says nothing of the machine that goes on.
+        # Of the device that trains only: another machine may have another number of devices.
         "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what `capture` took."""
+    """Restore the state that `capture` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

@@ -1,4 +1,4 @@
-"""Sequences into micro-batches: a pure function of the lengths and ranks, so that a replay makes the same ones.
+"""Divides sequences into micro-batches, by a pure function of lengths and ranks, so that a replay makes the same ones.
 
 Invariants: every sequence is in exactly one micro-batch; no token attends outside its own sequence;
 packed and padded give the same log-probabilities up to rounding.
@@ -28,20 +28,20 @@ class Sequences:
     weights: npt.NDArray[np.float32]
     cu_seqlens: npt.NDArray[Any]
 
-    def lengths_of(self, rows: list[int]) -> dict[int, int]:
-        """Tokens of each of these sequences, by index."""
+    def lengths(self, rows: list[int]) -> dict[int, int]:
+        """The number of tokens of each of these sequences, by index."""
         return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in rows}
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
 
-    def trained(self, i: int) -> npt.NDArray[np.int64]:
-        """The flat positions of sequence i's trained tokens. Its first token has no prediction, so never that."""
+    def trained_positions(self, i: int) -> npt.NDArray[np.int64]:
+        """The flat positions of sequence i's trained tokens. Its first token is never one: nothing predicts it."""
         start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
 
     def select(self, rows: list[int]) -> Sequences:
-        """Some of the sequences, as a set of their own."""
+        """A set of only these sequences, in this order."""
         spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in rows]
         return Sequences(
             tokens=np.concatenate([self.tokens[s] for s in spans]),
@@ -57,9 +57,9 @@ class MicroBatch:
     rows: the sequences in it, in order. input_ids_BL: int64, right-padded ("padded") or B = 1 ("packed").
     position_ids_BL: int64 when packed, restarting at 0 with each sequence; None when padded.
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
-    target_N: int64, that token. source_N: where it is in `Sequences.tokens`.
+    target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
     cu_seqlens: int64 [len(rows)+1], how the N trained tokens divide among the rows.
-    idle: run for the sake of the other ranks alone: it adds nothing to any sum.
+    dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
     rows: list[int]
@@ -69,42 +69,43 @@ class MicroBatch:
     target_N: Tensor
     source_N: npt.NDArray[np.int64]
     cu_seqlens: Tensor
-    idle: bool = False
+    dummy: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
-        """A per-token array of the whole set of sequences, at this micro-batch's trained tokens."""
+        """The values at this micro-batch's trained tokens [N], from an array over all tokens of the `Sequences`."""
         return torch.from_numpy(values_T[self.source_N]).to(self.input_ids_BL.device)
 
 
-def plan(
-    lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"], ranks: int = 1
+def plan_micro_batches(
+    lengths: dict[int, int], *, budget: int, packing: Literal["packed", "padded"], num_ranks: int = 1
 ) -> list[list[int]]:
     """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
     padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
     by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
-    ranks: processes that take turns at them: as many for each where there are rows enough, of like cost in a turn.
+    num_ranks: processes that take the micro-batches in turn. Their number is a multiple of it where there are rows
+    enough, and those of one turn cost about the same.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
-    pack = _padded if packing == "padded" else _packed
-    return _dealt(lengths, pack(lengths, by_length, budget), ranks)
+    fill_bins = _padded_bins if packing == "padded" else _packed_bins
+    return _split_for_ranks(lengths, fill_bins(lengths, by_length, budget), num_ranks)
 
 
-def _dealt(lengths: dict[int, int], groups: list[list[int]], ranks: int) -> list[list[int]]:
-    if ranks == 1:
-        return groups
+def _split_for_ranks(lengths: dict[int, int], bins: list[list[int]], num_ranks: int) -> list[list[int]]:
+    if num_ranks == 1:
+        return bins
 
-    def cost(group: list[int]) -> int:
-        return sum(lengths[i] ** 2 for i in group)
+    def cost(rows: list[int]) -> int:
+        return sum(lengths[i] ** 2 for i in rows)
 
-    while len(groups) % ranks and any(len(group) > 1 for group in groups):
-        costliest = max((group for group in groups if len(group) > 1), key=cost)
-        groups.remove(costliest)
-        groups += [costliest[::2], costliest[1::2]]
-    return sorted(groups, key=cost, reverse=True)
+    while len(bins) % num_ranks and any(len(rows) > 1 for rows in bins):
+        costliest = max((rows for rows in bins if len(rows) > 1), key=cost)
+        bins.remove(costliest)
+        bins += [costliest[::2], costliest[1::2]]
+    return sorted(bins, key=cost, reverse=True)
 
 
-def _padded(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
+def _padded_bins(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for i in by_length:
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
@@ -114,10 +115,10 @@ def _padded(lengths: dict[int, int], by_length: list[int], budget: int) -> list[
     return batches
 
 
-def _packed(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
-    count = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
-    bins: list[list[int]] = [[] for _ in range(count)]
-    tokens, cost = [0] * count, [0] * count
+def _packed_bins(lengths: dict[int, int], by_length: list[int], budget: int) -> list[list[int]]:
+    num_bins = max(1, math.ceil(sum(lengths[i] for i in by_length) / budget))
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    tokens, cost = [0] * num_bins, [0] * num_bins
     for i in by_length:
         fitting = [b for b in range(len(bins)) if not bins[b] or tokens[b] + lengths[i] <= budget]
         if not fitting:
@@ -138,7 +139,7 @@ def collate(
     *,
     packing: Literal["packed", "padded"],
     device: torch.device | str = "cpu",
-    idle: bool = False,
+    dummy: bool = False,
 ) -> MicroBatch:
     """Lay some sequences out for one forward."""
     starts = [int(sequences.cu_seqlens[i]) for i in rows]
@@ -151,7 +152,7 @@ def collate(
     sources, predicts = [], []
     for i, start, length, offset in zip(rows, starts, lengths, offsets, strict=True):
         input_ids[offset : offset + length] = sequences.tokens[start : start + length]
-        trained = sequences.trained(i)
+        trained = sequences.trained_positions(i)
         sources.append(trained)
         predicts.append(trained - start - 1 + offset)
     source = np.concatenate(sources)
@@ -164,5 +165,5 @@ def collate(
         target_N=torch.from_numpy(sequences.tokens[source].astype(np.int64)).to(device),
         source_N=source,
         cu_seqlens=torch.tensor([0, *itertools.accumulate(len(s) for s in sources)], device=device),
-        idle=idle,
+        dummy=dummy,
     )

@@ -1,4 +1,4 @@
-"""Tensors that may be spread over ranks, to whom it is all the same whether they are."""
+"""Gathers and distributes tensors, sharded (DTensor) or not."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 from torch import Tensor
 
 
-def is_shard(tensor: Tensor) -> bool:
-    """Whether the tensor is this rank's part of one (a DTensor, told without the second that importing it takes)."""
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether the tensor is a DTensor, of which this rank holds a shard. Importing the class would take a second."""
     return hasattr(tensor, "device_mesh")
 
 
-def whole(tensor: Any) -> Tensor:
-    """The tensor, gathered where it is a shard: then every rank calls this, for the same tensors in the same order."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor
+def gather_full(tensor: Any) -> Tensor:
+    """The full tensor. For a DTensor every rank calls this, for the same tensors in the same order."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
-def spread_like(tensor: Tensor, parameter: Any) -> Tensor:
-    """A tensor that every rank has whole, on the device of a parameter and sharded as that is."""
+def distribute_like(tensor: Tensor, parameter: Any) -> Tensor:
+    """Put a full tensor, the same on every rank, on the device of a parameter, sharded as the parameter is."""
     tensor = tensor.to(parameter.device)
-    if not is_shard(parameter):
+    if not is_dtensor(parameter):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 

@@ -1,7 +1,7 @@
-"""The processes that train one policy together: who they are, what they tell each other, and who takes which rows.
+"""The processes that train one policy together: their collectives, and which rank trains which micro-batches.
 
-Invariants: every rank calls the same methods in the same order, with as many forwards in between; what they hear of
-each other is the same on all, to the bit, so that they decide alike without asking.
+Invariants: every rank calls the same methods in the same order, with as many forwards in between; a collective returns
+the same value on every rank, to the bit, so that all ranks take the same decisions without another message.
 """
 
 from __future__ import annotations
@@ -21,93 +21,98 @@ from torch import Tensor
 
 _T = TypeVar("_T")
 
-#: The others wait for so long while one tokenises a large dataset or writes a large checkpoint. A rank that hangs is
-#: found sooner, by the service's `child_silence_s`.
-_PATIENCE = datetime.timedelta(hours=2)
+#: How long a collective waits: one rank may tokenise a large dataset or write a large checkpoint meanwhile. A rank that
+#: hangs is found sooner, by the service's `child_silence_s`.
+COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process among `size` of them, from 0; one alone by default, which talks to nobody."""
+class ProcessGroup:
+    """The position of this process, `rank` from 0, among `size` processes. With one process no method communicates."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def leads(self) -> bool:
-        """Whether this is rank 0: it alone writes files and speaks to the service."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes files and sends messages to the service."""
         return self.rank == 0
 
-    def share(self, parts: list[_T]) -> list[tuple[_T, bool]]:
-        """This rank's of the micro-batches, and whether it is idle with one: as many for every rank.
+    def shard_micro_batches(self, micro_batches: list[_T]) -> list[tuple[_T, bool]]:
+        """The micro-batches of this rank, each with whether it is a dummy; every rank gets the same number.
 
-        One that has less runs the last of all once more, idly: a sharded forward needs everybody. Rank 0 never does.
+        A rank with one fewer runs the last of all micro-batches once more as a dummy, because a sharded forward needs
+        every rank. A dummy adds nothing to any gradient or metric. Rank 0 never has one.
         """
-        mine = [(part, False) for part in parts[self.rank :: self.size]]
-        rounds = math.ceil(len(parts) / self.size)
-        return mine if len(mine) == rounds else [*mine, (parts[-1], True)]
+        shard = [(micro_batch, False) for micro_batch in micro_batches[self.rank :: self.size]]
+        rounds = math.ceil(len(micro_batches) / self.size)
+        return shard if len(shard) == rounds else [*shard, (micro_batches[-1], True)]
 
-    def together(self, mine: dict[str, float]) -> dict[str, float]:
-        """The figures of all ranks in one: a `…/max` is their maximum, all others their sum, in the ranks' order."""
+    def reduce_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of all ranks added up by `add_metrics`, in the order of the ranks."""
         if self.size == 1:
-            return mine
-        every: list[dict[str, float]] = [{}] * self.size
-        dist.all_gather_object(every, mine)
+            return metrics
+        gathered: list[dict[str, float]] = [{}] * self.size
+        dist.all_gather_object(gathered, metrics)
         total: dict[str, float] = {}
-        for figures in every:
-            for name, value in figures.items():
-                so_far = total.get(name)
-                joined = value if so_far is None else max(so_far, value) if name.endswith("/max") else so_far + value
-                total[name] = joined
+        for rank_metrics in gathered:
+            add_metrics(total, rank_metrics)
         return total
 
-    def agree(self, said: bool) -> bool:
-        """What rank 0 says."""
+    def broadcast(self, value: bool) -> bool:
+        """The value that rank 0 passed."""
         if self.size == 1:
-            return said
-        answer = [said]
-        dist.broadcast_object_list(answer, src=0)
-        return answer[0]
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def meet(self) -> None:
-        """Wait until every rank is here."""
-        self.agree(True)
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        self.broadcast(True)
 
     @contextlib.contextmanager
-    def leader_first(self) -> Iterator[None]:
-        """Rank 0 does what is inside, then the others do: they find what it has left on disk."""
-        if not self.leads:
-            self.meet()
+    def main_process_first(self) -> Iterator[None]:
+        """Run the block on rank 0 first, then on the other ranks, which find the files that rank 0 wrote."""
+        if not self.is_main:
+            self.barrier()
         yield
-        if self.leads:
-            self.meet()
+        if self.is_main:
+            self.barrier()
 
-    def add_up(self, gradients: Iterable[Tensor]) -> None:
-        """Replace each gradient by the sum over the ranks, in place."""
+    def all_reduce_(self, gradients: Iterable[Tensor]) -> None:
+        """Replace each gradient by its sum over the ranks, in place."""
         if self.size > 1:
             for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
                 assert work is not None
                 work.wait()
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = ProcessGroup()
 
 
-def listen(port: int = 0) -> socket.socket:
-    """A socket on loopback for rank 0 to meet the others at; any free port for 0."""
+def add_metrics(total: dict[str, float], new: dict[str, float]) -> None:
+    """Add metrics to a running total, in place: the maximum of a `…/max`, the sum of any other."""
+    for name, value in new.items():
+        so_far = total.get(name, 0.0)
+        total[name] = max(so_far, value) if name.endswith("/max") else so_far + value
+
+
+def bind_store(port: int = 0) -> socket.socket:
+    """A listening socket on loopback for rank 0's store; port 0 takes any free port."""
     return socket.create_server(("127.0.0.1", port))
 
 
-def join(
-    rank: int, size: int, *, device: Literal["cpu", "cuda"], port: int, listening: socket.socket | None = None
-) -> Ranks:
-    """Meet the other ranks of this machine, over gloo on CPU and NCCL on GPUs, a GPU each.
+def init_process_group(
+    rank: int, size: int, *, device: Literal["cpu", "cuda"], port: int, store_socket: socket.socket | None = None
+) -> ProcessGroup:
+    """Connect to the other ranks of this machine, over gloo on CPU and NCCL on GPUs, a GPU each.
 
-    listening: rank 0's, from `listen`; it takes the socket over. Returns when all are there.
+    store_socket: from `bind_store`, on rank 0 alone; the store takes it over. Returns when all ranks have connected.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
-        # They are on one machine: what they say is nobody else's business.
+        # All ranks are on one machine, so their traffic stays on loopback.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     if device == "cuda":
@@ -116,11 +121,11 @@ def join(
         "127.0.0.1",
         port,
         size,
-        is_master=listening is not None,
-        timeout=_PATIENCE,
+        is_master=store_socket is not None,
+        timeout=COLLECTIVE_TIMEOUT,
         wait_for_workers=False,
-        master_listen_fd=None if listening is None else listening.detach(),
+        master_listen_fd=None if store_socket is None else store_socket.detach(),
     )
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-    return Ranks(rank, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+    return ProcessGroup(rank, size)

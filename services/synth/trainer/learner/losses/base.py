@@ -1,6 +1,6 @@
-"""The seam between a policy's log-probabilities and a policy-gradient loss, and what the losses share.
+"""The inputs and outputs of a policy-gradient loss, and the terms that the losses share.
 
-Invariants: float32 or wider throughout; a mean is over sampled tokens alone, first within a sequence, then over
+Invariants: float32 or wider throughout; a mean is over sampled tokens only, first within a sequence, then over
 sequences, so that changing the loss does not change the scale of the gradient; at logp == old_logp nothing is
 clipped and the gradient is that of REINFORCE with a baseline.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# exp(10) is far outside any clip range; it only keeps an exploded ratio finite, so that it can be reported.
+# exp(10) is far outside any clip range; the cap only keeps an exploded ratio finite, so that it can be reported.
 LOG_RATIO_CAP = 10.0
 
 
 @dataclass(frozen=True)
 class Clip:
-    """How far an update may go: below by `low`, above by `high`; of what, the loss says."""
+    """How far an update may move what the loss bounds: down by `low`, up by `high`."""
 
     low: float
     high: float
@@ -28,12 +28,13 @@ class Clip:
 class LossInputs:
     """S sequences with N sampled tokens in all, flat.
 
-    logp_N: float32 or float64, nats, with gradient. old_logp_N: the same tokens under π_old, no gradient.
+    logp_N: float32 or float64, nats, with gradient. old_logp_N: the same tokens under π_old, without gradient.
     behaviour_logp_N: under μ, the policy that sampled them, as the inference engine recorded it.
-    weight_N: correction of each token (1 is none). keep_S: bool, False where a sequence was rejected.
-    advantage_S. token_advantage_N: where credit is given within a sequence; None: each token has its sequence's.
+    weight_N: the importance weight of each token (1: no correction). keep_S: bool, False where a sequence was rejected.
+    advantage_S: of each sequence. token_advantage_N: where credit is given within a sequence; None: each token has its
+    sequence's advantage.
     cu_seqlens: int64 [S+1], into N.
-    sequences: the normaliser, a count over every micro-batch and rank, known before the forward.
+    num_sequences: the normaliser, a count over every micro-batch and rank, known before the forward.
     Raises `TypeError` on half precision, in which GSPO's clip band does not exist.
     """
 
@@ -44,7 +45,7 @@ class LossInputs:
     keep_S: Tensor
     advantage_S: Tensor
     cu_seqlens: Tensor
-    sequences: int
+    num_sequences: int
     token_advantage_N: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -55,15 +56,15 @@ class LossInputs:
         """Each token's advantage."""
         if self.token_advantage_N is not None:
             return self.token_advantage_N
-        return self.advantage_S[row_of_token(self.cu_seqlens)]
+        return self.advantage_S[sequence_index(self.cu_seqlens)]
 
 
 @dataclass(frozen=True)
 class LossOutput:
     """loss: a scalar to differentiate; summed over micro-batches it is the minibatch's loss.
 
-    clipped_U: bool, whose gradient the clip removed. advantage_U: the advantage of each.
-    U: what the clip acts on: sequences for GSPO, tokens for the other losses.
+    clipped_U: bool, True where the clip removed the gradient. advantage_U: the advantage of each unit.
+    U: the units that the clip acts on: sequences for GSPO, tokens for the other losses.
     """
 
     loss: Tensor
@@ -71,8 +72,8 @@ class LossOutput:
     advantage_U: Tensor
 
 
-def row_of_token(cu_seqlens: Tensor) -> Tensor:
-    """int64 [N]: which sequence each token belongs to."""
+def sequence_index(cu_seqlens: Tensor) -> Tensor:
+    """int64 [N]: the sequence that each token belongs to."""
     counts = cu_seqlens.diff()
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
@@ -80,37 +81,37 @@ def row_of_token(cu_seqlens: Tensor) -> Tensor:
 def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
     """The mean over each sequence's own tokens, [S]; 0 for a sequence without tokens.
 
-    A sum in the order of the tokens, so that the same row gives the same bits.
+    It sums in the order of the tokens, so that the same sequence gives the same bits.
     """
     counts = cu_seqlens.diff()
     sums = torch.zeros(len(counts), dtype=values_N.dtype, device=values_N.device)
-    return sums.index_add(0, row_of_token(cu_seqlens), values_N) / counts.clamp(min=1)
+    return sums.index_add(0, sequence_index(cu_seqlens), values_N) / counts.clamp(min=1)
 
 
-def ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
+def importance_ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
     """exp(log_ratio) in value, with the gradient of π: `sg[ratio] · π / sg[π]`.
 
-    The cap on an exploded ratio is on the value alone: it takes no gradient away.
+    The cap on an exploded ratio acts on the value alone and removes no gradient.
     """
     return (log_ratio_N.detach().clamp(max=LOG_RATIO_CAP) + (logp_N - logp_N.detach())).exp()
 
 
 def clipped_surrogate(ratio_N: Tensor, advantage_N: Tensor, clip: Clip) -> Tensor:
     """max(−r·A, −clip(r, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347, eq. 7, negated)."""
-    held_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
-    return torch.maximum(-ratio_N * advantage_N, -held_N * advantage_N)
+    clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
+    return torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
 
 
-def beyond_clip(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
-    """bool: where `clipped_surrogate` has no gradient, as the ratio has left the range on its advantage's side."""
+def clip_mask(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
+    """bool [U]: where `clipped_surrogate` has no gradient, as the ratio has left the range on the advantage's side."""
     outside_U = torch.where(advantage_U > 0, ratio_U > 1 + clip.high, ratio_U < 1 - clip.low)
     return outside_U & (advantage_U != 0)
 
 
-def over_sequences(inputs: LossInputs, loss_N: Tensor) -> Tensor:
-    """The weighted losses of tokens as one scalar: their mean within a sequence, then over `inputs.sequences`.
+def sequence_mean(inputs: LossInputs, loss_N: Tensor) -> Tensor:
+    """The weighted token losses as one scalar: their mean within each sequence, then over `inputs.num_sequences`.
 
     A rejected sequence (keep_S False) adds nothing but stays in the normaliser.
     """
     loss_S = segment_mean(inputs.weight_N * loss_N, inputs.cu_seqlens)
-    return (loss_S * inputs.keep_S).sum() / inputs.sequences
+    return (loss_S * inputs.keep_S).sum() / inputs.num_sequences

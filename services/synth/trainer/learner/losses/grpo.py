@@ -6,10 +6,10 @@ from synth.trainer.learner.losses.base import (
     Clip,
     LossInputs,
     LossOutput,
-    beyond_clip,
+    clip_mask,
     clipped_surrogate,
-    over_sequences,
-    ratio,
+    importance_ratio,
+    sequence_mean,
 )
 
 
@@ -23,9 +23,9 @@ def grpo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     sequence first, not DAPO's over all tokens, by which a long sequence would count for more than a short one.
     """
     advantage_N = inputs.advantage_N()
-    r_N = ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)
+    r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)
     return LossOutput(
-        loss=over_sequences(inputs, clipped_surrogate(r_N, advantage_N, clip)),
-        clipped_U=beyond_clip(r_N.detach(), advantage_N, clip),
+        loss=sequence_mean(inputs, clipped_surrogate(r_N, advantage_N, clip)),
+        clipped_U=clip_mask(r_N.detach(), advantage_N, clip),
         advantage_U=advantage_N,
     )

@@ -9,12 +9,12 @@ from synth.trainer.learner.losses.base import (
     Clip,
     LossInputs,
     LossOutput,
-    beyond_clip,
+    clip_mask,
     clipped_surrogate,
-    over_sequences,
-    ratio,
-    row_of_token,
+    importance_ratio,
     segment_mean,
+    sequence_index,
+    sequence_mean,
 )
 
 
@@ -26,14 +26,14 @@ def gspo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
 
     s has its value from the whole sequence and its gradient from each token (`sg[s]·π/sg[π]`), so that a token's
     correction w_t scales the gradient of that token alone; with w = 1 it is eq. 5 in value and in gradient.
-    One advantage a sequence: `token_advantage_N` is not looked at.
+    A sequence has one advantage: `token_advantage_N` is not used.
     """
     log_s_S = _log_ratio(inputs)
-    row_N = row_of_token(inputs.cu_seqlens)
-    s_N = ratio(log_s_S[row_N], inputs.logp_N)
+    sequence_N = sequence_index(inputs.cu_seqlens)
+    s_N = importance_ratio(log_s_S[sequence_N], inputs.logp_N)
     return LossOutput(
-        loss=over_sequences(inputs, clipped_surrogate(s_N, inputs.advantage_S[row_N], clip)),
-        clipped_U=beyond_clip(_value(log_s_S), inputs.advantage_S, clip),
+        loss=sequence_mean(inputs, clipped_surrogate(s_N, inputs.advantage_S[sequence_N], clip)),
+        clipped_U=clip_mask(_capped_exp(log_s_S), inputs.advantage_S, clip),
         advantage_U=inputs.advantage_S,
     )
 
@@ -44,14 +44,15 @@ def gspo_token_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
         s_t  = sg[s] · π/sg[π]                                   s as in GSPO
         loss = mean_S mean_t w_t · max(−s_t·A_t, −clip(s_t, 1 − low, 1 + high)·A_t)
 
-    With one advantage in a sequence it is GSPO in value and in gradient; the clip is counted by tokens.
+    Where all tokens of a sequence have one advantage, it equals GSPO in value and gradient; its clip is counted in
+    tokens.
     """
-    log_s_N = _log_ratio(inputs)[row_of_token(inputs.cu_seqlens)]
+    log_s_N = _log_ratio(inputs)[sequence_index(inputs.cu_seqlens)]
     advantage_N = inputs.advantage_N()
-    s_N = ratio(log_s_N, inputs.logp_N)
+    s_N = importance_ratio(log_s_N, inputs.logp_N)
     return LossOutput(
-        loss=over_sequences(inputs, clipped_surrogate(s_N, advantage_N, clip)),
-        clipped_U=beyond_clip(_value(log_s_N), advantage_N, clip),
+        loss=sequence_mean(inputs, clipped_surrogate(s_N, advantage_N, clip)),
+        clipped_U=clip_mask(_capped_exp(log_s_N), advantage_N, clip),
         advantage_U=advantage_N,
     )
 
@@ -60,5 +61,5 @@ def _log_ratio(inputs: LossInputs) -> Tensor:
     return segment_mean((inputs.logp_N - inputs.old_logp_N).detach(), inputs.cu_seqlens)
 
 
-def _value(log_ratio: Tensor) -> Tensor:
+def _capped_exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(max=LOG_RATIO_CAP).exp()

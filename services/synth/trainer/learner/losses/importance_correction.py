@@ -1,8 +1,8 @@
-"""Mismatch is not staleness: how a batch's tokens are corrected for the policy that sampled them.
+"""Corrects a batch's tokens for the policy that sampled them, with mismatch and staleness kept apart.
 
 π_old is the trainer's own policy at the start of the iteration; μ is what the inference engine recorded. At lag 0
-they are the same weights, and what differs is numerics; at lag ≥ 1 they are honestly different policies. So the
-tight gate looks at lag-0 tokens only (decision 28).
+both have the same weights and differ in numerics only (mismatch); at lag ≥ 1 they are different policies (staleness).
+So the tight gate looks at lag-0 tokens only (decision 28).
 """
 
 from __future__ import annotations
@@ -12,55 +12,58 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner.losses.base import segment_mean
 
 
 @dataclass(frozen=True)
-class Correction:
-    """weight_N: float32, min(π_old/μ, truncation). keep_S: bool. values: sums, counts and `…/max`, for `rates`."""
+class ImportanceCorrection:
+    """weight_N: float32, min(π_old/μ, truncation). keep_S: bool.
+
+    sums: sums, counts and `…/max`, for `correction_metrics`.
+    """
 
     weight_N: Tensor
     keep_S: Tensor
-    values: dict[str, float]
+    sums: dict[str, float]
 
 
-def correct(
-    old_logp_N: Tensor, behaviour_logp_N: Tensor, lag_N: Tensor, cu_seqlens: Tensor, recipe: RlRecipe
-) -> Correction:
-    """Token truncation at `token_truncation`, and rejection of sequences by their geometric mean, gated by lag.
+def correct_importance(
+    old_logp_N: Tensor, behaviour_logp_N: Tensor, lag_N: Tensor, cu_seqlens: Tensor, config: RlTrainConfig
+) -> ImportanceCorrection:
+    """Truncate token weights at `token_truncation`, and reject sequences by the geometric mean of their ratios, by lag.
 
     old_logp_N, behaviour_logp_N: float32, nats. lag_N: int, in policy versions, ≥ 0. cu_seqlens: [S+1] into N.
     """
     log_ratio_N = old_logp_N - behaviour_logp_N
-    weight_N = log_ratio_N.exp().clamp(max=recipe.token_truncation)
+    weight_N = log_ratio_N.exp().clamp(max=config.token_truncation)
     keep_S = torch.ones(len(cu_seqlens) - 1, dtype=torch.bool, device=log_ratio_N.device)
-    values: dict[str, float] = {}
-    for name, of_lag_N, gate in (
-        ("lag0", lag_N == 0, recipe.gate_fresh),
-        ("lag1", lag_N >= 1, recipe.gate_stale),
+    sums: dict[str, float] = {}
+    for name, has_lag_N, gate in (
+        ("lag0", lag_N == 0, config.gate_on_policy),
+        ("lag1", lag_N >= 1, config.gate_off_policy),
     ):
-        # A mean over the tokens of this lag: segment means of the value and of the indicator.
-        share_S = segment_mean(of_lag_N.float(), cu_seqlens)
-        mean_S = segment_mean(log_ratio_N * of_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
+        # The mean over the tokens of this lag: the segment mean of the value, divided by that of the indicator.
+        share_S = segment_mean(has_lag_N.float(), cu_seqlens)
+        mean_S = segment_mean(log_ratio_N * has_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
         geometric_S = mean_S.exp()
         outside_S = (share_S > 0) & ((geometric_S < gate[0]) | (geometric_S > gate[1]))
         keep_S &= ~outside_S
-        log_ratio = log_ratio_N[of_lag_N].double()
-        values |= {
-            f"{name}/tokens": float(of_lag_N.sum()),
-            f"{name}/truncated": float((log_ratio.exp() > recipe.token_truncation).sum()),
+        log_ratio = log_ratio_N[has_lag_N].double()
+        sums |= {
+            f"{name}/tokens": float(has_lag_N.sum()),
+            f"{name}/truncated": float((log_ratio.exp() > config.token_truncation).sum()),
             f"{name}/sequences": float((share_S > 0).sum()),
             f"{name}/rejected": float(outside_S.sum()),
             # Schulman's k3 estimate of KL(μ ‖ π_old): x = log π_old/μ, e^x − 1 − x, never negative.
             f"{name}/kl": float((log_ratio.expm1() - log_ratio).sum()),
             f"{name}/max": float(log_ratio.abs().max()) if len(log_ratio) else 0.0,
         }
-    return Correction(weight_N=weight_N, keep_S=keep_S, values=values)
+    return ImportanceCorrection(weight_N=weight_N, keep_S=keep_S, sums=sums)
 
 
-def rates(sums: dict[str, float]) -> dict[str, float]:
-    """The figures of a step from the summed `values` of its micro-batches; a lag without tokens has none."""
+def correction_metrics(sums: dict[str, float]) -> dict[str, float]:
+    """The metrics of a step from the added-up `sums` of its micro-batches; a lag without tokens has none."""
     out: dict[str, float] = {}
     for name in ("lag0", "lag1"):
         tokens, sequences = sums.get(f"{name}/tokens", 0.0), sums.get(f"{name}/sequences", 0.0)

@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens, without the [tokens × vocabulary] matrix.
 
-Shapes: N positions, D hidden, V vocabulary. The logits, the division by the temperature and the log-softmax are
-float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is 0.0007 wide.
-A GPU's tensor cores sum products of bfloat16 in float32, so that operands that are bfloat16 need no cast before.
+Shapes: N positions, in chunks of C; D hidden, V vocabulary. The logits, the division by the temperature and the
+log-softmax are float32 whatever the model's dtype: in bfloat16 a ratio of 1.0003 is 1.0, and GSPO's whole clip band is
+0.0007 wide. A GPU's tensor cores sum products of bfloat16 in float32, so bfloat16 operands need no cast.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of one chunk of logits: 128 MiB in float32, 220 positions at a vocabulary of 152k; on a GPU, which wants
-# large products, 512 MiB.
+# Elements in one chunk of logits: 128 MiB in float32, 220 positions at a vocabulary of 152k; 512 MiB on a GPU, which
+# is faster with large products.
 CHUNK_ELEMENTS = 1 << 25
 GPU_CHUNK_ELEMENTS = 1 << 27
 
@@ -26,81 +26,85 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log p(target) and the entropy of each position's distribution, at the given temperature.
+    """log p(target) and the entropy of the distribution at each position, at the given temperature.
 
     hidden_ND, head_VD: any float dtype. target_N: int64. Returns logp_N (float32, nats, with gradient into
     hidden and head) and entropy_N (float32, nats, without gradient).
-    chunk_elements: of the logits that are there at one time. With more than one chunk, the backward computes each
-    chunk's logits again: 1.4 times the time, for a peak memory that no longer grows with N.
+    chunk_elements: how many logits exist at one time. With more than one chunk, the backward computes each chunk's
+    logits again: 1.4 times the time, for a peak memory that no longer grows with N.
     """
     on_gpu = hidden_ND.is_cuda
-    rows = max(1, (chunk_elements or (GPU_CHUNK_ELEMENTS if on_gpu else CHUNK_ELEMENTS)) // head_VD.shape[0])
-    if hidden_ND.shape[0] <= rows and not on_gpu:
-        return _whole(hidden_ND, head_VD, target_N, temperature)
-    return _Chunked.apply(hidden_ND, head_VD, target_N, temperature, rows)  # pyright: ignore[reportReturnType]
+    chunk_size = max(1, (chunk_elements or (GPU_CHUNK_ELEMENTS if on_gpu else CHUNK_ELEMENTS)) // head_VD.shape[0])
+    if hidden_ND.shape[0] <= chunk_size and not on_gpu:
+        return _unchunked(hidden_ND, head_VD, target_N, temperature)
+    return _ChunkedLogprobs.apply(hidden_ND, head_VD, target_N, temperature, chunk_size)  # pyright: ignore[reportReturnType]
 
 
-def _whole(hidden: Tensor, head: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logprob_NV = _logits(hidden, head, temperature).log_softmax(-1)
-    chosen_N = logprob_NV.gather(1, target[:, None]).squeeze(1)
+def _unchunked(hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprob_NV = _logits(hidden_ND, head_VD, temperature).log_softmax(-1)
+    logp_N = logprob_NV.gather(1, target_N[:, None]).squeeze(1)
     with torch.no_grad():
         entropy_N = -(logprob_NV.exp() * logprob_NV).sum(-1)
-    return chosen_N, entropy_N
+    return logp_N, entropy_N
 
 
-def _logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    logits = _product(hidden, head.T)
-    return logits if temperature == 1.0 else logits / temperature
+def _logits(hidden_ND: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
+    logits_NV = _matmul_float32(hidden_ND, head_VD.T)
+    return logits_NV if temperature == 1.0 else logits_NV / temperature
 
 
-def _product(one: Tensor, other: Tensor) -> Tensor:
-    """The matrix product in float32; without gradient where the tensor cores make it."""
-    if _as_they_are(one, other):
-        return torch.mm(one, other, out_dtype=torch.float32)
-    return one.to(_wide(one)) @ other.to(_wide(other))
+def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
+    """The matrix product in float32. On tensor cores it has no gradient."""
+    if _on_tensor_cores(left, right):
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.to(_wide_dtype(left)) @ right.to(_wide_dtype(right))
 
 
-def _as_they_are(one: Tensor, other: Tensor) -> bool:
-    return one.is_cuda and one.dtype == other.dtype == torch.bfloat16
+def _on_tensor_cores(left: Tensor, right: Tensor) -> bool:
+    return left.is_cuda and left.dtype == right.dtype == torch.bfloat16
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    # float64 stays: the tests' reference goes through the same code.
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    # float64 stays float64: the reference of the tests goes through the same code.
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-class _Chunked(torch.autograd.Function):
-    """`_whole` by chunks of rows; keeps hidden and head only, and recomputes the logits to differentiate."""
+class _ChunkedLogprobs(torch.autograd.Function):
+    """`_unchunked` by chunks of C positions. It saves hidden and head only; the backward makes the logits again."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, temperature: float, rows: int
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float, chunk_size: int
     ) -> tuple[Tensor, Tensor]:
-        wide = head if _as_they_are(hidden, head) else head.to(_wide(head))
-        parts = [_whole(h, wide, t, temperature) for h, t in zip(hidden.split(rows), target.split(rows), strict=True)]
-        ctx.save_for_backward(hidden, head, target)
-        ctx.temperature, ctx.rows = temperature, rows
-        logp, entropy = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-        ctx.mark_non_differentiable(entropy)
-        return logp, entropy
+        wide_VD = head_VD if _on_tensor_cores(hidden_ND, head_VD) else head_VD.to(_wide_dtype(head_VD))
+        chunks = [
+            _unchunked(hidden_CD, wide_VD, target_C, temperature)
+            for hidden_CD, target_C in zip(hidden_ND.split(chunk_size), target_N.split(chunk_size), strict=True)
+        ]
+        ctx.save_for_backward(hidden_ND, head_VD, target_N)
+        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        logp_N, entropy_N = torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
+        ctx.mark_non_differentiable(entropy_N)
+        return logp_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, saved_head, target = ctx.saved_tensors
+        hidden_ND, head_VD, target_N = ctx.saved_tensors
+        grad_N = grads[0]
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
-        head = saved_head if _as_they_are(hidden, saved_head) else saved_head.to(_wide(saved_head))
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_head = torch.zeros_like(head, dtype=_wide(head)) if needs_head else None
-        for start in range(0, hidden.shape[0], ctx.rows):
-            chunk = slice(start, start + ctx.rows)
-            h, t, g = hidden[chunk].to(head.dtype), target[chunk], grads[0][chunk]
+        wide_VD = head_VD if _on_tensor_cores(hidden_ND, head_VD) else head_VD.to(_wide_dtype(head_VD))
+        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
+        grad_head_VD = torch.zeros_like(wide_VD, dtype=_wide_dtype(wide_VD)) if needs_head else None
+        for start in range(0, hidden_ND.shape[0], ctx.chunk_size):
+            chunk = slice(start, start + ctx.chunk_size)
+            hidden_CD, target_C, grad_C = hidden_ND[chunk].to(wide_VD.dtype), target_N[chunk], grad_N[chunk]
             # d logp(target) / d logits = (onehot(target) − softmax) / T
-            slope = _logits(h, head, ctx.temperature).softmax(-1).neg_()
-            slope[torch.arange(len(t), device=t.device), t] += 1
-            slope *= g[:, None] / ctx.temperature
-            slope = slope.to(head.dtype)
-            if grad_hidden is not None:
-                grad_hidden[chunk] = _product(slope, head).to(hidden.dtype)
-            if grad_head is not None:
-                grad_head += _product(slope.T, h)
-        return grad_hidden, None if grad_head is None else grad_head.to(saved_head.dtype), None, None, None
+            grad_CV = _logits(hidden_CD, wide_VD, ctx.temperature).softmax(-1).neg_()
+            grad_CV[torch.arange(len(target_C), device=target_C.device), target_C] += 1
+            grad_CV *= grad_C[:, None] / ctx.temperature
+            grad_CV = grad_CV.to(wide_VD.dtype)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[chunk] = _matmul_float32(grad_CV, wide_VD).to(hidden_ND.dtype)
+            if grad_head_VD is not None:
+                grad_head_VD += _matmul_float32(grad_CV.T, hidden_CD)
+        return grad_hidden_ND, None if grad_head_VD is None else grad_head_VD.to(head_VD.dtype), None, None, None

@@ -1,7 +1,7 @@
-"""QLoRA's base: linear layers whose weights are kept in 4 bits and decoded when they are used.
+"""QLoRA's base: linear layers whose weights are stored in 4 bits and dequantized when they are used.
 
-bitsandbytes' own layer is not used. In `eval`, on a CPU with bfloat16 instructions, it repacks its weights for good,
-for a kernel that computes in bfloat16 and passes no gradient on: after a validation the layers below stand still.
+bitsandbytes' own layer is not used. In `eval`, on a CPU with bfloat16 instructions, it repacks its weights for good for
+a kernel that computes in bfloat16 and has no backward: after a validation the layers below would get no gradient.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from synth.weights.policy_file import WeightsError
 
 
 class Nf4Linear(nn.Linear):
-    """A frozen linear layer in NF4. It computes in its input's dtype, or autocast's, on decoded weights.
+    """A frozen linear layer in NF4. It computes in its input's dtype, or autocast's, on dequantized weights.
 
-    weight: uint8 [out·in / 2, 1], a buffer: nothing may cast, shard or train it as a parameter.
+    weight: uint8 [out·in / 2, 1], a buffer, so that nothing casts, shards or trains it as a parameter.
     """
 
     def __init__(self, layer: nn.Linear, parts: dict[str, Tensor]) -> None:
-        """layer: whose shape and bias this takes. parts: `nf4.encode`'s."""
+        """layer: gives the shape and the bias. parts: from `nf4.encode`."""
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
         del self.weight
         self.register_buffer("weight", parts[""], persistent=False)
@@ -35,7 +35,7 @@ class Nf4Linear(nn.Linear):
         out: Tensor = _MatMul.apply(input, self)  # pyright: ignore[reportAssignmentType]
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
-    def decoded(self, dtype: torch.dtype) -> Tensor:
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in], rounded as it is served, in this dtype."""
         if self._state.absmax.device != self.weight.device:
             self._state.to(self.weight.device)
@@ -43,24 +43,24 @@ class Nf4Linear(nn.Linear):
 
 
 class _MatMul(torch.autograd.Function):
-    """x Wᵀ; W is decoded for the forward and again for the backward, and kept for neither."""
+    """x Wᵀ; W is dequantized for the forward and again for the backward, and saved for neither."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         ctx.layer, ctx.dtype = layer, x.dtype
-        return x.to(dtype) @ layer.decoded(dtype).T
+        return x.to(dtype) @ layer.dequantized(dtype).T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
         if not ctx.needs_input_grad[0]:
             return None, None
-        return (grads[0] @ ctx.layer.decoded(grads[0].dtype)).to(ctx.dtype), None
+        return (grads[0] @ ctx.layer.dequantized(grads[0].dtype)).to(ctx.dtype), None
 
 
-def quantise(model: Any, model_dir: Path) -> None:
-    """Put a rounded folder's 4 bits in the place of its linear layers' weights. Raises `TrainingFailed` (bad_model)."""
+def replace_with_nf4(model: Any, model_dir: Path) -> None:
+    """Replace linear layers by `Nf4Linear` with the codes of a rounded folder. Raises `TrainingFailed` (bad_model)."""
     try:
         codes = nf4.read_codes(model_dir)
     except WeightsError as error:

@@ -1,6 +1,6 @@
-"""The frozen model that a policy is held near, and the KL term that holds it.
+"""The frozen reference model, and the KL term that holds a policy near it.
 
-The reference is the job's source, whatever checkpoint training is resumed from.
+The reference is the job's source model, whatever checkpoint training resumes from.
 """
 
 from __future__ import annotations
@@ -15,55 +15,58 @@ import msgspec
 import torch
 from torch import Tensor
 
-from synth.trainer.config import RlRecipe
+from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import MicroBatch
-from synth.trainer.learner.distributed.process_group import ALONE, Ranks
-from synth.trainer.learner.losses.base import LOG_RATIO_CAP, LossInputs, over_sequences, ratio
+from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from synth.trainer.learner.losses.base import LOG_RATIO_CAP, LossInputs, importance_ratio, sequence_mean
 from synth.trainer.learner.model.policy import Policy, load_policy
 
-_ADAPTER = "reference"
+_REFERENCE_ADAPTER = "reference"
 
 
 class Reference(Protocol):
     """A frozen language model."""
 
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
-        """log π_ref of the micro-batch's trained tokens: float32 [N], nats, where the micro-batch is, no gradient."""
+        """log π_ref of the micro-batch's trained tokens: float32 [N], nats, on its device, without gradient."""
         ...
 
 
 @dataclass(frozen=True)
-class SourceOfAdapter:
-    """The policy's own base: with its adapter off, or with the adapter that it began as. No memory to speak of."""
+class SharedBaseReference:
+    """The policy's own base, with its adapter off, or with the adapter that the job started from.
+
+    It takes almost no memory. has_source_adapter: whether the job started from an adapter.
+    """
 
     policy: Policy
-    continued: bool
+    has_source_adapter: bool
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
         """As `Reference`."""
-        with self._as_it_was():
+        with self._reference_adapter():
             return self.policy.logprobs(micro, temperature=temperature)[0]
 
     @contextlib.contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        adapted = self.policy.adapted
-        assert adapted is not None
-        if not self.continued:
-            with adapted.disable_adapter():
+    def _reference_adapter(self) -> Iterator[None]:
+        peft_model = self.policy.peft_model
+        assert peft_model is not None
+        if not self.has_source_adapter:
+            with peft_model.disable_adapter():
                 yield
             return
-        adapted.set_adapter(_ADAPTER, inference_mode=True)
+        peft_model.set_adapter(_REFERENCE_ADAPTER, inference_mode=True)
         try:
             yield
         finally:
-            adapted.set_adapter("default")
+            peft_model.set_adapter("default")
 
 
 @dataclass(frozen=True)
-class FrozenCopy:
-    """A copy of the source as training loaded it, in the same precision: at step 0 the KL is exactly 0."""
+class FrozenCopyReference:
+    """A copy of the source model in the precision of training, so that the KL is exactly 0 at step 0."""
 
     policy: Policy
     device: torch.device
@@ -71,42 +74,46 @@ class FrozenCopy:
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
         """As `Reference`."""
-        logp_N, _ = self.policy.logprobs(_on(micro, self.device), temperature=temperature)
+        logp_N, _ = self.policy.logprobs(_to_device(micro, self.device), temperature=temperature)
         return logp_N.to(micro.target_N.device)
 
 
 def load_reference(
-    policy: Policy, recipe: RlRecipe, *, adapter_dir: Path | None = None, ranks: Ranks = ALONE
+    policy: Policy,
+    config: RlTrainConfig,
+    *,
+    adapter_dir: Path | None = None,
+    process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Reference | None:
-    """The reference that the recipe asks for; None without a KL term.
+    """The reference that the config asks for; None without a KL term.
 
-    policy: as `load_policy` made it, of the same folder and `adapter_dir`, before it is spread over `ranks`. "shared"
-    with an adapter uses the policy's own base; everything else is a frozen copy, as large as the policy's weights:
-    "dedicated" on `recipe.reference_device`, or, sharded as the policy is, among the ranks.
+    policy: from `load_policy`, of the same folder and `adapter_dir`, before it is sharded over `process_group`.
+    "shared" with an adapter uses the policy's own base; everything else is a frozen copy, as large as the policy's
+    weights: a "dedicated" one is on `config.reference_device`, or sharded over the ranks where the policy is.
     Raises `TrainingFailed`: bad_recipe where there is no such device, and what `load_policy` raises.
     """
-    if recipe.reference == "none":
+    if config.reference == "none":
         return None
-    if recipe.reference == "shared" and policy.adapted is not None:
+    if config.reference == "shared" and policy.peft_model is not None:
         if adapter_dir is not None:
-            policy.adapted.load_adapter(str(adapter_dir), _ADAPTER, is_trainable=False)
-        return SourceOfAdapter(policy, continued=adapter_dir is not None)
-    elsewhere = recipe.reference_device if recipe.reference == "dedicated" and not recipe.sharded else None
-    device = _device(elsewhere or recipe.device)
-    # From the CPU to where it stays: never twice on the policy's device.
-    on_cpu = msgspec.structs.replace(recipe, device="cpu", activation_checkpointing=False)
-    # A fresh adapter is drawn at random, and does nothing: but what is drawn after it must not change by it.
+            policy.peft_model.load_adapter(str(adapter_dir), _REFERENCE_ADAPTER, is_trainable=False)
+        return SharedBaseReference(policy, has_source_adapter=adapter_dir is not None)
+    dedicated_device = config.reference_device if config.reference == "dedicated" and not config.sharded else None
+    device = _device(dedicated_device or config.device)
+    # Loaded on the CPU and then moved, so that the policy's device never holds it twice.
+    on_cpu = msgspec.structs.replace(config, device="cpu", activation_checkpointing=False)
+    # A new adapter draws random numbers, though it does nothing here; what training draws must not depend on that.
     with torch.random.fork_rng(devices=[]):
         copy = load_policy(policy.model_dir, on_cpu, adapter_dir=adapter_dir, dropout=False)
     copy.model.requires_grad_(False).eval()
-    copy.recipe = msgspec.structs.replace(on_cpu, device=device.type)
-    if device.type == recipe.device:
-        # Another kernel than the policy's would be a KL of its own, and slower.
+    copy.config = msgspec.structs.replace(on_cpu, device=device.type)
+    if device.type == config.device:
+        # Another attention kernel than the policy's would give a KL above 0, and be slower.
         copy.model.set_attn_implementation(policy.model.config._attn_implementation)
-    if not recipe.sharded:
+    if not config.sharded:
         copy.model.to(device)
-    copy.spread(ranks)
-    return FrozenCopy(copy, device)
+    copy.shard(process_group)
+    return FrozenCopyReference(copy, device)
 
 
 def _device(name: str) -> torch.device:
@@ -120,13 +127,13 @@ def _device(name: str) -> torch.device:
         ) from error
 
 
-def _on(micro: MicroBatch, device: torch.device) -> MicroBatch:
+def _to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
     return replace(micro, **{n: v.to(device) for n, v in vars(micro).items() if isinstance(v, Tensor)})
 
 
 @dataclass(frozen=True)
 class KlOutput:
-    """loss: a scalar to differentiate, normalised as the policy loss. kl_N: its tokens' values, nats, no gradient."""
+    """loss: a scalar to differentiate, normalised like the policy loss. kl_N: of each token, nats, without gradient."""
 
     loss: Tensor
     kl_N: Tensor
@@ -139,17 +146,17 @@ def reference_kl(inputs: LossInputs, reference_logp_N: Tensor) -> KlOutput:
         kl_t = w_t · r_t · (e^x_t − 1 − x_t)                       Schulman's k3, joschu.net/blog/kl-approx.html
         loss = mean_S mean_t kl_t,  with the gradient  −w_t · r_t · x_t · ∇logp_t
 
-    k3 has the right expectation under π alone, and differentiating it as it stands gives the gradient of the other
-    KL, of π_ref from π. Weighting it by π/μ (w_t·r_t) and differentiating the weight too mends both (DeepSeek-V3.2,
+    k3 has the right expectation only for samples of π, and its plain derivative is the gradient of the other KL, of
+    π_ref from π. Weighting k3 by π/μ (w_t·r_t) and differentiating the weight too corrects both (DeepSeek-V3.2,
     arXiv 2512.02556, "unbiased KL estimate"); the derivative is written out, as its two large terms cancel.
     A rejected sequence adds nothing. reference_logp_N: as `inputs.logp_N`, without gradient.
     """
     logp_N = inputs.logp_N
-    r_N = ratio(inputs.logp_N - inputs.old_logp_N, logp_N).detach()
+    r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, logp_N).detach()
     # In float64: at 1e-4 the terms of k3 are below float32's resolution.
     x_N = (reference_logp_N - logp_N.detach()).double()
-    held_N = x_N.clamp(max=LOG_RATIO_CAP)
-    value_N = (r_N * (held_N.expm1() - held_N)).to(logp_N.dtype)
+    clamped_N = x_N.clamp(max=LOG_RATIO_CAP)
+    value_N = (r_N * (clamped_N.expm1() - clamped_N)).to(logp_N.dtype)
     slope_N = (-r_N * x_N).to(logp_N.dtype)
     loss_N = value_N + slope_N * (logp_N - logp_N.detach())
-    return KlOutput(loss=over_sequences(inputs, loss_N), kl_N=inputs.weight_N * value_N)
+    return KlOutput(loss=sequence_mean(inputs, loss_N), kl_N=inputs.weight_N * value_N)

@@ -1,9 +1,10 @@
-"""Attention over packed rows: a sequence attends to itself alone, and no [length × length] mask is ever made.
+"""Attention over packed rows: a sequence attends only to itself, and no [length × length] mask is made.
 
-transformers tells packed sequences apart by such a mask, which costs memory and time with the square of the whole row
-and keeps the flash kernels away. Here the kernel is told where the sequences end, or is called once for each.
+transformers tells packed sequences apart by such a mask. Its memory and time grow with the square of the whole row, and
+the flash kernels cannot be used with it. Here the kernel gets the ends of the sequences, or is called once for each.
 
-q_BHLD, k_BHLD, v_BHLD: B = 1 row of L packed tokens, or B padded rows, which are causal and no more.
+q_BHLD, k_BHLD, v_BHLD: B = 1 row of L packed tokens, or B padded rows, which need a causal mask only. H heads of
+dimension D.
 """
 
 from __future__ import annotations
@@ -25,49 +26,50 @@ BY_SEQUENCE, VARLEN = "synth_by_sequence", "synth_varlen"
 _TOLERANCE = 2e-2
 
 
-def ends_of(position_ids_BL: Tensor | None) -> dict[str, Any]:
-    """What a model's forward takes to tell the sequences of a packed row apart; nothing for padded rows.
+def varlen_kwargs(position_ids_BL: Tensor | None) -> dict[str, Any]:
+    """The keyword arguments that tell a model's forward where the sequences of a packed row end; none for padded rows.
 
     position_ids_BL: int64 [1, L], restarting at 0 with each sequence. The names are those that transformers' flash
-    attention reads; `bounds`, the same on the CPU, is for `by_sequence`.
+    attention reads; `bounds`, the same numbers on the CPU, is for `attention_by_sequence`.
     """
     if position_ids_BL is None:
         return {}
     starts = (position_ids_BL[0] == 0).nonzero().flatten().tolist()
     bounds = (*starts, position_ids_BL.shape[1])
     longest = max(b - a for a, b in itertools.pairwise(bounds))
-    ends = torch.tensor(bounds, dtype=torch.int32, device=position_ids_BL.device)
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=position_ids_BL.device)
     return {
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
         "max_length_q": longest,
         "max_length_k": longest,
         "bounds": bounds,
     }
 
 
-def choose(config: Any, device: torch.device, dtype: torch.dtype) -> str:
-    """The attention for a model on a device, by the name that transformers knows it by; logs which, and why.
+def choose_attention(model_config: Any, device: torch.device, dtype: torch.dtype) -> str:
+    """The attention implementation for a model on a device, by its name in transformers; logs which, and why.
 
-    dtype: of the computation. The fast kernels are for bfloat16 on a GPU; torch's must agree there with `by_sequence`.
+    dtype: of the computation. The fast kernels are for bfloat16 on a GPU; torch's must agree there with
+    `attention_by_sequence`.
     """
-    config = config.get_text_config()
-    unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if unusual or getattr(config, "sliding_window", None):
-        return _chosen("sdpa", "the model has more than full attention")
+    model_config = model_config.get_text_config()
+    unusual = set(getattr(model_config, "layer_types", None) or ()) - {"full_attention"}
+    if unusual or getattr(model_config, "sliding_window", None):
+        return _log_choice("sdpa", "the model has more than full attention")
     if device.type != "cuda" or dtype != torch.bfloat16:
-        return _chosen(BY_SEQUENCE, f"there is no flash kernel for {dtype} on {device.type}")
+        return _log_choice(BY_SEQUENCE, f"there is no flash kernel for {dtype} on {device.type}")
     if is_flash_attn_3_available():
-        return _chosen("flash_attention_3", "flash-attn 3 is installed")
+        return _log_choice("flash_attention_3", "flash-attn 3 is installed")
     if is_flash_attn_2_available():
-        return _chosen("flash_attention_2", "flash-attn 2 is installed")
-    fault = _fault_of_varlen(device)
+        return _log_choice("flash_attention_2", "flash-attn 2 is installed")
+    fault = _varlen_fault(device)
     if fault is not None:
-        return _chosen(BY_SEQUENCE, f"torch's varlen attention cannot be used: {fault}")
-    return _chosen(VARLEN, "torch's varlen attention agrees with attention by sequence")
+        return _log_choice(BY_SEQUENCE, f"torch's varlen attention cannot be used: {fault}")
+    return _log_choice(VARLEN, "torch's varlen attention agrees with attention by sequence")
 
 
-def by_sequence(
+def attention_by_sequence(
     module: nn.Module,
     q_BHLD: Tensor,
     k_BHLD: Tensor,
@@ -79,7 +81,7 @@ def by_sequence(
     bounds: tuple[int, ...] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention, one call of torch's for each packed sequence. Returns [B, L, H, D]."""
+    """Causal attention, one call of torch's kernel for each packed sequence. Returns [B, L, H, D]."""
     bounds = bounds or (0, q_BHLD.shape[2])
     parts = [
         scaled_dot_product_attention(
@@ -97,7 +99,7 @@ def by_sequence(
     return out_BHLD.transpose(1, 2), None
 
 
-def varlen(
+def varlen_attention(
     module: nn.Module,
     q_BHLD: Tensor,
     k_BHLD: Tensor,
@@ -112,12 +114,12 @@ def varlen(
 ) -> tuple[Tensor, None]:
     """Causal attention over a packed row in one call of torch's own flash kernel. Returns [B, L, H, D]."""
     if cu_seq_lens_q is None or dropout:
-        return by_sequence(
+        return attention_by_sequence(
             module, q_BHLD, k_BHLD, v_BHLD, attention_mask, scaling=scaling, dropout=dropout, bounds=more.get("bounds")
         )
     from torch.nn.attention.varlen import varlen_attn
 
-    # Under autocast the norms of queries and keys leave them in float32; this kernel is not on autocast's list.
+    # Under autocast the norms of queries and keys return float32, and autocast does not cast for this kernel.
     q_LHD, k_LHD, v_LHD = (x[0].transpose(0, 1).to(torch.bfloat16) for x in (q_BHLD, k_BHLD, v_BHLD))
     known: dict[str, Any] = {"scale": scaling, "enable_gqa": True}
     takes = inspect.signature(varlen_attn).parameters
@@ -132,8 +134,8 @@ def varlen(
     return out_LHD[None], None
 
 
-def kept_by_checkpoints() -> set[Any]:
-    """The kernels whose results are kept where activations are computed again: attention's, which cost the most."""
+def ops_saved_by_checkpointing() -> set[Any]:
+    """The operators whose outputs activation checkpointing keeps: attention's, which cost the most to run again."""
     names = (
         (torch.ops.aten, "_scaled_dot_product_flash_attention"),
         (torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"),
@@ -146,23 +148,23 @@ def kept_by_checkpoints() -> set[Any]:
     return {getattr(space, name).default for space, name in names if hasattr(space, name)}
 
 
-def _chosen(name: str, why: str) -> str:
+def _log_choice(name: str, why: str) -> str:
     log.info("attention: %s, as %s", name, why)
     return name
 
 
-def _fault_of_varlen(device: torch.device) -> str | None:
-    """Why torch's varlen kernel is of no use here; None where output and gradients are those of `by_sequence`."""
+def _varlen_fault(device: torch.device) -> str | None:
+    """Why torch's varlen kernel cannot be used here; None where it agrees with `attention_by_sequence`."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((1, 4, 96, 64), (1, 2, 96, 64), (1, 2, 96, 64))
     positions = torch.cat([torch.arange(n) for n in (5, 64, 27)])[None].to(device)
     found: list[list[Tensor]] = []
-    for attend in (by_sequence, varlen):
+    for attend in (attention_by_sequence, varlen_attention):
         inputs = [torch.randn(s, generator=generator.manual_seed(i)) for i, s in enumerate(shapes)]
         inputs = [x.to(device, torch.bfloat16).requires_grad_() for x in inputs]
         q_BHLD, k_BHLD, v_BHLD = inputs
         try:
-            out, _ = attend(nn.Identity(), q_BHLD, k_BHLD, v_BHLD, None, scaling=0.1, **ends_of(positions))
+            out, _ = attend(nn.Identity(), q_BHLD, k_BHLD, v_BHLD, None, scaling=0.1, **varlen_kwargs(positions))
             out.float().square().sum().backward()
         except (ImportError, RuntimeError, TypeError, NotImplementedError) as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -171,5 +173,5 @@ def _fault_of_varlen(device: torch.device) -> str | None:
     return None if worst <= _TOLERANCE else f"it differs by {worst:.2g} from attention by sequence"
 
 
-AttentionInterface.register(BY_SEQUENCE, by_sequence)
-AttentionInterface.register(VARLEN, varlen)
+AttentionInterface.register(BY_SEQUENCE, attention_by_sequence)
+AttentionInterface.register(VARLEN, varlen_attention)

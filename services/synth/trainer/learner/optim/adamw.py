@@ -1,4 +1,4 @@
-"""AdamW over a policy's trained parameters, one careful move, and its state as named tensors."""
+"""AdamW over a policy's trained parameters, with clipped gradients, and its state as named tensors."""
 
 from __future__ import annotations
 
@@ -7,65 +7,70 @@ import math
 import torch
 from torch import Tensor, nn
 
-from synth.trainer.config import Recipe
+from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.distributed.dtensor import is_shard, spread_like, whole
-from synth.trainer.learner.distributed.process_group import ALONE, Ranks
+from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full, is_dtensor
+from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 class Optimizer:
-    """AdamW with the gradient clipped as a whole. Weight decay acts on matrices, not on norms and biases.
+    """AdamW with the L2 norm of the whole gradient clipped. Weight decay acts on matrices, not on norms and biases.
 
-    With several ranks each calls every method. Gradients are their sum: FSDP's own, or added up here where every rank
-    holds the whole parameter.
+    With several ranks, every rank calls every method. A gradient is the sum over the ranks: FSDP sums those of sharded
+    parameters, and `step` those of parameters that every rank holds in full.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], recipe: Recipe, *, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], config: TrainConfig, *, process_group: ProcessGroup = SINGLE_PROCESS
+    ) -> None:
         self._parameters = parameters
-        self._ranks = ranks
-        self._clip_norm = recipe.clip_norm
+        self._process_group = process_group
+        self._clip_norm = config.clip_norm
         matrices = [p for p in parameters.values() if p.ndim >= 2]
         others = [p for p in parameters.values() if p.ndim < 2]
         self._adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=recipe.lr,
-            betas=recipe.betas,
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=config.lr,
+            betas=config.betas,
             fused=True,
         )
 
-    def move(self, learning_rate: float) -> float:
-        """Clip, update, clear. Returns the L2 norm of the gradient before it was clipped.
+    def step(self, lr: float) -> float:
+        """Clip the gradient, update the parameters, clear the gradient. Returns its L2 norm before it was clipped.
 
-        A gradient of exactly zero (everything clipped or rejected) moves nothing: Adam's momentum would.
-        Raises `TrainingFailed` (nan_gradient) before anything has moved.
+        A gradient of exactly zero (everything clipped or rejected) changes nothing; Adam's momentum alone would.
+        Raises `TrainingFailed` (nan_gradient) before any parameter has changed.
         """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        self._ranks.add_up(gradient for gradient in gradients if not is_shard(gradient))
-        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)))
+        self._process_group.all_reduce_(gradient for gradient in gradients if not is_dtensor(gradient))
+        norm = float(gather_full(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)))
         if not math.isfinite(norm):
             raise TrainingFailed("nan_gradient", f"the gradient's norm is {norm}; lower the learning rate")
         if norm > 0:
             for group in self._adamw.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = lr
             self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         return norm
 
-    def state(self) -> dict[str, Tensor]:
-        """`<parameter>/<exp_avg | exp_avg_sq | step>`, on the CPU; empty before the first move, and but for rank 0."""
-        found: dict[str, Tensor] = {}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Full tensors on the CPU, named `<parameter>/<exp_avg | exp_avg_sq | step>`; empty on every rank but 0.
+
+        Empty, too, before the first step.
+        """
+        state: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             for key, value in self._adamw.state.get(parameter, {}).items():
-                complete = whole(value.detach())
-                if self._ranks.leads:
-                    found[f"{name}/{key}"] = complete.to("cpu").contiguous()
-        return found
+                full = gather_full(value.detach())
+                if self._process_group.is_main:
+                    state[f"{name}/{key}"] = full.to("cpu").contiguous()
+        return state
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` returned."""
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
         for key, value in tensors.items():
             name, kind = key.rsplit("/", 1)
             parameter = self._parameters[name]
-            # The count of steps is nobody's part.
-            here = spread_like(value, parameter) if value.ndim else value.to(parameter.device)
-            self._adamw.state[parameter][kind] = here
+            # Adam's step count is a scalar, which is not sharded.
+            local = distribute_like(value, parameter) if value.ndim else value.to(parameter.device)
+            self._adamw.state[parameter][kind] = local

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 
-from synth.trainer.config import Recipe
+from synth.trainer.config import TrainConfig
 
 
-def learning_rate(recipe: Recipe, step: int, total: int) -> float:
-    """The rate of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
+def learning_rate(config: TrainConfig, step: int, total: int) -> float:
+    """The learning rate of step `step` (from 1) of `total`: linear warm-up, then constant, cosine or linear decay.
 
-    The last step of cosine and linear has exactly lr · min_lr_ratio.
+    The last step of a cosine or linear schedule has exactly lr · min_lr_ratio.
     """
-    warmup = recipe.warmup_steps
+    warmup = config.warmup_steps
     if warmup is None:
-        warmup = math.ceil(recipe.warmup_ratio * total)
+        warmup = math.ceil(config.warmup_ratio * total)
     if step <= warmup:
-        return recipe.lr * step / warmup
+        return config.lr * step / warmup
     progress = (step - warmup) / max(1, total - warmup)
     remaining = {
         "constant": 1.0,
         "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
         "linear": 1 - progress,
-    }[recipe.schedule]
-    floor = recipe.min_lr_ratio if recipe.schedule != "constant" else 0.0
-    return recipe.lr * (floor + (1 - floor) * remaining)
+    }[config.schedule]
+    floor = config.min_lr_ratio if config.schedule != "constant" else 0.0
+    return config.lr * (floor + (1 - floor) * remaining)

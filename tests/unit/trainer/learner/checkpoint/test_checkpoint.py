@@ -13,19 +13,19 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.checkpoint.checkpoint import check_same_loss, load_checkpoint
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
 
 def trainer_for(model_dir: Path, **changes: Any) -> RlTrainer:
-    recipe = rl_recipe(**OPEN_GATES, **changes)
-    return RlTrainer(load_policy(model_dir, recipe, dropout=False), recipe)
+    config = rl_config(**OPEN_GATES, **changes)
+    return RlTrainer(load_policy(model_dir, config, dropout=False), config)
 
 
 @pytest.fixture
 def folder(model_dir: Path, tmp_path: Path) -> Path:
     trainer = trainer_for(model_dir)
     trainer.step(random_batch(1))
-    trainer.run.save(tmp_path / "checkpoint")
+    trainer.state.save(tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 
 
@@ -37,21 +37,21 @@ def test_a_checkpoint_appears_whole(folder: Path) -> None:
     assert found.optimizer
 
 
-def test_a_resumed_run_has_the_step_and_its_figures(model_dir: Path, folder: Path) -> None:
+def test_a_resumed_run_has_the_step_and_its_metrics(model_dir: Path, folder: Path) -> None:
     trainer = trainer_for(model_dir)
-    resumed = trainer.run.resume(folder)
-    assert trainer.run.step == 1
+    resumed = trainer.state.resume(folder)
+    assert trainer.state.step == 1
     assert resumed.loss_then == resumed.loss_now
     assert resumed.reports[1]["trained_tokens"] > 0
 
 
-def test_a_checkpoint_keeps_the_figures_of_every_step_since_the_one_before(model_dir: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_the_metrics_of_every_step_since_the_one_before(model_dir: Path, tmp_path: Path) -> None:
     trainer = trainer_for(model_dir)
     for k in (1, 2, 3):
         last = trainer.step(random_batch(k, version=k - 1))
         if k != 2:
-            trainer.run.save(tmp_path / f"checkpoint-{k}")
-    resumed = trainer_for(model_dir).run.resume(tmp_path / "checkpoint-3")
+            trainer.state.save(tmp_path / f"checkpoint-{k}")
+    resumed = trainer_for(model_dir).state.resume(tmp_path / "checkpoint-3")
     assert list(resumed.reports) == [2, 3]
     assert resumed.reports[3] == last.values
 
@@ -59,37 +59,37 @@ def test_a_checkpoint_keeps_the_figures_of_every_step_since_the_one_before(model
 def test_a_checkpoint_before_any_training_has_no_loss_to_prove(model_dir: Path, tmp_path: Path) -> None:
     trainer = trainer_for(model_dir)
     trainer.step(random_batch(1, zero=16))
-    trainer.run.save(tmp_path / "checkpoint")
+    trainer.state.save(tmp_path / "checkpoint")
     again = trainer_for(model_dir)
-    assert again.run.resume(tmp_path / "checkpoint").loss_now is None
-    assert again.run.step == 1
+    assert again.state.resume(tmp_path / "checkpoint").loss_now is None
+    assert again.state.step == 1
 
 
 @pytest.mark.parametrize("name", ["resume/optimizer.safetensors", "resume/rng.json", "resume/manifest.json"])
 def test_a_missing_file_is_named(model_dir: Path, folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(TrainingFailed, match=name) as caught:
-        trainer_for(model_dir).run.resume(folder)
+        trainer_for(model_dir).state.resume(folder)
     assert caught.value.code == "bad_checkpoint"
 
 
-def test_another_recipe_is_not_resumed(model_dir: Path, folder: Path) -> None:
+def test_a_checkpoint_of_another_config_is_not_resumed(model_dir: Path, folder: Path) -> None:
     with pytest.raises(TrainingFailed, match="another recipe"):
-        trainer_for(model_dir, lr=1e-4).run.resume(folder)
+        trainer_for(model_dir, lr=1e-4).state.resume(folder)
 
 
-def test_what_the_machine_decides_is_no_other_recipe(model_dir: Path, folder: Path) -> None:
-    resumed = trainer_for(model_dir, threads=2, deterministic=False).run.resume(folder)
+def test_a_checkpoint_is_resumed_under_other_machine_fields(model_dir: Path, folder: Path) -> None:
+    resumed = trainer_for(model_dir, threads=2, deterministic=False).state.resume(folder)
     assert resumed.loss_now == pytest.approx(resumed.loss_then, abs=1e-3)
 
 
 def test_weights_that_do_not_reproduce_the_loss_stop_the_resume(model_dir: Path, folder: Path) -> None:
-    """A checkpoint of the right bytes on the wrong code: only the loss can tell."""
+    """The bytes of the checkpoint are right and the code is wrong: only the loss shows it."""
     trainer = trainer_for(model_dir)
     scale = trainer.policy.model.model.rotary_emb
     scale.inv_freq.mul_(1.01)
     with pytest.raises(TrainingFailed, match="same machine type") as caught:
-        trainer.run.resume(folder)
+        trainer.state.resume(folder)
     assert caught.value.code == "resume_mismatch"
 
 
@@ -119,4 +119,4 @@ def test_a_save_that_died_half_way_leaves_no_checkpoint(model_dir: Path, folder:
     shutil.copytree(folder, half)
     (half / "resume" / "manifest.json").unlink()
     with pytest.raises(TrainingFailed, match=r"manifest\.json"):
-        trainer_for(model_dir).run.resume(half)
+        trainer_for(model_dir).state.resume(half)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from synth.trainer.learner.data.packing import Sequences, collate, plan
+from synth.trainer.learner.data.packing import Sequences, collate, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.learner.state import mean_nll
-from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_recipe
-from tests.unit.trainer.sft_rows import sft_recipe
+from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.sft_rows import sft_config
 
 Packing = Literal["packed", "padded"]
 
@@ -25,18 +25,18 @@ Packing = Literal["packed", "padded"]
 def test_a_plan_has_every_sequence_once_and_keeps_its_budget(packing: Packing) -> None:
     rng = np.random.default_rng(0)
     lengths = {i: int(n) for i, n in enumerate(rng.integers(1, 90, 200))} | {200: 500}
-    groups = plan(lengths, budget=256, packing=packing)
+    groups = plan_micro_batches(lengths, budget=256, packing=packing)
     assert sorted(i for g in groups for i in g) == list(range(201))
     for group in groups:
         tokens = [lengths[i] for i in group]
         used = sum(tokens) if packing == "packed" else max(tokens) * len(tokens)
         assert used <= 256 or group == [200]
-    assert groups == plan(lengths, budget=256, packing=packing)
+    assert groups == plan_micro_batches(lengths, budget=256, packing=packing)
 
 
 def test_bins_are_full_and_their_attention_is_balanced() -> None:
     lengths = {i: 10 + i % 50 for i in range(400)}
-    groups = plan(lengths, budget=1024, packing="packed")
+    groups = plan_micro_batches(lengths, budget=1024, packing="packed")
     assert len(groups) <= 1.1 * sum(lengths.values()) / 1024 + 1
     cost = [sum(lengths[i] ** 2 for i in g) for g in groups]
     assert max(cost) < 1.5 * min(cost)
@@ -48,7 +48,7 @@ def _sequences(seed: int = 0) -> Sequences:
 
 
 def test_a_packed_row_attends_within_its_own_sequence(model_dir: Path) -> None:
-    policy = load_policy(model_dir, rl_recipe())
+    policy = load_policy(model_dir, rl_config())
     sequences = _sequences()
     together = collate(sequences, list(range(len(sequences))), packing="packed")
     packed, _ = policy.logprobs(together)
@@ -57,7 +57,7 @@ def test_a_packed_row_attends_within_its_own_sequence(model_dir: Path) -> None:
 
 
 def test_a_sequence_of_one_token_between_two_others_does_not_join_them(model_dir: Path) -> None:
-    policy = load_policy(model_dir, rl_recipe())
+    policy = load_policy(model_dir, rl_config())
     tokens = np.array([7, 8, 9, 10, 11, 12, 13], dtype=np.int32)
     sequences = Sequences(tokens, np.ones(7, dtype=np.float32), np.array([0, 3, 4, 7]))
     packed, _ = policy.logprobs(collate(sequences, [0, 1, 2], packing="packed"))
@@ -66,7 +66,7 @@ def test_a_sequence_of_one_token_between_two_others_does_not_join_them(model_dir
 
 
 def _gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    return {n: p.grad.clone() for n, p in policy.trainable().items() if p.grad is not None}
+    return {n: p.grad.clone() for n, p in policy.trainable_parameters().items() if p.grad is not None}
 
 
 def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -82,10 +82,10 @@ def test_packed_and_padded_rl_have_the_same_loss_and_gradients(
 ) -> None:
     seen: list[tuple[float, dict[str, torch.Tensor]]] = []
     for packing in ("packed", "padded"):
-        recipe = rl_recipe(packing=packing, minibatches=1, micro_batch_tokens=budget, **loss, **OPEN_GATES)
-        policy = load_policy(model_dir, recipe, dropout=False)
-        trainer = RlTrainer(policy, recipe)
-        monkeypatch.setattr(trainer.run.optimizer, "move", lambda rate: 1.0)
+        config = rl_config(packing=packing, minibatches=1, micro_batch_tokens=budget, **loss, **OPEN_GATES)
+        policy = load_policy(model_dir, config, dropout=False)
+        trainer = RlTrainer(policy, config)
+        monkeypatch.setattr(trainer.state.optimizer, "step", lambda lr: 1.0)
         seen.append((trainer.step(random_batch(1)).values["loss"], _gradients(policy)))
     assert seen[0][0] == pytest.approx(seen[1][0], abs=1e-5)
     _same(seen[0][1], seen[1][1])
@@ -98,10 +98,10 @@ def test_packed_and_padded_sft_have_the_same_loss_and_gradients(
     seen: list[tuple[float, dict[str, torch.Tensor]]] = []
     data = SftDataset(_sequences(), dict.fromkeys(("truncated_rows", "truncated_tokens", "untrained_rows"), 0.0))
     for packing in ("packed", "padded"):
-        recipe = sft_recipe(packing=packing, micro_batch_tokens=budget)
-        policy = load_policy(model_dir, recipe)
-        trainer = SftTrainer(policy, recipe, data)
-        monkeypatch.setattr(trainer.run.optimizer, "move", lambda rate: 1.0)
+        config = sft_config(packing=packing, micro_batch_tokens=budget)
+        policy = load_policy(model_dir, config)
+        trainer = SftTrainer(policy, config, data)
+        monkeypatch.setattr(trainer.state.optimizer, "step", lambda lr: 1.0)
         seen.append((trainer.step().values["loss"], _gradients(policy)))
     assert seen[0][0] == pytest.approx(seen[1][0], abs=1e-5)
     _same(seen[0][1], seen[1][1])
@@ -109,7 +109,7 @@ def test_packed_and_padded_sft_have_the_same_loss_and_gradients(
 
 def test_the_validation_loss_does_not_depend_on_the_micro_batches(model_dir: Path) -> None:
     losses = [
-        mean_nll(load_policy(model_dir, sft_recipe(packing=packing, micro_batch_tokens=budget)), _sequences())
+        mean_nll(load_policy(model_dir, sft_config(packing=packing, micro_batch_tokens=budget)), _sequences())
         for packing in ("packed", "padded")
         for budget in (64, 4096)
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_file, encode_rows, load_tokenizer
-from tests.unit.trainer.sft_rows import sums, training_rows, write_rows
+from tests.unit.trainer.sft_rows import addition_rows, training_rows, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_truncation_is_counted_and_rows_left_without_a_trained_token_are_dropped
     assert data.counts["truncated_rows"] == 2
     assert data.counts["untrained_rows"] == 2
     assert data.counts["truncated_tokens"] > 100
-    assert max(data.sequences.lengths_of([0, 1]).values()) == 40
+    assert max(data.sequences.lengths([0, 1]).values()) == 40
 
 
 def test_a_dataset_that_trains_nothing_is_refused(tokenizer: Any) -> None:
@@ -118,7 +118,7 @@ def test_a_bad_line_is_named(tokenizer: Any, tmp_path: Path) -> None:
 
 
 def test_a_file_is_tokenised_once_and_again_when_it_changes(tokenizer: Any, tmp_path: Path) -> None:
-    path, cache = write_rows(tmp_path / "rows.jsonl", sums(20)), tmp_path / "cache"
+    path, cache = write_rows(tmp_path / "rows.jsonl", addition_rows(20)), tmp_path / "cache"
     rendered: list[int] = []
 
     def read(length: int = 64, examples: int | None = None) -> SftDataset:
@@ -134,5 +134,5 @@ def test_a_file_is_tokenised_once_and_again_when_it_changes(tokenizer: Any, tmp_
     read(length=32)
     assert len(rendered) == 40
     assert read(length=32, examples=5).counts["rows"] == 5
-    write_rows(path, sums(21))
+    write_rows(path, addition_rows(21))
     assert read(length=32).counts["rows"] == 21

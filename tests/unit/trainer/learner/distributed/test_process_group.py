@@ -1,4 +1,4 @@
-"""How work is shared among ranks, and how many of them a job has: what needs no second process to be seen."""
+"""How micro-batches are sharded over ranks, and how many ranks a job has: all that one process can show."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import SftJob
 from synth.models import Registry
-from synth.trainer.learner.data.packing import plan
-from synth.trainer.learner.distributed.process_group import ALONE, Ranks
+from synth.trainer.learner.data.packing import plan_micro_batches
+from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.owner.attempt import JobFailure
 from synth.trainer.owner.attempt_run import check_ranks
-from synth.trainer.owner.learner_config import recipe_of
+from synth.trainer.owner.learner_config import build_train_config
 from synth.trainer.settings import TrainerSettings
 
 
@@ -26,22 +26,24 @@ from synth.trainer.settings import TrainerSettings
     packing=st.sampled_from(["packed", "padded"]),
 )
 def test_every_row_is_trained_once_and_every_rank_is_as_busy(lengths: list[int], size: int, packing) -> None:
-    groups = plan(dict(enumerate(lengths)), budget=64, packing=packing, ranks=size)
-    shares = [Ranks(rank, size).share(groups) for rank in range(size)]
-    trained = sorted(row for share in shares for group, idle in share if not idle for row in group)
+    groups = plan_micro_batches(dict(enumerate(lengths)), budget=64, packing=packing, num_ranks=size)
+    shares = [ProcessGroup(rank, size).shard_micro_batches(groups) for rank in range(size)]
+    trained = sorted(row for share in shares for group, dummy in share if not dummy for row in group)
     assert trained == list(range(len(lengths)))
     assert len({len(share) for share in shares}) == 1
-    assert not any(idle for _, idle in shares[0])
-    if any(idle for share in shares for _, idle in share):
+    assert not any(dummy for _, dummy in shares[0])
+    if any(dummy for share in shares for _, dummy in share):
         assert all(len(group) == 1 for group in groups)  # nothing is left to divide
 
 
 def test_a_rank_alone_has_the_plan_as_it_is() -> None:
     lengths = {i: 1 + i % 7 for i in range(20)}
-    groups = plan(lengths, budget=16, packing="packed")
-    assert ALONE.share(groups) == [(group, False) for group in plan(lengths, budget=16, packing="packed", ranks=1)]
-    assert ALONE.together({"a": 1.0, "b/max": 2.0}) == {"a": 1.0, "b/max": 2.0}
-    assert ALONE.agree(False) is False
+    groups = plan_micro_batches(lengths, budget=16, packing="packed")
+    assert SINGLE_PROCESS.shard_micro_batches(groups) == [
+        (group, False) for group in plan_micro_batches(lengths, budget=16, packing="packed", num_ranks=1)
+    ]
+    assert SINGLE_PROCESS.reduce_metrics({"a": 1.0, "b/max": 2.0}) == {"a": 1.0, "b/max": 2.0}
+    assert SINGLE_PROCESS.broadcast(False) is False
 
 
 @pytest.fixture
@@ -75,8 +77,8 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     here, job = TrainerSettings.model_validate(settings), require_job(asked)
     check_ranks(job, here, where="")
-    recipe = recipe_of(job, here)
-    assert (recipe.world_size, recipe.dtype) == (size, dtype)
+    config = build_train_config(job, here)
+    assert (config.world_size, config.dtype) == (size, dtype)
 
 
 def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:

@@ -130,17 +130,17 @@ def plain_dppo(new: Tensor, old: Tensor, a: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loss", "clip", "plain", "spread"),
+    ("loss", "clip", "plain", "scale"),
     [
         (grpo_loss, WIDE, plain_grpo, 0.3),
         (gspo_token_loss, TIGHT, plain_gspo_token, 2e-3),
         (dppo_loss, FAR, plain_dppo, 0.5),
     ],
 )
-def test_gradients_are_those_of_the_plain_formulas_in_float64(loss: Any, clip: Clip, plain: Any, spread: float) -> None:
+def test_gradients_are_those_of_the_plain_formulas_in_float64(loss: Any, clip: Clip, plain: Any, scale: float) -> None:
     torch.manual_seed(0)
     old = -torch.rand(sum(COUNTS), dtype=torch.float64)
-    logp = (old + torch.randn(sum(COUNTS), dtype=torch.float64) * spread).clamp(max=-1e-3).requires_grad_()
+    logp = (old + torch.randn(sum(COUNTS), dtype=torch.float64) * scale).clamp(max=-1e-3).requires_grad_()
     rows = zip(logp.split(COUNTS), old.split(COUNTS), ADVANTAGES, strict=True)
     expected = -torch.stack([plain(new, was, a) for new, was, a in rows]).mean()
     out = loss(loss_inputs(logp, old, ADVANTAGES, COUNTS), clip=clip)

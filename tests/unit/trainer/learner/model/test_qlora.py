@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from synth.trainer.config import Lora
+from synth.trainer.config import AdapterConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
+from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.qlora import Nf4Linear
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
-from synth.trainer.learner.state import mean_nll
 from synth.weights.lora_merge import write_merged_model
 from synth.weights.nf4 import write_rounded_model
-from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_recipe, scored_by
-from tests.unit.trainer.sft_rows import sft_recipe, sums, training_rows
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
+from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +33,23 @@ def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(model_dir: Path) -> SftDataset:
-    return encode_rows(training_rows(sums(64)), load_tokenizer(model_dir), sequence_length=128)
+    return encode_rows(training_rows(addition_rows(64)), load_tokenizer(model_dir), sequence_length=128)
 
 
 def rl_policy(folder: Path, mode: str, **changes: Any) -> Policy:
     """A policy whose adapter, from the same random numbers, is not zero."""
     torch.manual_seed(0)
-    policy = load_policy(folder, rl_recipe(mode=mode, **changes), dropout=False)
+    policy = load_policy(folder, rl_config(mode=mode, **changes), dropout=False)
     with torch.no_grad():
-        for parameter in policy.trainable().values():
+        for parameter in policy.trainable_parameters().values():
             parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(parameter.numel()))
     return policy
 
 
 def rl_trainer(folder: Path, **changes: Any) -> RlTrainer:
-    recipe = rl_recipe(mode="qlora", **changes)
+    config = rl_config(mode="qlora", **changes)
     torch.manual_seed(0)
-    return RlTrainer(load_policy(folder, recipe, dropout=False), recipe)
+    return RlTrainer(load_policy(folder, config, dropout=False), config)
 
 
 def bytes_of(policy: Policy) -> dict[str, bytes]:
@@ -57,8 +57,8 @@ def bytes_of(policy: Policy) -> dict[str, bytes]:
 
 
 def test_supervised_training_lowers_the_loss(rounded: Path, data: SftDataset) -> None:
-    recipe = sft_recipe(mode="qlora", steps=30, lr=1e-2, lora=Lora(r=8, alpha=16), packing="padded")
-    trainer = SftTrainer(load_policy(rounded, recipe), recipe, data)
+    config = sft_config(mode="qlora", steps=30, lr=1e-2, lora=AdapterConfig(r=8, alpha=16), packing="padded")
+    trainer = SftTrainer(load_policy(rounded, config), config, data)
     losses = [trainer.step().values["loss"] for _ in range(trainer.total)]
     assert losses[-1] < 0.6 * losses[0]
 
@@ -79,7 +79,7 @@ def test_reinforcement_moves_the_adapter_towards_what_was_rewarded(rounded: Path
 def test_a_batch_of_the_engine_that_serves_the_rounded_base_has_no_mismatch(rounded: Path) -> None:
     """The base that is served: an engine's weights are the rounded ones, in float32 on a CPU."""
     trainer = rl_trainer(rounded)
-    engine = load_policy(rounded, rl_recipe(mode="lora"), dropout=False)
+    engine = load_policy(rounded, rl_config(mode="lora"), dropout=False)
     values = trainer.step(scored_by(engine, random_batch(1))).values
     assert values["mismatch_max_lag0"] < 1e-5
     assert values["rejected_rate_lag0"] == values["token_truncated_rate_lag0"] == 0
@@ -88,7 +88,7 @@ def test_a_batch_of_the_engine_that_serves_the_rounded_base_has_no_mismatch(roun
 
 def test_a_batch_of_the_base_as_it_was_would_be_rejected(rounded: Path, model_dir: Path) -> None:
     """Why the rounded base is served: to the gates, what 4 bits change is a mismatch like any other."""
-    engine = load_policy(model_dir, rl_recipe(mode="lora"), dropout=False)
+    engine = load_policy(model_dir, rl_config(mode="lora"), dropout=False)
     values = rl_trainer(rounded).step(scored_by(engine, random_batch(1))).values
     assert values["rejected_rate_lag0"] > 0.5
 
@@ -103,7 +103,7 @@ def test_gradients_are_those_of_an_adapter_on_the_rounded_weights(rounded: Path,
     for mode in ("qlora", "lora"):
         policy = rl_policy(rounded, mode, dtype=dtype, activation_checkpointing=recompute)
         policy.logprobs(micro)[0].sum().backward()
-        both.append({n: p.grad for n, p in policy.trainable().items() if p.grad is not None})
+        both.append({n: p.grad for n, p in policy.trainable_parameters().items() if p.grad is not None})
     assert both[0].keys() == both[1].keys()
     assert len(both[0]) == 2 * 14
     for name, gradient in both[0].items():
@@ -118,7 +118,7 @@ def test_the_base_is_kept_in_four_bits(rounded: Path) -> None:
         assert layer.weight.dtype == torch.uint8, name
         assert layer.weight.numel() == layer.in_features * layer.out_features / 2, name
     # What else has the size of a matrix is the adapter, and the embedding, which is the head too.
-    trained = {id(p) for p in policy.trainable().values()}
+    trained = {id(p) for p in policy.trainable_parameters().values()}
     large = [p for p in policy.model.parameters() if p.ndim == 2 and id(p) not in trained]
     assert [tuple(p.shape) for p in large] == [(320, 64)]
 
@@ -127,9 +127,9 @@ def test_a_validation_leaves_the_training_as_it_was(rounded: Path, data: SftData
     """bitsandbytes' own layer repacks its weights in `eval`, and has no gradient from then on."""
     ends: list[dict[str, bytes]] = []
     for validated in (False, True):
-        recipe = sft_recipe(mode="qlora", steps=3)
+        config = sft_config(mode="qlora", steps=3)
         torch.manual_seed(0)
-        trainer = SftTrainer(load_policy(rounded, recipe, dropout=False), recipe, data)
+        trainer = SftTrainer(load_policy(rounded, config, dropout=False), config, data)
         for _ in range(3):
             if validated:
                 mean_nll(trainer.policy, data.sequences)
@@ -142,34 +142,34 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(rounded: Path, tmp_path: 
     straight = rl_trainer(rounded, **OPEN_GATES)
     for k in (1, 2):
         straight.step(random_batch(k))
-    straight.run.save(tmp_path / "checkpoint")
+    straight.state.save(tmp_path / "checkpoint")
     for k in (3, 4):
         straight.step(random_batch(k))
     again = rl_trainer(rounded, **OPEN_GATES)
-    resumed = again.run.resume(tmp_path / "checkpoint")
+    resumed = again.state.resume(tmp_path / "checkpoint")
     assert resumed.loss_then == resumed.loss_now is not None
     for k in (3, 4):
         again.step(random_batch(k))
     assert bytes_of(again.policy) == bytes_of(straight.policy)
-    assert {n: t.numpy().tobytes() for n, t in again.run.optimizer.state().items()} == {
-        n: t.numpy().tobytes() for n, t in straight.run.optimizer.state().items()
+    assert {n: t.numpy().tobytes() for n, t in again.state.optimizer.state_dict().items()} == {
+        n: t.numpy().tobytes() for n, t in straight.state.optimizer.state_dict().items()
     }
 
 
 def test_its_adapter_is_continued_or_merged_on_the_rounded_base(rounded: Path, tmp_path: Path) -> None:
-    first = rl_policy(rounded, "qlora", lora=Lora(r=4, alpha=8))
+    first = rl_policy(rounded, "qlora", lora=AdapterConfig(r=4, alpha=8))
     first.write_model(tmp_path / "adapter")
     scores = scored_by(first, random_batch(1)).logprobs
-    recipes = {mode: rl_recipe(mode=mode, lora=Lora(r=4, alpha=8)) for mode in ("qlora", "lora", "full")}
-    for mode, recipe in recipes.items():
-        again = load_policy(rounded, recipe, adapter_dir=tmp_path / "adapter", dropout=False)
+    configs = {mode: rl_config(mode=mode, lora=AdapterConfig(r=4, alpha=8)) for mode in ("qlora", "lora", "full")}
+    for mode, config in configs.items():
+        again = load_policy(rounded, config, adapter_dir=tmp_path / "adapter", dropout=False)
         assert scored_by(again, random_batch(1)).logprobs == pytest.approx(scores, abs=1e-5), mode
     write_merged_model(rounded, tmp_path / "adapter", tmp_path / "merged")
-    merged = load_policy(tmp_path / "merged", recipes["full"], dropout=False)
+    merged = load_policy(tmp_path / "merged", configs["full"], dropout=False)
     assert scored_by(merged, random_batch(1)).logprobs == pytest.approx(scores, abs=1e-5)
 
 
 def test_a_base_that_was_not_rounded_is_refused(model_dir: Path) -> None:
     with pytest.raises(TrainingFailed, match="rounded to 4 bits") as caught:
-        load_policy(model_dir, rl_recipe(mode="qlora"))
+        load_policy(model_dir, rl_config(mode="qlora"))
     assert caught.value.code == "bad_model"

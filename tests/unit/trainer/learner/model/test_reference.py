@@ -11,18 +11,18 @@ import torch
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.model.policy import load_policy
-from synth.trainer.learner.model.reference import FrozenCopy, SourceOfAdapter, load_reference, reference_kl
+from synth.trainer.learner.model.reference import FrozenCopyReference, SharedBaseReference, load_reference, reference_kl
 from synth.trainer.learner.rl import RlTrainer
 from synth.weights.nf4 import write_rounded_model
-from tests.unit.trainer.batches import OPEN_GATES, at_iteration, random_batch, rl_recipe
+from tests.unit.trainer.batches import OPEN_GATES, at_iteration, random_batch, rl_config
 from tests.unit.trainer.loss_inputs import gradient, loss_inputs
 
 
 def trainer_for(model_dir: Path, *, adapter_dir: Path | None = None, **changes: Any) -> RlTrainer:
-    recipe = rl_recipe(**{"kl_beta": 0.1, "reference": "shared", **OPEN_GATES, **changes})
-    torch.manual_seed(recipe.seed)
-    policy = load_policy(model_dir, recipe, adapter_dir=adapter_dir, dropout=False)
-    return RlTrainer(policy, recipe, reference=load_reference(policy, recipe, adapter_dir=adapter_dir))
+    config = rl_config(**{"kl_beta": 0.1, "reference": "shared", **OPEN_GATES, **changes})
+    torch.manual_seed(config.seed)
+    policy = load_policy(model_dir, config, adapter_dir=adapter_dir, dropout=False)
+    return RlTrainer(policy, config, reference=load_reference(policy, config, adapter_dir=adapter_dir))
 
 
 def trained(trainer: RlTrainer, steps: range) -> list[dict[str, float]]:
@@ -38,10 +38,10 @@ def rounded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapter(model_dir: Path, tmp_path: Path) -> Path:
-    """An adapter that a job goes on from."""
+    """An adapter that a job starts from."""
     trainer = trainer_for(model_dir, mode="lora", kl_beta=0.0, reference="none")
     trained(trainer, range(1, 3))
-    trainer.policy.write_model(tmp_path / "adapter", exact=True)
+    trainer.policy.write_model(tmp_path / "adapter", master_weights=True)
     return tmp_path / "adapter"
 
 
@@ -76,12 +76,12 @@ def test_a_rejected_sequence_adds_nothing() -> None:
 @pytest.mark.parametrize(
     ("mode", "placement", "kind"),
     [
-        ("full", "shared", FrozenCopy),
-        ("full", "dedicated", FrozenCopy),
-        ("lora", "shared", SourceOfAdapter),
-        ("lora", "dedicated", FrozenCopy),
-        ("qlora", "shared", SourceOfAdapter),
-        ("qlora", "dedicated", FrozenCopy),
+        ("full", "shared", FrozenCopyReference),
+        ("full", "dedicated", FrozenCopyReference),
+        ("lora", "shared", SharedBaseReference),
+        ("lora", "dedicated", FrozenCopyReference),
+        ("qlora", "shared", SharedBaseReference),
+        ("qlora", "dedicated", FrozenCopyReference),
     ],
 )
 @pytest.mark.parametrize("continued", [False, True])
@@ -89,9 +89,9 @@ def test_the_reference_is_the_source_and_stays_it(
     model_dir: Path, rounded: Path, adapter: Path, mode: str, placement: str, kind: type, continued: bool
 ) -> None:
     source = adapter if continued else None
-    recipe = rl_recipe(mode=mode, reference=placement, kl_beta=0.1, minibatches=1, **OPEN_GATES)
-    policy = load_policy(rounded if mode == "qlora" else model_dir, recipe, adapter_dir=source, dropout=False)
-    reference = load_reference(policy, recipe, adapter_dir=source)
+    config = rl_config(mode=mode, reference=placement, kl_beta=0.1, minibatches=1, **OPEN_GATES)
+    policy = load_policy(rounded if mode == "qlora" else model_dir, config, adapter_dir=source, dropout=False)
+    reference = load_reference(policy, config, adapter_dir=source)
     assert reference is not None
     assert type(reference) is kind
     batch = random_batch(1)
@@ -99,7 +99,7 @@ def test_the_reference_is_the_source_and_stays_it(
     micro = collate(sequences, [0, 1, 2], packing="padded")
     with torch.no_grad():
         before, _ = policy.logprobs(micro, temperature=0.7)
-    first, second = trained(RlTrainer(policy, recipe, reference=reference), range(1, 3))
+    first, second = trained(RlTrainer(policy, config, reference=reference), range(1, 3))
     assert first["ref_kl"] == 0
     assert second["ref_kl"] > 0
     assert torch.equal(reference.logprobs(micro, temperature=0.7), before)
@@ -122,8 +122,8 @@ def test_the_two_references_of_an_adapter_train_the_same_bytes(model_dir: Path, 
 def test_the_adapter_of_the_reference_is_not_written(model_dir: Path, adapter: Path, tmp_path: Path) -> None:
     trainer = trainer_for(model_dir, adapter_dir=adapter, mode="lora")
     trained(trainer, range(1, 2))
-    alone = load_policy(model_dir, rl_recipe(mode="lora"), adapter_dir=adapter, dropout=False)
-    assert trainer.policy.names() == alone.names()
+    alone = load_policy(model_dir, rl_config(mode="lora"), adapter_dir=adapter, dropout=False)
+    assert trainer.policy.snapshot_names() == alone.snapshot_names()
     served = [p.write_serving(tmp_path / f"{i}", version=1) for i, p in enumerate((trainer.policy, alone))]
     assert served[0].keys() == served[1].keys()
 
@@ -143,32 +143,32 @@ def test_a_resumed_run_has_the_reference_of_the_job_and_not_of_its_checkpoint(
 ) -> None:
     straight = trainer_for(model_dir, mode=mode)
     trained(straight, range(1, 3))
-    straight.run.save(tmp_path / "checkpoint")
+    straight.state.save(tmp_path / "checkpoint")
     expected = trained(straight, range(3, 4))[0]
     resumed = trainer_for(model_dir, mode=mode)
-    resumed.run.resume(tmp_path / "checkpoint")
+    resumed.state.resume(tmp_path / "checkpoint")
     assert trained(resumed, range(3, 4))[0]["ref_kl"] == expected["ref_kl"] > 0
     ends = [t.policy.snapshot() for t in (straight, resumed)]
     assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
 
 
-def test_a_reference_draws_nothing_from_the_run_s_chance(model_dir: Path) -> None:
+def test_loading_a_reference_leaves_the_random_state_as_it_was(model_dir: Path) -> None:
     states = []
     for reference in ("none", "dedicated"):
-        recipe = rl_recipe(mode="lora", reference=reference, kl_beta=0.1)
+        config = rl_config(mode="lora", reference=reference, kl_beta=0.1)
         torch.manual_seed(0)
-        policy = load_policy(model_dir, recipe, dropout=False)
-        load_reference(policy, recipe)
+        policy = load_policy(model_dir, config, dropout=False)
+        load_reference(policy, config)
         states.append(torch.get_rng_state())
     assert torch.equal(states[0], states[1])
 
 
 def test_a_copy_has_the_attention_of_the_policy_and_not_of_the_device_it_was_loaded_on(model_dir: Path) -> None:
-    recipe = rl_recipe(reference="dedicated", kl_beta=0.1)
-    policy = load_policy(model_dir, recipe, dropout=False)
+    config = rl_config(reference="dedicated", kl_beta=0.1)
+    policy = load_policy(model_dir, config, dropout=False)
     policy.model.set_attn_implementation("eager")
-    reference = load_reference(policy, recipe)
-    assert isinstance(reference, FrozenCopy)
+    reference = load_reference(policy, config)
+    assert isinstance(reference, FrozenCopyReference)
     assert reference.policy.model.config._attn_implementation == "eager"
 
 

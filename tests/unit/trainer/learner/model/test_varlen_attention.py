@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate
 from synth.trainer.learner.model import varlen_attention
 from synth.trainer.learner.model.policy import Policy, load_policy
-from tests.unit.trainer.batches import rl_recipe
+from tests.unit.trainer.batches import rl_config
 
 LENGTHS = (5, 64, 1, 27, 40)
 
@@ -45,12 +45,12 @@ def packed(lengths: tuple[int, ...] = LENGTHS) -> MicroBatch:
 
 
 def policy(model_dir: Path, **changes: Any) -> Policy:
-    return load_policy(model_dir, rl_recipe(**changes), dropout=False)
+    return load_policy(model_dir, rl_config(**changes), dropout=False)
 
 
 def gradients(policy: Policy, micro: MicroBatch) -> dict[str, torch.Tensor]:
     policy.logprobs(micro)[0].sum().backward()
-    return {n: p.grad for n, p in policy.trainable().items() if p.grad is not None}
+    return {n: p.grad for n, p in policy.trainable_parameters().items() if p.grad is not None}
 
 
 def test_packed_rows_score_and_learn_as_with_the_mask_of_transformers(model_dir: Path) -> None:
@@ -117,4 +117,4 @@ def test_activations_that_are_recomputed_are_not_kept(model_dir: Path) -> None:
 def test_a_model_with_windows_keeps_the_attention_of_transformers(model_dir: Path) -> None:
     config = policy(model_dir).model.config
     config.layer_types = ["full_attention", "sliding_attention"]
-    assert varlen_attention.choose(config, torch.device("cpu"), torch.float32) == "sdpa"
+    assert varlen_attention.choose_attention(config, torch.device("cpu"), torch.float32) == "sdpa"

@@ -1,0 +1,101 @@
+"""The two pipes between a training process and whoever started it: the service, or rank 0 of the group."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from typing import IO, NoReturn
+
+import msgspec
+
+from synth.trainer.config import TrainConfig
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.distributed.launcher import RankLauncher
+from synth.trainer.learner.distributed.process_group import (
+    SINGLE_PROCESS,
+    ProcessGroup,
+    bind_store,
+    init_process_group,
+)
+from synth.trainer.protocol import Failed, Finish, Pause, Progressed, Start, TrainBatch
+
+_PROGRESS_SECONDS = 0.5
+_EXIT_ORPHANED = 3
+
+
+class OwnerChannel:
+    """Messages from and to the owner of this process. A rank other than 0 sends nothing but why it fails."""
+
+    def __init__(self, lines_in: IO[bytes], lines_out: IO[bytes]) -> None:
+        self._out = lines_out
+        self._write_lock = threading.Lock()
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._launcher: RankLauncher | None = None
+        self._last_line = b""
+        self._in: queue.Queue[bytes] = queue.Queue()
+        self._last_progress = 0.0
+        threading.Thread(target=self._read, args=(lines_in,), daemon=True).start()
+
+    def recv(self) -> Start | TrainBatch | Pause | Finish:
+        """Wait for the next message; rank 0 forwards it to the other ranks. Raises `TrainingFailed` (bad_message)."""
+        line = self._last_line = self._in.get()
+        if self._launcher is not None:
+            self._launcher.forward(line)
+        try:
+            return msgspec.json.decode(line, type=Start | TrainBatch | Pause | Finish)
+        except msgspec.DecodeError as error:
+            raise TrainingFailed("bad_message", f"{error}: {line[:200]!r}") from error
+
+    def has_message(self) -> bool:
+        """Whether `recv` would return at once."""
+        return not self._in.empty()
+
+    def send(self, event: msgspec.Struct) -> None:
+        """Send one event, from rank 0 alone."""
+        if self._rank == 0:
+            with self._write_lock:
+                self._write(event)
+
+    def send_progress(self, stage: str, done: int, of: int) -> None:
+        """Send a sign of life, at most two a second."""
+        now = time.monotonic()
+        if now - self._last_progress >= _PROGRESS_SECONDS:
+            self._last_progress = now
+            self.send(Progressed(stage=stage, done=done, of=of))
+
+    def fail(self, failed: Failed) -> NoReturn:
+        """Send why this process fails, from any rank, and exit with code 1."""
+        if failed.code == "internal" and self._launcher is not None:
+            self._launcher.await_cause()
+        self._exit_with(failed)
+
+    def init_process_group(self, config: TrainConfig) -> ProcessGroup:
+        """Join the group that trains this config, after `start` was received. Rank 0 launches the other ranks first."""
+        if config.world_size == 1:
+            return SINGLE_PROCESS
+        if self._rank:
+            port = int(os.environ["MASTER_PORT"])
+            return init_process_group(self._rank, config.world_size, device=config.device, port=port)
+        store_socket = bind_store()
+        port = store_socket.getsockname()[1]
+        self._launcher = RankLauncher(config.world_size, port=port, fail=self._exit_with)
+        self._launcher.forward(self._last_line)
+        self.send_progress("join", 0, 1)
+        return init_process_group(0, config.world_size, device=config.device, port=port, store_socket=store_socket)
+
+    def _exit_with(self, failed: Failed) -> NoReturn:
+        with self._write_lock:
+            self._write(failed)
+            os._exit(1)
+
+    def _write(self, event: msgspec.Struct) -> None:
+        self._out.write(msgspec.json.encode(event) + b"\n")
+        self._out.flush()
+
+    def _read(self, lines_in: IO[bytes]) -> None:
+        for line in lines_in:
+            self._in.put(line)
+        # The owner is gone: work that nobody will announce must not hold a GPU. Nothing durable is half-written.
+        os._exit(_EXIT_ORPHANED)

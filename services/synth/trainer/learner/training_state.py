@@ -1,0 +1,160 @@
+"""The state of a training run, which RL and SFT share: how it is saved, and how a run resumes from it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from synth.trainer.config import RlTrainConfig, config_as_json
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner.checkpoint.checkpoint import (
+    CheckpointState,
+    check_same_loss,
+    fingerprint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.model.mean_nll import mean_nll
+from synth.trainer.learner.model.policy import Policy
+from synth.trainer.learner.optim.adamw import Optimizer
+
+# Config fields that the machine decides, not the job; their differences are in the fingerprint (decision 29).
+_MACHINE_FIELDS = frozenset(
+    {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device"}
+)
+
+# How many sequences of the last batch a checkpoint keeps: a resumed policy has to give them the same loss.
+_PROBE_SEQUENCES = 8
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What `TrainingState.resume` found.
+
+    loss_then, loss_now: the loss of the probe when it was saved, and now; None before anything was trained.
+    same_fingerprint: False where the bytes of an uninterrupted run can no longer be expected. best_file: the best
+    weights so far, in the checkpoint. reports: the metrics of the steps since the checkpoint before this one.
+    """
+
+    loss_then: float | None
+    loss_now: float | None
+    same_fingerprint: bool
+    best_file: Path | None
+    reports: dict[int, dict[str, float]]
+
+
+@dataclass
+class TrainingState:
+    """The progress of a training run, beside the policy itself.
+
+    step: steps done. reports: the metrics of each step since the last checkpoint; the next checkpoint stores them.
+    probe: a few sequences of the last batch. temperature: at which they are scored. best: the lowest validation loss
+    and its step. canary: the tokens of the job's canary.
+    """
+
+    policy: Policy
+    step: int = 0
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    probe: Sequences | None = None
+    temperature: float = 1.0
+    best: tuple[float, int] | None = None
+    canary: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizer = Optimizer(
+            self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
+        )
+
+    def set_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
+        """Keep the first few of these rows; the next checkpoint stores them with their loss, for `resume` to check."""
+        if rows:
+            self.probe = sequences.select(rows[:_PROBE_SEQUENCES])
+            self.temperature = temperature
+
+    def save(self, folder: Path, *, best_file: Path | None = None) -> None:
+        """Write the resume checkpoint of the step that was just done. Every rank calls this; rank 0 writes."""
+        config = self.policy.config
+        optimizer = self.optimizer.state_dict()
+        state = CheckpointState(
+            kind="rl" if isinstance(config, RlTrainConfig) else "sft",
+            step=self.step,
+            config=config_as_json(config),
+            fingerprint=fingerprint(config),
+            reports=self.reports,
+            loss=self._probe_loss(),
+            temperature=self.temperature,
+            best=self.best,
+            canary=self.canary,
+        )
+        if not self.policy.process_group.is_main:
+            self.policy.write_model(folder, master_weights=True)
+            self.reports = {}
+            return
+        probe = (
+            {}
+            if self.probe is None
+            else {
+                "tokens": torch.from_numpy(self.probe.tokens),
+                "weights": torch.from_numpy(self.probe.weights),
+                "cu_seqlens": torch.from_numpy(self.probe.cu_seqlens.astype(np.int64)),
+            }
+        )
+        save_checkpoint(
+            folder,
+            state,
+            write_model=functools.partial(self.policy.write_model, master_weights=True),
+            weights_file=self.policy.weights_file,
+            optimizer=optimizer,
+            probe=probe,
+            best_file=best_file,
+        )
+        self.reports = {}
+
+    def resume(self, folder: Path) -> Resumed:
+        """Load a checkpoint, and check that the policy is the one that was saved.
+
+        Raises `TrainingFailed`: bad_checkpoint, or resume_mismatch when the policy does not reproduce the stored loss.
+        """
+        found = load_checkpoint(folder)
+        state = found.state
+        if (
+            _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
+            or found.weights.keys() != self.policy.snapshot_names()
+        ):
+            raise TrainingFailed(
+                "bad_checkpoint",
+                f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
+            )
+        self.policy.load(found.weights)
+        self.optimizer.load_state_dict(found.optimizer)
+        self.step, self.best = state.step, state.best
+        self.temperature, self.canary = state.temperature, state.canary
+        if found.probe:
+            self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
+        now = self._probe_loss()
+        here = fingerprint(self.policy.config)
+        if now is not None and state.loss is not None:
+            check_same_loss(state, now, here)
+        rng.restore(found.rng)
+        return Resumed(
+            loss_then=state.loss,
+            loss_now=now,
+            same_fingerprint=state.fingerprint == here,
+            best_file=found.best_file,
+            reports=state.reports,
+        )
+
+    def _probe_loss(self) -> float | None:
+        return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)
+
+
+def _job_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config that the job decides."""
+    return {name: value for name, value in config.items() if name not in _MACHINE_FIELDS}
