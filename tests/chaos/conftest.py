@@ -17,7 +17,7 @@ from synth.bus.connection import connect
 from synth.bus.server.embedded import free_port
 from synth.runtime.settings import ServiceSettings
 from task_apps.math import dataset
-from tests.chaos.event_recorder import Witness
+from tests.chaos.event_recorder import EventRecorder
 from tests.e2e.cli.conftest import Shell
 from tests.e2e.platform import Platform
 
@@ -66,11 +66,11 @@ def sft_model(platform: Platform, math_rows: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def witness(platform: Platform):
+def record_events(platform: Platform):
     """Watches a job's log as it grows."""
 
     @asynccontextmanager
-    async def watch(job: str) -> AsyncIterator[Witness]:
+    async def watch(job: str) -> AsyncIterator[EventRecorder]:
         state = platform.shell.state()
         port = next(p["port"] for p in state["processes"] if p["name"] == "nats")
         settings = ServiceSettings(
@@ -78,7 +78,7 @@ def witness(platform: Platform):
         )
         bus = await connect(settings, "bus")
         try:
-            async with Witness(bus, job) as watching:
+            async with EventRecorder(bus, job) as watching:
                 yield watching
         finally:
             await bus.close()

@@ -22,7 +22,7 @@ from tests.e2e.cli.conftest import Shell, eventually
 ENDINGS = ("job.succeeded", "job.failed", "job.cancelled", "job.withdrawn", "job.rejected", "job.refused")
 
 
-class Witness:
+class EventRecorder:
     """The log of one job as it grows."""
 
     def __init__(self, bus: Connection, job: str) -> None:

@@ -22,7 +22,7 @@ from synth.trainer.settings import TrainerSettings
 from synth.trajectories import RolloutBatch
 from synth.weights.local_model import training_source
 from tests.chaos.conftest import demo
-from tests.chaos.event_recorder import Witness, pid_of
+from tests.chaos.event_recorder import EventRecorder, pid_of
 from tests.e2e.platform import Platform
 
 # Enough that the job outlives five kills however fast the machine is: a kill needs a look at the process table.
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_the_byte(
-    platform: Platform, witness, sft_model: str, math_url: str, tmp_path: Path
+    platform: Platform, record_events, sft_model: str, math_url: str, tmp_path: Path
 ):
     job = await asyncio.to_thread(
         platform.submit,
         demo("rl_long", iterations_per_epoch=STEPS, async_level=1),
         *("--model", sft_model, "--task-url", math_url),
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         moments = random.Random(0).sample(MOMENTS, len(MOMENTS))
         for attempt, moment in enumerate(moments, start=1):
             await log.until("job.started", such=lambda r, k=attempt: _attempt(r.event) == k, timeout=60)
@@ -69,7 +69,7 @@ async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_th
         assert (model / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-async def _replay(log: Witness, blobs: BlobStore, work: Path) -> Path:
+async def _replay(log: EventRecorder, blobs: BlobStore, work: Path) -> Path:
     """Train the job's source model on the job's batches, in one go; returns the model's folder."""
     validated, verified = log.of("job.validated")[0].event, log.of("job.verified")[0].event
     assert isinstance(validated, JobValidated)

@@ -14,7 +14,7 @@ import pytest
 
 from synth.events import RolloutBatched, RolloutCompleted, TrainResumed, TrainStep
 from tests.chaos.conftest import demo
-from tests.chaos.event_recorder import Witness, pid_of, strike
+from tests.chaos.event_recorder import EventRecorder, pid_of, strike
 from tests.e2e.platform import Platform
 
 VICTIMS = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "trainer", "nats")
@@ -33,11 +33,13 @@ async def submitted(platform: Platform, model: str, task_url: str, *, steps: int
     return await asyncio.to_thread(platform.submit, demo("rl_long", iterations_per_epoch=steps), *flags)
 
 
-async def test_a_job_and_its_watcher_outlive_each_service(platform: Platform, witness, sft_model: str, math_url: str):
+async def test_a_job_and_its_watcher_outlive_each_service(
+    platform: Platform, record_events, sft_model: str, math_url: str
+):
     shell = platform.shell
     job = await submitted(platform, sft_model, math_url, steps=STEPS)
     watcher = shell.start("jobs", "watch", job)
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("train.step", timeout=90)
         report: list[str] = []
         for victim in VICTIMS:
@@ -61,15 +63,15 @@ async def test_a_job_and_its_watcher_outlive_each_service(platform: Platform, wi
     assert await asyncio.to_thread(platform.greedy, found["model"], "What is 58 + 67?")
 
 
-async def test_a_job_goes_on_after_a_power_cut(platform: Platform, witness, sft_model: str, math_url: str):
+async def test_a_job_goes_on_after_a_power_cut(platform: Platform, record_events, sft_model: str, math_url: str):
     shell = platform.shell
     job = await submitted(platform, sft_model, math_url, steps=20)
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("train.step", such=lambda r: getattr(r.event, "step", 0) == 5, timeout=90)
     for pid in await asyncio.to_thread(shell.alive):
         os.kill(pid, signal.SIGKILL)
     await asyncio.to_thread(shell.ok, "up", "--detach", "--port", str(shell.port))
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("job.succeeded", timeout=90)
         whole(log, steps=20)
         assert len(log.of("job.started")) == 2
@@ -77,12 +79,12 @@ async def test_a_job_goes_on_after_a_power_cut(platform: Platform, witness, sft_
 
 
 async def test_steps_that_a_checkpoint_covers_are_announced_by_whoever_goes_on(
-    platform: Platform, witness, math_rows: Path
+    platform: Platform, record_events, math_rows: Path
 ):
     job = await asyncio.to_thread(
         platform.submit, demo("sft", total_steps=160, checkpoint_every=150), "--dataset", str(math_rows)
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("job.started", timeout=60)
         trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
         # Its steps are announced after it, one by one: the trainer dies before it has said them all.
@@ -95,7 +97,7 @@ async def test_steps_that_a_checkpoint_covers_are_announced_by_whoever_goes_on(
         assert all(math.isfinite(s.values["loss"]) for s in trained)
 
 
-def whole(log: Witness, *, steps: int) -> None:
+def whole(log: EventRecorder, *, steps: int) -> None:
     """Every step and batch once, in order, on what the policy of that very step sampled; resumed exactly."""
     trained = [r.event for r in log.of("train.step") if isinstance(r.event, TrainStep)]
     assert [s.step for s in trained] == list(range(1, steps + 1))

@@ -33,14 +33,14 @@ def step_is(k: int):
 
 
 async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
-    platform: Platform, witness, math_rows, sft_model: str, math_url: str
+    platform: Platform, record_events, math_rows, sft_model: str, math_url: str
 ):
     job = await asyncio.to_thread(
         platform.submit,
         demo("rl_long", iterations_per_epoch=STEPS),
         *("--model", sft_model, "--task-url", math_url),
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("train.step", such=step_is(4), timeout=90)
         await steer(platform, "pause", job)
         assert (await steer(platform, "pause", job))["state"] in ("pausing", "paused")
@@ -69,14 +69,14 @@ async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
 
 
 async def test_a_job_is_paused_and_resumed_at_once_again_and_again(
-    platform: Platform, witness, sft_model: str, math_url: str
+    platform: Platform, record_events, sft_model: str, math_url: str
 ):
     job = await asyncio.to_thread(
         platform.submit,
         demo("rl_long", iterations_per_epoch=STEPS),
         *("--model", sft_model, "--task-url", math_url),
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         for k in (2, 4, 6):
             await log.until("train.step", such=step_is(k), timeout=90)
             await steer(platform, "pause", job)
@@ -90,12 +90,12 @@ async def test_a_job_is_paused_and_resumed_at_once_again_and_again(
 
 
 async def test_a_trainer_that_is_killed_while_it_pauses_leaves_a_job_that_pauses(
-    platform: Platform, witness, math_rows
+    platform: Platform, record_events, math_rows
 ):
     job = await asyncio.to_thread(
         platform.submit, demo("sft", total_steps=400, checkpoint_every=1000), "--dataset", str(math_rows)
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("job.started", timeout=60)
         trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
         os.kill(trainer, signal.SIGSTOP)
@@ -108,11 +108,11 @@ async def test_a_trainer_that_is_killed_while_it_pauses_leaves_a_job_that_pauses
         assert steps == list(range(1, 401))
 
 
-async def test_a_paused_sft_job_goes_on_at_the_step_that_it_was_at(platform: Platform, witness, math_rows):
+async def test_a_paused_sft_job_goes_on_at_the_step_that_it_was_at(platform: Platform, record_events, math_rows):
     job = await asyncio.to_thread(
         platform.submit, demo("sft", total_steps=100_000, checkpoint_every=100), "--dataset", str(math_rows)
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("train.step", timeout=60)
         await steer(platform, "pause", job)
         paused = await log.until("job.paused", timeout=60)
@@ -128,11 +128,11 @@ async def test_a_paused_sft_job_goes_on_at_the_step_that_it_was_at(platform: Pla
         assert (await steer(platform, "cancel", job))["state"] == "cancelled"
 
 
-async def test_a_job_is_cancelled_while_it_pauses(platform: Platform, witness, math_rows):
+async def test_a_job_is_cancelled_while_it_pauses(platform: Platform, record_events, math_rows):
     job = await asyncio.to_thread(
         platform.submit, demo("sft", total_steps=100_000, checkpoint_every=50), "--dataset", str(math_rows)
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("train.step", timeout=60)
         trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
         os.kill(trainer, signal.SIGSTOP)

@@ -12,7 +12,7 @@ import pytest
 from synth.events import JobStarted
 from synth.runtime.env_file import read_env_file
 from tests.chaos.conftest import demo
-from tests.chaos.event_recorder import Witness, strike
+from tests.chaos.event_recorder import EventRecorder, strike
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import letters, served
 
@@ -24,7 +24,7 @@ figures = logging.getLogger(__name__)
 pytestmark = pytest.mark.timeout(240)
 
 
-async def cancelled(platform: Platform, log: Witness, job: str, *, fact: str) -> None:
+async def cancelled(platform: Platform, log: EventRecorder, job: str, *, fact: str) -> None:
     """Cancel a job; it must end with `fact`, soon, and say so to the user."""
     asked = datetime.now(UTC)
     await asyncio.to_thread(platform.shell.ok, "jobs", "cancel", job)
@@ -36,38 +36,38 @@ async def cancelled(platform: Platform, log: Witness, job: str, *, fact: str) ->
 
 
 async def test_jobs_are_cancelled_while_they_train_and_while_they_wait_for_a_trainer(
-    platform: Platform, witness, math_rows, sft_model: str, math_url: str
+    platform: Platform, record_events, math_rows, sft_model: str, math_url: str
 ):
     endless = await asyncio.to_thread(
         platform.submit, demo("sft", total_steps=100_000, checkpoint_every=50), "--dataset", str(math_rows)
     )
-    async with witness(endless) as training:
+    async with record_events(endless) as training:
         await training.until("train.step", timeout=60)
         waits = await asyncio.to_thread(
             platform.submit, demo("rl_long"), *("--model", sft_model, "--task-url", math_url)
         )
-        async with witness(waits) as waiting:
+        async with record_events(waits) as waiting:
             await waiting.until("policy.loaded", timeout=60)
             await cancelled(platform, waiting, waits, fact="job.withdrawn")
         await cancelled(platform, training, endless, fact="job.cancelled")
 
 
-async def test_a_job_whose_environment_hangs_is_cancelled(platform: Platform, witness):
+async def test_a_job_whose_environment_hangs_is_cancelled(platform: Platform, record_events):
     key = read_env_file(platform.shell.folder / ".env")["ENVIRONMENT_API_KEY"]
     with served(letters(key), fault=lambda n: "hang") as app:
         job = await asyncio.to_thread(platform.submit, rl("tiny-qwen3", app.url))
-        async with witness(job) as log:
+        async with record_events(job) as log:
             await log.until("rollout.requested", timeout=60)
             await cancelled(platform, log, job, fact="job.cancelled")
 
 
 async def test_a_trainer_that_is_told_to_end_hands_its_job_back_at_once(
-    platform: Platform, witness, sft_model: str, math_url: str
+    platform: Platform, record_events, sft_model: str, math_url: str
 ):
     job = await asyncio.to_thread(
         platform.submit, demo("rl_long", iterations_per_epoch=8), *("--model", sft_model, "--task-url", math_url)
     )
-    async with witness(job) as log:
+    async with record_events(job) as log:
         await log.until("train.step", timeout=90)
         told = datetime.now(UTC)
         await asyncio.to_thread(strike, platform.shell, "trainer", signal.SIGTERM)

@@ -93,7 +93,7 @@ async def test_the_bytes_of_a_deleted_file_are_removed(start_gateway, client_of,
     stored = list((blobs.root / "orgs" / user.org / "files").iterdir())
     assert len(stored) == 1
     await user.http.delete(f"/api/files/{file}")
-    # The sweeper of the gateway does it, a second later at most.
+    # The watchdog of the gateway does it, a second later at most.
     async with asyncio.timeout(10):
         while await asyncio.to_thread(stored[0].exists):
             continue

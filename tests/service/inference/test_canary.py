@@ -90,9 +90,9 @@ async def served(
     registry = Registry(make_model_dir(cluster_dir))
     verdict = validate(created, registry)
     assert isinstance(verdict, JobValidated), verdict
-    job_of = job_from_data(verdict.job)
-    assert isinstance(job_of, RlJob)
-    source = training_start(job_of, ModelRef(id="tiny-qwen3", path=str(model_dir)))
+    job_settings = job_from_data(verdict.job)
+    assert isinstance(job_settings, RlJob)
+    source = training_start(job_settings, ModelRef(id="tiny-qwen3", path=str(model_dir)))
     verified = JobVerified(source=source)
     for by, fact in (("gateway", created), ("validator", verdict), ("verifier", verified)):
         await append_decided(await bus_as(by), org, job, lambda _, f=fact: f)
@@ -100,7 +100,7 @@ async def served(
     _, fence = await start_attempt(trainer_bus, org, job, worker="trainer-0", term=0)
     assert fence is not None
     config = rl_config(mode=request.param, lr=1e-2, **OPEN_GATES)
-    local = await training_source(source, lora_shape(job_of), blobs, tmp_path / "models")
+    local = await training_source(source, lora_shape(job_settings), blobs, tmp_path / "models")
     trainer = RlTrainer(load_policy(local.model, config, dropout=False), config)
 
     bus = await bus_as("inference")

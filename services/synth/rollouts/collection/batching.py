@@ -92,7 +92,7 @@ def build_batch(
     return RolloutBatch.build(branches, advantage, rollout, meta)
 
 
-def collection_values(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:
+def collection_metrics(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:
     """The metrics of a collection, which `train.step` and `eval.completed` repeat. Seconds are wall-clock seconds."""
     if not rollouts:
         return {"rollouts": 0.0, "rollouts_failed": float(failed)}

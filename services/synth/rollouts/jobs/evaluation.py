@@ -10,7 +10,7 @@ from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, P
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob
-from synth.rollouts.collection.batching import collection_values
+from synth.rollouts.collection.batching import collection_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
 from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
@@ -72,7 +72,7 @@ async def _collect(context: CollectionContext, job: EvalJob) -> EvalCompleted | 
     result = await context.collector.collect(request, await context.event_log.prior_progress(request))
     if isinstance(result, EnvironmentBroken):
         return result
-    values = collection_values(result.rollouts, failed=result.failed)
+    values = collection_metrics(result.rollouts, failed=result.failed)
     done = EvalCompleted(model=job.model, instances=len(result.rollouts), values=values)
     await context.event_log.publish_evaluation(done)
     return done

@@ -14,7 +14,7 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_values
+from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
@@ -110,7 +110,7 @@ class _RunningRequests:
         job = self._job
         if previous is not None:
             await asyncio.wait([previous])
-        values |= self._concurrency_values() | {
+        values |= self._concurrency_metrics() | {
             "batches_ahead": float(request.iteration - 1 - self._context.versions.latest),
             "groups_refilled": float(result.groups - len(request.seeds)),
             "groups_partial": float(len(result.late)),
@@ -142,7 +142,7 @@ class _RunningRequests:
             # An evaluation that cannot be collected is a missing metric, not the end of the training.
             log.error("evaluation failed", iteration=request.iteration, reason=found.problem.text())
             rollouts: list[ScoredRollout] = []
-            values = collection_values(rollouts, failed=request.size)
+            values = collection_metrics(rollouts, failed=request.size)
         else:
             result, values = found
             rollouts = result.rollouts
@@ -169,13 +169,13 @@ class _RunningRequests:
         if isinstance(result, EnvironmentBroken):
             return result
         ended = self._concurrency.occupancy()
-        values = collection_values(result.rollouts, failed=result.failed)
+        values = collection_metrics(result.rollouts, failed=result.failed)
         return result, values | {
             "collect_seconds": ended.at - began.at,
             "concurrency_mean": mean_in_use(began, ended),
         }
 
-    def _concurrency_values(self) -> dict[str, float]:
+    def _concurrency_metrics(self) -> dict[str, float]:
         """The limit now, and how often and why it was halved since the batch before."""
         halved = self._concurrency.halved
         since, self._halved_before = halved - self._halved_before, halved.copy()

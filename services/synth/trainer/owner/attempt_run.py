@@ -93,7 +93,7 @@ class _TrainingRun:
         announcer = Announcer(
             attempt.bus, attempt.blobs, fence, announced, total=ready.total, model_at=model_at, watch=watch
         )
-        reports = {k: _collection_values(announced, k) | values for k, values in ready.reports.items()}
+        reports = {k: _collection_metrics(announced, k) | values for k, values in ready.reports.items()}
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
@@ -147,7 +147,7 @@ def _pause_reason(run: _TrainingRun) -> str:
     return demand.problem.text()
 
 
-def _collection_values(announced: AttemptHistory, step: int) -> dict[str, float]:
+def _collection_metrics(announced: AttemptHistory, step: int) -> dict[str, float]:
     """The metrics that the collector reported of the batch of a step; none for SFT."""
     return announced.batches[step].values if step in announced.batches else {}
 

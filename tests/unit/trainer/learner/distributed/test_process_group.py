@@ -47,7 +47,7 @@ def test_a_rank_alone_has_the_plan_as_it_is() -> None:
 
 
 @pytest.fixture
-def require_job(tmp_path: Path):
+def job_of(tmp_path: Path):
     (tmp_path / "tiny-qwen3").mkdir()
     (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
 
@@ -75,7 +75,7 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
     settings: dict[str, object], asked: str, size: int, dtype: str, job_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    here, job = TrainerSettings.model_validate(settings), require_job(asked)
+    here, job = TrainerSettings.model_validate(settings), job_of(asked)
     check_ranks(job, here, where="")
     config = build_train_config(job, here)
     assert (config.world_size, config.dtype) == (size, dtype)
@@ -84,6 +84,6 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
 def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
     here = TrainerSettings(device="cuda", ranks=2)
     with pytest.raises(JobFailure, match="asks for 4 GPUs that train, and the trainer has 2") as caught:
-        check_ranks(require_job("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
+        check_ranks(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"
