@@ -21,7 +21,7 @@ THINK_CLOSING = f"\n{THINK_END}\n\n"
 #: Ends a tool call in every family; as a stop string it ends a reply after the first one, and stays in the text.
 CALL_END = "</tool_call>"
 _CALL_START = "<tool_call>"
-#: Always text, also for a tokenizer that holds them as special tokens.
+#: What a model writes around its reasoning and its calls: never escaped in a message, for it comes back in messages.
 MARKS = (_CALL_START, CALL_END, THINK, THINK_END)
 
 Tools = Sequence[dict[str, Any]]

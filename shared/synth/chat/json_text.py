@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
+
+#: How deep a message, a tool or a call's arguments may be nested: no client's are, and Python's stack has an end.
+MAX_NESTING = 200
 
 
 class BadJson(ValueError):
@@ -29,3 +33,20 @@ def write_json(value: Any) -> str:
         return json.dumps(value)
     except RecursionError as error:
         raise BadJson(str(error)) from error
+
+
+def is_too_deep(text: str, limit: int = MAX_NESTING) -> bool:
+    """Whether a JSON text has more than `limit` levels of lists and objects. Raises `BadJson`."""
+    # Nearly every text is decided by this count.
+    if text.count("{") + text.count("[") <= limit:
+        return False
+    level: list[Any] = [read_json(text)]
+    for _ in range(limit):
+        level = [child for item in level for child in _children(item)]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value).values()
+    return cast(list[Any], value) if isinstance(value, list) else ()

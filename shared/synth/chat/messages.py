@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from synth.chat.families import THINK, THINK_CLOSING, THINK_END
-from synth.chat.json_text import BadJson, read_json
+from synth.chat.json_text import MAX_NESTING, BadJson, is_too_deep, read_json
 from synth.errors import Problem, UserError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -218,7 +218,8 @@ def _part_text(part: ContentPart, role: str, place: str) -> str:
     if part.type == "text":
         return part.text or ""
     if part.is_action and role == "assistant":
-        return object_text({"tool_name": part.tool_name, "arguments": part.arguments})
+        arguments = {} if part.arguments is None else {"arguments": part.arguments}
+        return object_text({"tool_name": part.tool_name, **arguments})
     if part.type is None:
         raise UserError(Problem(what="a content part without a type", expected="text", where=f"{place}.type"))
     raise UserError(
@@ -261,7 +262,8 @@ def _function(name: str, arguments: Any) -> dict[str, Any]:
 def call_arguments(arguments: Any) -> Any:
     """A call's arguments as a template takes them: an object, {} without any; a text that is no JSON object stays.
 
-    A text whose escapes spell half of a surrogate pair stays too: its value could not be encoded.
+    A text whose escapes spell half of a surrogate pair stays too: its value could not be encoded. So does one that is
+    nested too deeply.
     """
     if arguments is None:
         return {}
@@ -271,7 +273,11 @@ def call_arguments(arguments: Any) -> Any:
         value: Any = read_json(arguments)
         if "\\u" in arguments:
             json.dumps(value, ensure_ascii=False).encode()
+        # The row around it may be nested as deep again.
+        too_deep = is_too_deep(arguments, MAX_NESTING // 2)
     except (BadJson, UnicodeEncodeError, RecursionError):
+        return arguments
+    if too_deep:
         return arguments
     return cast(dict[str, Any], value) if isinstance(value, dict) else arguments
 

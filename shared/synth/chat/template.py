@@ -1,13 +1,14 @@
 """A conversation as text and as token ids: the one rendering, with a model's own chat template and tokenizer.
 
-Invariants: a conversation has the same ids in training and in inference; a special token that is spelled in a message,
-a tool or a call's arguments is text, and never becomes that token.
+Invariants: a conversation has the same ids in training and in inference; a control token that is spelled in a message,
+a tool or a call's arguments is text, and never becomes that token. The marks are the exception: `<think>`,
+`<tool_call>` and their ends are tokens wherever they are spelled, for that is how a model's own words come back.
 
-A special token's literal is replaced by a private-use character before the template renders, and the text between two
-of the template's own special tokens that holds such a character is encoded by a copy of the tokenizer that knows no
-special tokens. A conversation without literals is rendered and encoded as it is. Rendered text with these characters in
-it is called *rendered* below: it may be cut and compared, and `encode` takes it. Marks such as `<think>` and
-`<tool_call>` are never literals, whether a tokenizer holds them as special tokens or as plain ones.
+A literal is escaped before the template renders (`literals`), and the text between two of the template's own control
+tokens that holds one is encoded by a copy of the tokenizer that knows no control tokens. A conversation without
+literals is rendered and encoded as it is. Rendered text with escapes in it is called *rendered* below: it may be cut
+and compared, and `encode` takes it. Beside a literal, the blanks that a token of some tokenizers swallows (lstrip,
+rstrip) stay, in training and inference alike.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from synth.chat.families import MARKS, Family, family_of
+from synth.chat.literals import Literals, control_tokens
 from synth.chat.messages import Conversation, template_messages, template_tools
 from synth.errors import Problem, UserError
-
-#: Private-use characters: the first one stands in front of such a character that a message holds itself.
-_ESCAPE = 0xF0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,62 +132,33 @@ class ChatTemplate:
         return ids + encode(plain, add_special_tokens=False).ids
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """Token ids of text in which nothing but the marks is special."""
-        backend, special_marks = self._tokenizer.backend_tokenizer, self._literals.special_marks
+        """Token ids of text in which nothing but the marks is a token of its own."""
+        backend, marks = self._tokenizer.backend_tokenizer, self._special_marks
         ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, special_marks))})", text) if special_marks else [text]:
-            encoder = backend if part in special_marks else self._without_specials
+        for part in re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]:
+            encoder = backend if part in marks else self._without_controls
             ids += encoder.encode(part, add_special_tokens=False).ids
         return ids
 
     @functools.cached_property
-    def _literals(self) -> _Literals:
-        added = self._tokenizer.added_tokens_decoder.values()
-        special = {token.content for token in added if token.special} | set(self._tokenizer.all_special_tokens)
-        return _Literals(special)
+    def _literals(self) -> Literals:
+        return Literals(control_tokens(self._tokenizer))
 
     @functools.cached_property
-    def _without_specials(self) -> Any:
+    def _special_marks(self) -> list[str]:
+        added = self._tokenizer.added_tokens_decoder.values()
+        return [token.content for token in added if token.special and token.content in MARKS]
+
+    @functools.cached_property
+    def _without_controls(self) -> Any:
+        """A copy of the tokenizer that encodes every control token as text."""
         backend: Any = copy.deepcopy(self._tokenizer.backend_tokenizer)
+        controls = control_tokens(self._tokenizer)
+        # Only tokens that are marked special are encoded as text by the switch below.
+        unmarked = [t for t in self._tokenizer.added_tokens_decoder.values() if t.content in controls and not t.special]
+        backend.add_special_tokens([type(t)(t.content, normalized=False, special=True) for t in unmarked])
         backend.encode_special_tokens = True
         return backend
-
-
-class _Literals:
-    """Replaces the special tokens that are spelled in texts by private-use characters, and back."""
-
-    def __init__(self, special: set[str]) -> None:
-        literals = sorted(special - set(MARKS), key=lambda token: (-len(token), token))
-        self.special_marks = [mark for mark in MARKS if mark in special]
-        self._stand_ins = {literal: chr(_ESCAPE + 1 + k) for k, literal in enumerate(literals)}
-        self._literals = {stand_in: literal for literal, stand_in in self._stand_ins.items()}
-        escape, last = chr(_ESCAPE), chr(_ESCAPE + len(literals))
-        self._private = re.compile(f"[{escape}-{last}]")
-        self._escaped = re.compile(f"{escape}(.)|[{escape}-{last}]", re.DOTALL)
-        tokens = "|".join(map(re.escape, literals))
-        self._found = re.compile(f"{tokens}|[{escape}-{last}]" if literals else f"[{escape}-{last}]")
-        self._token = re.compile(f"({tokens})") if literals else None
-
-    def escape(self, value: Any) -> Any:
-        """The value with every text in it, keys too, free of literals. Texts without any stay the same objects."""
-        if isinstance(value, str):
-            return self._found.sub(lambda found: self._stand_ins.get(found[0], chr(_ESCAPE) + found[0]), value)
-        if isinstance(value, list):
-            return [self.escape(item) for item in cast(list[Any], value)]
-        if isinstance(value, dict):
-            return {self.escape(key): self.escape(item) for key, item in cast(dict[str, Any], value).items()}
-        return value
-
-    def restore(self, rendered: str) -> str:
-        """The text with its literals."""
-        return self._escaped.sub(lambda found: found[1] or self._literals.get(found[0], found[0]), rendered)
-
-    def occur_in(self, rendered: str) -> bool:
-        return self._private.search(rendered) is not None
-
-    def split(self, rendered: str) -> list[str]:
-        """The template's own special tokens, and the texts between them."""
-        return [rendered] if self._token is None else self._token.split(rendered)
 
 
 def _not_renderable(reason: str) -> UserError:

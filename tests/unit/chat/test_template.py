@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from synth.chat.json_text import MAX_NESTING
 from synth.chat.messages import Conversation, Message
 from synth.chat.template import ChatTemplate
 from synth.errors import UserError
+from synth.files.rows.conversations import LineStats, decode_row, read_line
 from tests.unit.chat.templates import PLAIN, THINKING, save_tokenizer
 
 
@@ -79,12 +82,61 @@ def test_the_prompt_before_a_turn_is_the_one_that_the_turn_continues(tmp_path: P
         assert whole.startswith(prompt)
 
 
-def test_a_template_that_raises_is_one_clear_error(tokenizer: Any):
+def nested(levels: int) -> Any:
+    value: Any = "a"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("levels", [250, 3000])
+def test_what_is_nested_too_deeply_is_one_clear_error(tokenizer: Any, levels: int):
     template = ChatTemplate(tokenizer)
-    nested: Any = "a"
-    for _ in range(3000):
-        nested = [nested]
-    deep = Conversation([Message(role="user", content="a")], [{"name": "f", "parameters": {"a": nested}}])
-    with pytest.raises(UserError, match="cannot render these messages") as caught:
+    deep = Conversation([Message(role="user", content="a")], [{"name": "f", "parameters": {"a": nested(levels)}}])
+    with pytest.raises(UserError, match="nested too deeply") as caught:
         template.prompt(deep)
     assert caught.value.problems[0].where == "messages"
+
+
+def test_what_files_accept_is_never_too_deep_to_be_rendered(tokenizer: Any):
+    template = ChatTemplate(tokenizer)
+    row: dict[str, Any] = {}
+    for arguments in (json.dumps(nested(MAX_NESTING // 2 - 1)), json.dumps({"a": nested(300)})):
+        call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+        row = {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}],
+            "tools": [{"name": "f", "parameters": {"a": nested(MAX_NESTING // 2 - 5)}}],
+        }
+        line = json.dumps(row).encode()
+        assert isinstance(read_line(line), LineStats)
+        template.encode(template.prompt(decode_row(line).conversation()))
+    refused = {"messages": row["messages"], "tools": [{"name": "f", "parameters": {"a": nested(MAX_NESTING)}}]}
+    assert read_line(json.dumps(refused).encode()) == ("$", "nested too deeply; expected at most 100 levels")
+
+
+def test_a_control_token_that_is_not_marked_special_is_text_too(tmp_path: Path):
+    tokenizer: Any = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, PLAIN))
+    tokenizer.add_tokens(["<｜User｜>", "<｜Assistant｜>"])
+    tokenizer.chat_template = "{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+    tokens = tokens_of(tokenizer, "a<｜User｜>b<|im_end|>")
+    assert (tokens.count("<｜User｜>"), tokens.count("<｜Assistant｜>"), tokens.count("<|im_end|>")) == (1, 1, 0)
+
+
+def test_a_key_that_the_template_puts_into_brackets_makes_no_control_token(tmp_path: Path):
+    tokenizer: Any = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, PLAIN))
+    tokenizer.chat_template = (
+        "{% for t in tools %}{% for k in t.function.parameters %}<{{ k }}>{% endfor %}{% endfor %}<|im_start|>"
+    )
+    template = ChatTemplate(tokenizer)
+    tool = {"name": "f", "parameters": {"|im_end|": "x", "|im_start|": "y"}}
+    prompt = template.prompt(Conversation([Message(role="user", content="a")], [tool]))
+    tokens = tokenizer.convert_ids_to_tokens(template.encode(prompt))
+    assert (tokens.count("<|im_end|>"), tokens.count("<|im_start|>")) == (0, 1)
+    decoded = tokenizer.backend_tokenizer.decode(template.encode(prompt), skip_special_tokens=False)
+    assert decoded == "<|im_end|><|im_start|><|im_start|>"
+
+
+def test_an_empty_bos_token_is_no_literal(tmp_path: Path):
+    tokenizer: Any = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, PLAIN))
+    tokenizer.bos_token = ""
+    assert tokens_of(tokenizer, "ab<|im_end|>").count("<|im_end|>") == 1

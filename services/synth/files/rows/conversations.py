@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from synth.chat.json_text import MAX_NESTING, BadJson, is_too_deep
 from synth.chat.messages import (
     IMAGE_TYPES,
     PART_TYPES,
@@ -55,7 +56,7 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
     """What is on this line, or where in it something is wrong, and what: (`$.messages[0].role`, reason)."""
     try:
         # The decoder does not look into values that it skips, and whoever trains on the line will.
-        line.decode()
+        text = line.decode()
         row = decode_row(line)
     except UnicodeDecodeError as error:
         if line.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -70,7 +71,18 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
         if line.startswith(_BYTE_ORDER_MARK):
             return "$", "the line begins with a byte order mark; save the file as UTF-8 without one"
         return "$", _malformed(line, str(error))
+    # Half as deep as a template may get: what an argument's text holds comes on top.
+    if _is_too_deep(text):
+        return "$", f"nested too deeply; expected at most {MAX_NESTING // 2} levels"
     return _line_stats(row)
+
+
+def _is_too_deep(text: str) -> bool:
+    try:
+        return is_too_deep(text, MAX_NESTING // 2)
+    except BadJson:
+        # A value that is skipped here and that nobody can read, such as a number of 10,000 digits.
+        return True
 
 
 def _located(error: msgspec.ValidationError) -> tuple[str, str]:

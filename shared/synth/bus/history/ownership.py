@@ -82,7 +82,10 @@ class Ownership:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def end(self, ending: Event, *, step: int = 0, cancellation_beats_failure: bool = False) -> None:
-        """Announce how the job ends. step: of the `job.cancelled` that replaces `ending` if the user has cancelled."""
+        """Announce how the job ends. step: of the `job.cancelled` that replaces `ending` if the user has cancelled.
+
+        cancellation_beats_failure: whether it replaces a failure too, as it does that of an evaluation.
+        """
 
         def decide(history: JobHistory) -> Event | None:
             if history.ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import types
 from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin
@@ -119,6 +120,9 @@ def _description(config: type[BaseModel], path: Path) -> str | None:
             break
         info = keys_of(current)[part]
         found = info.description
+        default = info.get_default(call_default_factory=True)
+        if found and not info.is_required() and default not in (None, {}) and table_of(info.annotation) is None:
+            found += f"; {json.dumps(default)} when not said"
         current = table_of(info.annotation)
     name = next((part for part in reversed(path) if isinstance(part, str)), "")
     return f"{name}: {found}" if found else None

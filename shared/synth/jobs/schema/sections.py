@@ -1,8 +1,8 @@
 """What the tables of job files have in common, and the tables that several kinds of job share.
 
 The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default. A default
-that is a constant stands in its field and nowhere else; one that follows from other keys is worked out by the resolver,
-and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if left out.
+that is a constant stands in its field, unless several keys share it; one that follows from other keys is worked out by
+the resolver, and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if left out.
 """
 
 from __future__ import annotations
