@@ -78,7 +78,7 @@ async def run(start: Start) -> None:
         marks.append(time.perf_counter())
         trainer.step(batch)
         marks.append(time.perf_counter())
-        trainer.policy.write_serving(weights, version=k)
+        trainer.policy.write_serving_weights(weights, version=k)
         await engine.update_weights(weights, k)
         marks.append(time.perf_counter())
         parts = [b - a for a, b in itertools.pairwise(marks)]

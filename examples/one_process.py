@@ -142,7 +142,7 @@ async def reinforce(engine: TransformersEngine, model_dir: Path, weights: Path, 
             values={},
         )
         values = trainer.step(batch).values
-        trainer.policy.write_serving(weights, version=iteration)
+        trainer.policy.write_serving_weights(weights, version=iteration)
         await engine.update_weights(weights, iteration)
         log(f"rl {iteration:3d}  reward {values['reward_mean']:.3f}  kl {values.get('ppo_kl', 0.0):.1e}")
 

@@ -85,7 +85,7 @@ def train(
         if step == MIDDLE:
             trainer.state.save(folder / "checkpoint")
     policy.write_model(folder / "model")
-    policy.write_serving(folder / "policy.safetensors", version=STEPS)
+    policy.write_serving_weights(folder / "policy.safetensors", version=STEPS)
     return TrainedRun(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)
 
 

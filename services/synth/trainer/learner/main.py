@@ -97,7 +97,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
             raise TrainingFailed("bad_batch", f"iteration {message.iteration}: {error}") from error
         result = trainer.step(batch)
         weights = work / f"policy-{result.step:06d}.safetensors"
-        policy.write_serving(weights, version=result.step)
+        policy.write_serving_weights(weights, version=result.step)
         canary = _canary(trainer, config)
         checkpoint = _checkpoint(trainer.state, work, config.steps, channel)
         channel.send(

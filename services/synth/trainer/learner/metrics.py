@@ -106,12 +106,12 @@ class StepMetrics:
 def batch_metrics(
     batch: RolloutBatch,
     lag_T: npt.NDArray[np.int32],
-    trained_rows: list[int],
+    trained_indices: list[int],
     eos_ids: set[int],
 ) -> dict[str, float]:
     """The metrics of the batch itself: rewards, counts, lengths and staleness.
 
-    lag_T: versions between the policy that sampled a token and the one in training. trained_rows: the indices of the
+    lag_T: versions between the policy that sampled a token and the one in training. trained_indices: the indices of the
     sequences that were trained. eos_ids: the tokens that end a completion; one without is counted as truncated.
     A metric that the collector computed (`batch.meta.values`) replaces ours: the collector has also seen the groups
     that were dropped.
@@ -124,7 +124,7 @@ def batch_metrics(
         "groups_kept": float(batch.meta.groups_kept),
         "groups_dropped": float(batch.meta.groups_dropped),
         "sequences": float(batch.sequences),
-        "sequences_trained": float(len(trained_rows)),
+        "sequences_trained": float(len(trained_indices)),
         "tokens": float(len(batch.tokens)),
     }
     if batch.sequences:

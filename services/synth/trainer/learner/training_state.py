@@ -55,15 +55,15 @@ class TrainingState:
     """The progress of a training run, beside the policy itself.
 
     step: steps done. reports: the metrics of each step since the last checkpoint; the next checkpoint stores them.
-    probe: a few sequences of the last batch. temperature: at which they are scored. best: the lowest validation loss
-    and its step. canary: the tokens of the job's canary.
+    probe: a few sequences of the last batch. probe_temperature: at which they are scored. best: the lowest validation
+    loss and its step. canary: the tokens of the job's canary.
     """
 
     policy: Policy
     step: int = 0
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     probe: Sequences | None = None
-    temperature: float = 1.0
+    probe_temperature: float = 1.0
     best: tuple[float, int] | None = None
     canary: list[int] | None = None
 
@@ -72,11 +72,11 @@ class TrainingState:
             self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
         )
 
-    def set_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
-        """Keep the first few of these rows; the next checkpoint stores them with their loss, for `resume` to check."""
-        if rows:
-            self.probe = sequences.select(rows[:_PROBE_SEQUENCES])
-            self.temperature = temperature
+    def set_probe(self, sequences: Sequences, indices: list[int], *, temperature: float = 1.0) -> None:
+        """Keep the first few of these sequences; the next checkpoint stores them and their loss for `resume`."""
+        if indices:
+            self.probe = sequences.select(indices[:_PROBE_SEQUENCES])
+            self.probe_temperature = temperature
 
     def save(self, folder: Path, *, best_file: Path | None = None) -> None:
         """Write the resume checkpoint of the step that was just done. Every rank calls this; rank 0 writes."""
@@ -88,8 +88,8 @@ class TrainingState:
             config=config_as_json(config),
             fingerprint=fingerprint(config),
             reports=self.reports,
-            loss=self._probe_loss(),
-            temperature=self.temperature,
+            probe_loss=self._probe_loss(),
+            probe_temperature=self.probe_temperature,
             best=self.best,
             canary=self.canary,
         )
@@ -126,25 +126,25 @@ class TrainingState:
         state = found.state
         if (
             _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
-            or found.weights.keys() != self.policy.snapshot_names()
+            or found.weights.keys() != self.policy.trainable_names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
                 f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
             )
-        self.policy.load(found.weights)
+        self.policy.load_trainable_state_dict(found.weights)
         self.optimizer.load_state_dict(found.optimizer)
         self.step, self.best = state.step, state.best
-        self.temperature, self.canary = state.temperature, state.canary
+        self.probe_temperature, self.canary = state.probe_temperature, state.canary
         if found.probe:
             self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
         now = self._probe_loss()
         here = fingerprint(self.policy.config)
-        if now is not None and state.loss is not None:
+        if now is not None and state.probe_loss is not None:
             check_same_loss(state, now, here)
         rng.restore(found.rng)
         return Resumed(
-            loss_then=state.loss,
+            loss_then=state.probe_loss,
             loss_now=now,
             same_fingerprint=state.fingerprint == here,
             best_file=found.best_file,
@@ -152,7 +152,7 @@ class TrainingState:
         )
 
     def _probe_loss(self) -> float | None:
-        return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)
+        return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.probe_temperature)
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:

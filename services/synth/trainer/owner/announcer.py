@@ -30,7 +30,7 @@ from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.protocol import Paused, Ready, Stepped
 
-log = logs.get("attempt")
+log = logs.get("announcer")
 
 #: Given the steps that have a checkpoint: those whose checkpoint is kept.
 KeepSteps = Callable[[list[int]], set[int]]

@@ -17,13 +17,13 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     given |= {
         "device": settings.device,
         "dtype": settings.dtype,
-        "world_size": settings.most_ranks,
+        "world_size": settings.max_world_size,
         "sharding": job.parallelism.sharding,
         "threads": settings.threads,
         "deterministic": settings.deterministic,
     }
     if settings.device == "cuda":
-        given["world_size"] = job.parallelism.world_size or settings.most_ranks
+        given["world_size"] = job.parallelism.world_size or settings.max_world_size
         given["dtype"] = job.parallelism.dtype or settings.dtype
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):

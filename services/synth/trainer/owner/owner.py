@@ -29,7 +29,7 @@ log = logs.get("train")
 
 
 @dataclass(frozen=True)
-class TrainerService:
+class TrainTaskOwner:
     """What every train task of this process shares. train: runs an attempt to its success, or until it is paused."""
 
     bus: Connection

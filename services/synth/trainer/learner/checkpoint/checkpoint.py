@@ -52,9 +52,9 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
     step: steps done, which is also the policy version and, for RL, the last batch's iteration; the data cursor of
     SFT follows from it. config: stored as `recipe`. reports: the metrics of each step since the checkpoint before,
-    which may not have been announced. loss: of the probe under these weights; None before anything was trained.
-    temperature: at which the probe is scored. best: the lowest validation loss so far, and its step. canary: the tokens
-    of the job's canary, once there are any.
+    which may not have been announced. probe_loss: of the probe under these weights, stored as `loss`; None before
+    anything was trained. probe_temperature: at which the probe is scored, stored as `temperature`. best: the lowest
+    validation loss so far, and its step. canary: the tokens of the job's canary, once there are any.
     """
 
     kind: Literal["sft", "rl"]
@@ -62,8 +62,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = msgspec.field(name="recipe")
     fingerprint: Fingerprint
     reports: dict[int, dict[str, float]]
-    loss: float | None
-    temperature: float = 1.0
+    probe_loss: float | None = msgspec.field(name="loss")
+    probe_temperature: float = msgspec.field(default=1.0, name="temperature")
     best: tuple[float, int] | None = None
     canary: list[int] | None = None
 
@@ -80,7 +80,10 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class LoadedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was read and verified. weights: as `Policy.snapshot` made them. rng: from `rng.capture`."""
+    """A checkpoint that was read and verified.
+
+    weights: from `Policy.trainable_state_dict`. rng: from `rng.capture`.
+    """
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -170,10 +173,10 @@ def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) 
     The losses are equal on the same fingerprint where training is deterministic; else they may differ by 1e-3, or by
     2e-2 where one of the two is bf16. Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
     """
-    assert state.loss is not None
+    assert state.probe_loss is not None
     exact = state.fingerprint == here and here.deterministic
     tolerance = 0.0 if exact else max(_TOLERANCE[state.fingerprint.dtype], _TOLERANCE[here.dtype])
-    if abs(state.loss - loss_now) <= tolerance:
+    if abs(state.probe_loss - loss_now) <= tolerance:
         return
     differs = [
         f"{f}: {getattr(state.fingerprint, f)} then, {getattr(here, f)} now"
@@ -182,7 +185,7 @@ def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) 
     ]
     raise TrainingFailed(
         "resume_mismatch",
-        f"the checkpoint of step {state.step} had loss {state.loss!r} and has {loss_now!r} here; expected a "
+        f"the checkpoint of step {state.step} had loss {state.probe_loss!r} and has {loss_now!r} here; expected a "
         f"difference of at most {tolerance:g} ({'; '.join(differs) or 'same machine type'}); resume on a machine "
         "like the one that saved it, or from an earlier checkpoint",
     )

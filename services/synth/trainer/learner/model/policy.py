@@ -78,22 +78,25 @@ class Policy:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def snapshot_names(self) -> set[str]:
-        """The names in a `snapshot`."""
+    def trainable_names(self) -> set[str]:
+        """The names in a `trainable_state_dict`."""
         return {self._saved_name(name) for name in self.trainable_parameters()}
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """The trained parameters in float32, on the CPU, by their names in a model file; `load` restores them.
+    def trainable_state_dict(self) -> dict[str, Tensor]:
+        """The trained parameters in float32, on the CPU, by their names in a model file.
 
-        It is empty on every rank but 0.
+        `load_trainable_state_dict` restores them. It is empty on every rank but 0.
         """
         return self._gather_to_cpu(
             {self._saved_name(n): p for n, p in self.trainable_parameters().items()}, torch.float32
         )
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Overwrite the trained parameters with those of a `snapshot`. Raises `KeyError` when one is missing."""
+    def load_trainable_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite the trained parameters with those of a `trainable_state_dict`.
+
+        Raises `KeyError` when one is missing.
+        """
         for name, parameter in self.trainable_parameters().items():
             parameter.copy_(distribute_like(tensors[self._saved_name(name)], parameter))
 
@@ -121,7 +124,7 @@ class Policy:
             hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
         return token_logprobs(hidden_ND, head_VD, micro.target_N, temperature=temperature)
 
-    def write_serving(self, path: Path, *, version: int) -> dict[str, str]:
+    def write_serving_weights(self, path: Path, *, version: int) -> dict[str, str]:
         """Write the weights to serve, in the served dtype. Returns the digest of each tensor, on rank 0."""
         tensors = self._gather_to_cpu(self._state_dict(), self._served_dtype())
         if not self.process_group.is_main:

@@ -157,6 +157,6 @@ def reference_kl(inputs: LossInputs, reference_logp_N: Tensor) -> KlOutput:
     x_N = (reference_logp_N - logp_N.detach()).double()
     clamped_N = x_N.clamp(max=LOG_RATIO_CAP)
     value_N = (r_N * (clamped_N.expm1() - clamped_N)).to(logp_N.dtype)
-    slope_N = (-r_N * x_N).to(logp_N.dtype)
-    loss_N = value_N + slope_N * (logp_N - logp_N.detach())
+    grad_N = (-r_N * x_N).to(logp_N.dtype)
+    loss_N = value_N + grad_N * (logp_N - logp_N.detach())
     return KlOutput(loss=sequence_mean(inputs, loss_N), kl_N=inputs.weight_N * value_N)

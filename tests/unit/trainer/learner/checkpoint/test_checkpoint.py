@@ -33,7 +33,7 @@ def test_a_checkpoint_appears_whole(folder: Path) -> None:
     assert [f.name for f in folder.parent.iterdir()] == ["checkpoint"]
     found = load_checkpoint(folder)
     assert found.state.step == 1
-    assert found.state.loss is not None
+    assert found.state.probe_loss is not None
     assert found.optimizer
 
 
@@ -95,18 +95,18 @@ def test_weights_that_do_not_reproduce_the_loss_stop_the_resume(model_dir: Path,
 
 def test_another_fingerprint_may_differ_within_its_tolerance(folder: Path) -> None:
     state = load_checkpoint(folder).state
-    assert state.loss is not None
+    assert state.probe_loss is not None
     other = msgspec.structs.replace(state.fingerprint, instruction_set="x86_64-AVX2")
-    check_same_loss(state, state.loss + 5e-4, other)
+    check_same_loss(state, state.probe_loss + 5e-4, other)
     with pytest.raises(TrainingFailed, match="AVX2 now"):
-        check_same_loss(state, state.loss + 2e-3, other)
+        check_same_loss(state, state.probe_loss + 2e-3, other)
     with pytest.raises(TrainingFailed):
-        check_same_loss(state, state.loss + 1e-7, state.fingerprint)
+        check_same_loss(state, state.probe_loss + 1e-7, state.fingerprint)
 
 
 def test_a_checkpoint_of_another_precision_may_differ_by_that_of_the_coarser(folder: Path) -> None:
     saved = load_checkpoint(folder).state
-    here, loss = saved.fingerprint, saved.loss
+    here, loss = saved.fingerprint, saved.probe_loss
     assert loss is not None
     state = msgspec.structs.replace(saved, fingerprint=msgspec.structs.replace(here, dtype="bf16"))
     check_same_loss(state, loss + 1e-2, here)

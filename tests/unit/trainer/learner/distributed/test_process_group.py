@@ -15,8 +15,8 @@ from synth.models import Registry
 from synth.trainer.learner.data.packing import plan_micro_batches
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.owner.attempt import JobFailure
-from synth.trainer.owner.attempt_run import check_ranks
 from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.training_run import check_world_size
 from synth.trainer.settings import TrainerSettings
 
 
@@ -76,7 +76,7 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     here, job = TrainerSettings.model_validate(settings), job_of(asked)
-    check_ranks(job, here, where="")
+    check_world_size(job, here, where="")
     config = build_train_config(job, here)
     assert (config.world_size, config.dtype) == (size, dtype)
 
@@ -84,6 +84,6 @@ def test_a_job_has_the_gpus_that_it_asks_for_else_all(
 def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
     here = TrainerSettings(device="cuda", ranks=2)
     with pytest.raises(JobFailure, match="asks for 4 GPUs that train, and the trainer has 2") as caught:
-        check_ranks(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
+        check_world_size(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"

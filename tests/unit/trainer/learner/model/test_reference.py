@@ -114,7 +114,7 @@ def test_the_two_references_of_an_adapter_train_the_same_bytes(model_dir: Path, 
             changes = {"mode": "lora", "reference": placement, "activation_checkpointing": True}
             trainer = trainer_for(model_dir, adapter_dir=source, **changes)
             trained(trainer, range(1, 3))
-            ends.append(trainer.policy.snapshot())
+            ends.append(trainer.policy.trainable_state_dict())
         assert ends[0].keys() == ends[1].keys()
         assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
 
@@ -123,8 +123,8 @@ def test_the_adapter_of_the_reference_is_not_written(model_dir: Path, adapter: P
     trainer = trainer_for(model_dir, adapter_dir=adapter, mode="lora")
     trained(trainer, range(1, 2))
     alone = load_policy(model_dir, rl_config(mode="lora"), adapter_dir=adapter, dropout=False)
-    assert trainer.policy.snapshot_names() == alone.snapshot_names()
-    served = [p.write_serving(tmp_path / f"{i}", version=1) for i, p in enumerate((trainer.policy, alone))]
+    assert trainer.policy.trainable_names() == alone.trainable_names()
+    served = [p.write_serving_weights(tmp_path / f"{i}", version=1) for i, p in enumerate((trainer.policy, alone))]
     assert served[0].keys() == served[1].keys()
 
 
@@ -148,7 +148,7 @@ def test_a_resumed_run_has_the_reference_of_the_job_and_not_of_its_checkpoint(
     resumed = trainer_for(model_dir, mode=mode)
     resumed.state.resume(tmp_path / "checkpoint")
     assert trained(resumed, range(3, 4))[0]["ref_kl"] == expected["ref_kl"] > 0
-    ends = [t.policy.snapshot() for t in (straight, resumed)]
+    ends = [t.policy.trainable_state_dict() for t in (straight, resumed)]
     assert all(torch.equal(ends[0][n], t) for n, t in ends[1].items())
 
 

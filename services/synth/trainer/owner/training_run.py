@@ -93,7 +93,7 @@ class _TrainingRun:
         announcer = Announcer(
             attempt.bus, attempt.blobs, fence, announced, total=ready.total, model_at=model_at, watch=watch
         )
-        reports = {k: _collection_metrics(announced, k) | values for k, values in ready.reports.items()}
+        reports = {k: _batch_values(announced, k) | values for k, values in ready.reports.items()}
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
@@ -107,11 +107,11 @@ class _TrainingRun:
         """
         wait = asyncio.create_task(waiting)
         died = asyncio.create_task(self.learner.wait_stopped())
-        asked = asyncio.create_task(self.attempt.pausing.wait())
-        tasks = (wait, died, asked)
+        pause_requested = asyncio.create_task(self.attempt.pausing.wait())
+        tasks = (wait, died, pause_requested)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
+            if pause_requested.done():
                 raise _PauseRequested
             if wait.done():
                 return wait.result()
@@ -147,7 +147,7 @@ def _pause_reason(run: _TrainingRun) -> str:
     return demand.problem.text()
 
 
-def _collection_metrics(announced: AttemptHistory, step: int) -> dict[str, float]:
+def _batch_values(announced: AttemptHistory, step: int) -> dict[str, float]:
     """The metrics that the collector reported of the batch of a step; none for SFT."""
     return announced.batches[step].values if step in announced.batches else {}
 
@@ -155,7 +155,7 @@ def _collection_metrics(announced: AttemptHistory, step: int) -> dict[str, float
 async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
     every = job.validation_every if job.validation_file is not None else 0
     keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
-    asking = asyncio.create_task(_forward_pause(run))
+    forward_pause = asyncio.create_task(_forward_pause(run))
     try:
         while isinstance(message := await run.recv(Stepped, Paused, Done), Stepped):
             run.values = message.values
@@ -165,8 +165,8 @@ async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
                 await run.announcer.expire_blobs(keep_versions=0, pinned=set(), keep=keep)
         return message
     finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        forward_pause.cancel()
+        await asyncio.gather(forward_pause, return_exceptions=True)
 
 
 async def _forward_pause(run: _TrainingRun) -> None:
@@ -210,19 +210,19 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         await feed.close()
 
 
-def check_ranks(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
+def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
     """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
 
     where: the place in the job's file that asks for them.
     """
-    asked = job.parallelism.world_size
-    if asked is None or settings.device == "cpu" or asked <= settings.most_ranks:
+    world_size = job.parallelism.world_size
+    if world_size is None or settings.device == "cpu" or world_size <= settings.max_world_size:
         return
     raise JobFailure(
         "too_few_gpus",
         Problem(
-            what=f"the job asks for {asked} GPUs that train, and the trainer has {settings.most_ranks}",
-            expected=f"at most {settings.most_ranks}",
+            what=f"the job asks for {world_size} GPUs that train, and the trainer has {settings.max_world_size}",
+            expected=f"at most {settings.max_world_size}",
             fix="ask for fewer, or leave the number out: all that the trainer has are used then",
             where=where,
         ),
@@ -233,7 +233,7 @@ async def _build_start(
     attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
 ) -> Start:
     origins = attempt.history.need(JobValidated).origins
-    check_ranks(job, attempt.settings, where=origins["parallelism.world_size"])
+    check_world_size(job, attempt.settings, where=origins["parallelism.world_size"])
     announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
