@@ -20,7 +20,7 @@ from synth.inference.engines.transformers import TransformersEngine
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_metrics
 from synth.trainer.config import RlTrainConfig
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer

@@ -37,7 +37,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer

@@ -22,9 +22,9 @@ import torch
 from synth.events import Canary
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
-from synth.trainer.learner.checkpoint import rng
-from synth.trainer.learner.checkpoint.checkpoint import fingerprint
+from synth.trainer.learner.checkpoint.fingerprint import fingerprint
 from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference

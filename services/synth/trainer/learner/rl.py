@@ -23,18 +23,19 @@ from torch import Tensor
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
-from synth.trainer.learner.checkpoint.rng import permutation
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
 from synth.trainer.learner.losses.base import Clip, LossInputs
 from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from synth.trainer.learner.losses.importance_correction import correct_importance
+from synth.trainer.learner.losses.reference_kl import reference_kl
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.metrics import StepMetrics, batch_metrics
 from synth.trainer.learner.model.policy import Policy
-from synth.trainer.learner.model.reference import Reference, reference_kl
+from synth.trainer.learner.model.reference import Reference
 from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.rng import permutation
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint.rng import permutation, reseed
 from synth.trainer.learner.data.packing import collate, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.rng import permutation, reseed
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.weights.policy_file import load_tensors, save_tensors

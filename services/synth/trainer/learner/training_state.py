@@ -12,14 +12,9 @@ import torch
 
 from synth.trainer.config import RlTrainConfig, config_as_json
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint import rng
-from synth.trainer.learner.checkpoint.checkpoint import (
-    CheckpointState,
-    check_same_loss,
-    fingerprint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from synth.trainer.learner import rng
+from synth.trainer.learner.checkpoint.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
+from synth.trainer.learner.checkpoint.fingerprint import check_same_loss, fingerprint
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
@@ -141,7 +136,7 @@ class TrainingState:
         now = self._probe_loss()
         here = fingerprint(self.policy.config)
         if now is not None and state.probe_loss is not None:
-            check_same_loss(state, now, here)
+            check_same_loss(state.probe_loss, now, saved=state.fingerprint, here=here, step=state.step)
         rng.restore(found.rng)
         return Resumed(
             loss_then=state.probe_loss,

@@ -19,15 +19,15 @@ from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
 from synth.trainer.owner.announcer import Announcer
-from synth.trainer.owner.attempt import Attempt, JobFailure
+from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
+from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import build_train_config, check_world_size
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
-from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import LocalModel, training_source
 
 log = logs.get("training")
@@ -208,25 +208,6 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         return await run.recv(Paused)
     finally:
         await feed.close()
-
-
-def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
-    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
-
-    where: the place in the job's file that asks for them.
-    """
-    world_size = job.parallelism.world_size
-    if world_size is None or settings.device == "cpu" or world_size <= settings.max_world_size:
-        return
-    raise JobFailure(
-        "too_few_gpus",
-        Problem(
-            what=f"the job asks for {world_size} GPUs that train, and the trainer has {settings.max_world_size}",
-            expected=f"at most {settings.max_world_size}",
-            fix="ask for fewer, or leave the number out: all that the trainer has are used then",
-            where=where,
-        ),
-    )
 
 
 async def _build_start(

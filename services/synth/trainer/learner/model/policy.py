@@ -24,9 +24,10 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.qlora import replace_with_nf4
-from synth.trainer.learner.model.varlen_attention import choose_attention, ops_saved_by_checkpointing, varlen_kwargs
+from synth.trainer.learner.model.varlen_attention import choose_attention, varlen_kwargs
 from synth.weights.policy_file import Kind, load_tensors, merge_lora, save_tensors, write_atomically, write_policy
 
 if TYPE_CHECKING:
