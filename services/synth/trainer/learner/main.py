@@ -1,4 +1,4 @@
-"""The training process itself: `python -m synth.trainer.learner.main`, one JSON line in, JSON lines out.
+"""The training process, `python -m synth.trainer.learner.main`: reads JSON messages on stdin, writes them on stdout.
 
 The service starts this process, sends it batches and watches it; the process knows neither bus nor HTTP. The messages
 are in `protocol.py`.

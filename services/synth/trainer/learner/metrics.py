@@ -75,9 +75,10 @@ class StepMetrics:
         self.correction = process_group.reduce_metrics(self.correction)
 
     def compute(self) -> dict[str, float]:
-        """Means over tokens, sequences or minibatches; only lr, moves and `skipped` where nothing was trained.
+        """The metrics of the step: means over tokens, sequences or minibatches.
 
-        A clip rate is a share of what the loss clips: sequences or tokens.
+        Only lr, optimizer_moves and skipped if nothing was trained. A clip rate is a share of what the loss clips:
+        sequences or tokens.
         """
         s = self.sums
         optimizer_steps = sum(norm > 0 for norm in self.grad_norms)

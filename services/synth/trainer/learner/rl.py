@@ -76,7 +76,7 @@ class RlTrainer:
         if (config.kl_beta > 0) != (reference is not None):
             raise TrainingFailed(
                 "bad_recipe",
-                f"recipe.kl_beta is {config.kl_beta} and recipe.reference is {config.reference!r}; expected a "
+                f"config.kl_beta is {config.kl_beta} and config.reference is {config.reference!r}; expected a "
                 "reference where kl_beta is above 0, and none where it is 0",
             )
         self._loss = _LOSSES[config.loss]
@@ -147,10 +147,9 @@ class RlTrainer:
         return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
 
     def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """bool [S]: which sequences have no token older than `max_staleness`.
-
-        The collector applies a bound when it admits a rollout; this one is applied when the rollout is used.
-        """
+        """bool [S]: which sequences have no token older than `max_staleness`."""
+        # The collector admits a rollout only at a recent enough policy. This check is of the tokens themselves, at the
+        # step that would train them.
         if not batch.sequences:
             return np.zeros(0, np.bool_)
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness

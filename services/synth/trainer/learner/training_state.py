@@ -34,8 +34,8 @@ class Resumed:
     """What `TrainingState.resume` found.
 
     loss_then, loss_now: the loss of the probe when it was saved, and now; None before anything was trained.
-    same_fingerprint: False where the bytes of an uninterrupted run can no longer be expected. best_file: the best
-    weights so far, in the checkpoint. reports: the metrics of the steps since the checkpoint before this one.
+    same_fingerprint: whether this machine and its settings give the bytes that the saving machine gave. best_file: the
+    best weights so far, in the checkpoint. reports: the metrics of the steps since the checkpoint before this one.
     """
 
     loss_then: float | None
@@ -49,9 +49,9 @@ class Resumed:
 class TrainingState:
     """The progress of a training run, beside the policy itself.
 
-    step: steps done. reports: the metrics of each step since the last checkpoint; the next checkpoint stores them.
-    probe: a few sequences of the last batch. probe_temperature: at which they are scored. best: the lowest validation
-    loss and its step. canary: the tokens of the job's canary.
+    step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: up to 8 sequences of the
+    last batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
+    lowest validation loss and its step. canary: the canary's token ids.
     """
 
     policy: Policy
@@ -125,7 +125,7 @@ class TrainingState:
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
-                f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
+                f"{folder.name} was saved by a run with another config or model; resume with the same, or start anew",
             )
         self.policy.load_trainable_state_dict(found.weights)
         self.optimizer.load_state_dict(found.optimizer)

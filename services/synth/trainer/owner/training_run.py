@@ -128,7 +128,10 @@ class _TrainingRun:
         return await _recv(self.learner, silence, *kinds)
 
     def raise_for_collapse(self) -> None:
-        """Raises `_PauseRequested` for a finding that pauses or stops the job: either way its state is saved."""
+        """Raise `_PauseRequested` if a warning of the collapse watch pauses or stops the job.
+
+        Both save a checkpoint first.
+        """
         if self.watch is not None and self.watch.demand is not None:
             raise _PauseRequested
 
@@ -138,7 +141,10 @@ class _PauseRequested(Exception):
 
 
 def _pause_reason(run: _TrainingRun) -> str:
-    """Why a run that was saved pauses; "" if the user asked for it. Raises `JobFailure` if it is to end instead."""
+    """The reason of a pause, "" if the user asked for it.
+
+    Raises `JobFailure` if the collapse watch stops the job.
+    """
     demand = run.watch.demand if run.watch is not None else None
     if demand is None:
         return ""

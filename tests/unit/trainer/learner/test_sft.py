@@ -99,5 +99,5 @@ def test_a_wrong_config_is_refused_by_field() -> None:
         parse_train_config({"lr": 1e-3, "sequence_length": 8}, SftTrainConfig)
     with pytest.raises(TrainingFailed, match="bogus"):
         parse_train_config({"lr": 1e-3, "sequence_length": 8, "batch_size": 1, "bogus": 1}, SftTrainConfig)
-    with pytest.raises(TrainingFailed, match=r"recipe\.lr"):
+    with pytest.raises(TrainingFailed, match=r"config\.lr"):
         parse_train_config({"lr": 0, "sequence_length": 8, "batch_size": 1}, SftTrainConfig)

@@ -14,7 +14,7 @@ _TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the bytes of a training run beside its inputs (decision 29)."""
+    """The machine and the settings that decide the bytes of a run, beside its job, data and seed (decision 29)."""
 
     torch: str
     instruction_set: str

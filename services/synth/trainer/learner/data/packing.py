@@ -58,7 +58,8 @@ class MicroBatch:
     position_ids_BL: int64 when packed, restarting at 0 with each sequence; None when padded.
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
     target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
-    cu_seqlens: int64 [len(sequence_indices)+1], how the N trained tokens divide among the rows.
+    cu_seqlens: int64 [len(sequence_indices)+1], the offsets of each sequence's trained tokens in the N tokens of this
+    micro-batch.
     dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
@@ -81,10 +82,11 @@ def plan_micro_batches(
 ) -> list[list[int]]:
     """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
-    padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
-    by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
-    num_ranks: processes that take the micro-batches in turn. Their number is a multiple of it where there are rows
-    enough, and those of one turn cost about the same.
+    padded: longest first, so that sequences of about one length share their padding. packed: as few bins as fit,
+    balanced by Σ length², which is what attention costs. A sequence longer than the budget is alone in its micro-batch.
+    num_ranks: processes that share the micro-batches. Bins are split until their number is a multiple of it, where
+    there are enough sequences; they are sorted by cost, so that the micro-batches that run at the same time cost about
+    the same.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
     fill_bins = _padded_bins if packing == "padded" else _packed_bins
@@ -146,7 +148,7 @@ def collate(
     lengths = [int(sequences.cu_seqlens[i + 1]) - s for i, s in zip(indices, starts, strict=True)]
     width = sum(lengths) if packing == "packed" else max(lengths)
     shape = (1, width) if packing == "packed" else (len(indices), width)
-    # Where each row begins in the flattened [B·L].
+    # Where each sequence begins in the flattened [B·L].
     offsets = [k * width for k in range(len(indices))]
     if packing == "packed":
         offsets = [0, *itertools.accumulate(lengths)][:-1]

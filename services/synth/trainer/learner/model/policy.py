@@ -280,7 +280,7 @@ def _add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, d
             raise TrainingFailed(
                 "adapter_differs",
                 f"the source adapter has rank {found.r}, alpha {found.lora_alpha} and "
-                f"{len(peft_model.targeted_module_names)} target modules; the recipe asks for rank {config.lora.r}, "
+                f"{len(peft_model.targeted_module_names)} target modules; the job asks for rank {config.lora.r}, "
                 f"alpha {config.lora.alpha} and {len(target_modules)}; ask for the same, or merge the adapter into its "
                 "base first and start from that",
             )
@@ -323,7 +323,7 @@ def _lora_target_modules(model: Any, config: TrainConfig) -> set[str]:
         named = "the LM head" if target_modules else "no linear layer"
         raise TrainingFailed(
             "bad_recipe",
-            f"recipe.lora.targets {config.lora.targets!r} name {named}; "
+            f"config.lora.targets {config.lora.targets!r} name {named}; "
             'expected linear layers below the head; use "all-linear"',
         )
     return target_modules

@@ -75,7 +75,7 @@ def test_a_missing_file_is_named(model_dir: Path, folder: Path, name: str) -> No
 
 
 def test_a_checkpoint_of_another_config_is_not_resumed(model_dir: Path, folder: Path) -> None:
-    with pytest.raises(TrainingFailed, match="another recipe"):
+    with pytest.raises(TrainingFailed, match="another config"):
         trainer_for(model_dir, lr=1e-4).state.resume(folder)
 
 
