@@ -20,7 +20,7 @@ from synth.inference.engines.transformers import TransformersEngine
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_metrics
 from synth.trainer.config import RlTrainConfig
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
@@ -78,7 +78,7 @@ async def run(start: Start) -> None:
         marks.append(time.perf_counter())
         trainer.step(batch)
         marks.append(time.perf_counter())
-        trainer.policy.write_serving(weights, version=k)
+        trainer.policy.write_serving_weights(weights, version=k)
         await engine.update_weights(weights, k)
         marks.append(time.perf_counter())
         parts = [b - a for a, b in itertools.pairwise(marks)]

@@ -37,7 +37,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
@@ -142,7 +142,7 @@ async def reinforce(engine: TransformersEngine, model_dir: Path, weights: Path, 
             values={},
         )
         values = trainer.step(batch).values
-        trainer.policy.write_serving(weights, version=iteration)
+        trainer.policy.write_serving_weights(weights, version=iteration)
         await engine.update_weights(weights, iteration)
         log(f"rl {iteration:3d}  reward {values['reward_mean']:.3f}  kl {values.get('ppo_kl', 0.0):.1e}")
 

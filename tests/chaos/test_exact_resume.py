@@ -14,7 +14,7 @@ from synth.blobs import BlobStore
 from synth.events import JobStarted, JobValidated, JobVerified, ModelPublished, RolloutBatched, TrainResumed, TrainStep
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.trainer.config import RlTrainConfig
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.owner.learner_config import build_train_config

@@ -7,9 +7,9 @@ import functools
 
 from synth.bus.worker import TaskWorker
 from synth.service import Service, run
-from synth.trainer.owner import attempt_run
+from synth.trainer.owner import training_run
 from synth.trainer.owner.learner_process import LearnerPool
-from synth.trainer.owner.owner import TrainerService
+from synth.trainer.owner.owner import TrainTaskOwner
 from synth.trainer.settings import TrainerSettings
 
 
@@ -19,8 +19,8 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         learners = LearnerPool(threads=settings.threads)
-        train = functools.partial(attempt_run.train, learners=learners)
-        trainer = TrainerService(service.bus, service.blobs, settings, train)
+        train = functools.partial(training_run.train, learners=learners)
+        trainer = TrainTaskOwner(service.bus, service.blobs, settings, train)
         worker = TaskWorker(
             service.bus, kind="train", pool=settings.pool, capacity=1, run=trainer.run, give_up=trainer.give_up
         )

@@ -72,7 +72,7 @@ class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """Supervised fine-tuning.
 
     steps, when given, wins over epochs. examples: only the first rows of the dataset.
-    batch_size: rows in one optimizer step, accumulation included.
+    batch_size: sequences in one optimizer step, accumulation included.
     sequence_length: tokens of a row that are kept. validation_every: steps; 0 is never.
     best_metric: the metric by which the exported model is picked; None exports the last.
     """
@@ -90,8 +90,8 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Reinforcement learning.
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
-    loss: the policy-gradient loss. clip_low, clip_high: how far it lets the policy go, in its own measure: the
-    ratio of a sequence (gspo, gspo_token) or of a token (grpo), or a token's probability (dppo).
+    loss: the policy-gradient loss. clip_low, clip_high: how far an update may move what the loss bounds: the ratio of a
+    sequence (gspo, gspo_token), the ratio of a token (grpo) or the probability of a token (dppo).
     kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
     reference_device: the torch device of a dedicated reference; None is the policy's.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
@@ -122,10 +122,10 @@ def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
     try:
         config = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise TrainingFailed("bad_recipe", f"recipe: {error}") from error
+        raise TrainingFailed("bad_recipe", f"config: {error}") from error
     for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "world_size"):
         if not getattr(config, name) > 0:
-            raise TrainingFailed("bad_recipe", f"recipe.{name} is {getattr(config, name)}; expected above 0")
+            raise TrainingFailed("bad_recipe", f"config.{name} is {getattr(config, name)}; expected above 0")
     return config
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 class TrainingFailed(Exception):
     """Training cannot go on. `code` is stable, for programs; `detail` says what, where and what to do.
 
-    Codes: bad_recipe, bad_model, bad_dataset, bad_batch, adapter_differs, out_of_order, nan_loss,
+    Codes: bad_message, bad_recipe, bad_model, bad_dataset, bad_batch, adapter_differs, out_of_order, nan_loss,
     nan_gradient, bad_checkpoint, resume_mismatch.
     """
 

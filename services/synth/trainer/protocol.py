@@ -39,14 +39,17 @@ class Finish(msgspec.Struct, tag="finish", tag_field="op"):
 
 
 class Pause(msgspec.Struct, tag="pause", tag_field="op"):
-    """Finish the running step, save the steps that no checkpoint covers, and end; after the last step, as `done`."""
+    """Finish the running step, save a checkpoint if the last one does not cover it, send `paused`, and end.
+
+    If the last step was already done, `done` is sent instead.
+    """
 
 
 class Ready(msgspec.Struct, tag="ready", tag_field="event"):
     """The model is loaded; `step` of `total` steps are done.
 
-    fingerprint: of build, instruction set, threads, ranks and dtype. same_fingerprint: whether the checkpoint's is
-    equal. loss_then, loss_now: of the checkpoint's probe, when it was saved and now. reports: after a resume, the
+    fingerprint: the fields of `Fingerprint`. same_fingerprint: whether the checkpoint's is equal; True without a
+    resume. loss_then, loss_now: of the checkpoint's probe, when it was saved and now. reports: after a resume, the
     metrics by step of the steps that only this checkpoint covers, which may not have been announced.
     """
 
@@ -98,7 +101,7 @@ class Done(msgspec.Struct, tag="done", tag_field="event"):
 
 
 class Failed(msgspec.Struct, tag="error", tag_field="event"):
-    """The last message: see `TrainingFailed` for codes; also out_of_memory, bad_message, internal."""
+    """The last message: see `TrainingFailed` for codes; also out_of_memory, internal."""
 
     code: str
     detail: str

@@ -44,6 +44,6 @@ class TrainerSettings(ServiceSettings):
     """Attempts in a row that may end without a new checkpoint before the job fails."""
 
     @property
-    def most_ranks(self) -> int:
+    def max_world_size(self) -> int:
         """How many processes can train a job here."""
         return self.ranks or (len(visible_gpus()) if self.device == "cuda" else 0) or 1

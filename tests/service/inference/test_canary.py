@@ -61,7 +61,7 @@ class Served:
         version = self.trainer.state.step + 1
         self.trainer.step(random_batch(version))
         file = self._folder / f"{version}.safetensors"
-        self.trainer.policy.write_serving(file, version=version)
+        self.trainer.policy.write_serving_weights(file, version=version)
         assert self.trainer.state.canary is not None
         truth = score_canary(self.trainer.policy, self.trainer.state.canary)
         ref = await self._blobs.put_file(f"jobs/{self._fence.job_id}/{version}", file)

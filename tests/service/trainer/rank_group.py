@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig, TrainConfig
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup, bind_store, init_process_group
 from synth.trainer.learner.model.policy import load_policy
@@ -85,7 +85,7 @@ def train(
         if step == MIDDLE:
             trainer.state.save(folder / "checkpoint")
     policy.write_model(folder / "model")
-    policy.write_serving(folder / "policy.safetensors", version=STEPS)
+    policy.write_serving_weights(folder / "policy.safetensors", version=STEPS)
     return TrainedRun(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)
 
 

@@ -29,7 +29,7 @@ from synth.jobs.lifecycle import State
 from synth.jobs.resolved import RlJob, SftJob
 from synth.models import Registry
 from synth.trainer.owner.attempt import Attempt
-from synth.trainer.owner.owner import TrainerService
+from synth.trainer.owner.owner import TrainTaskOwner
 from synth.trainer.settings import TrainerSettings
 from synth.validator.validate import validate
 from synth.work import Task
@@ -65,7 +65,7 @@ class OwnedJob:
         task = Task(kind="train", pool="default", org=self.org, job_id=self.job, term=term)
         no_message: Any = None
         async with asyncio.timeout(20):
-            await TrainerService(bus, self._blobs, self._settings, train).run(task, Lease(task, no_message))
+            await TrainTaskOwner(bus, self._blobs, self._settings, train).run(task, Lease(task, no_message))
 
 
 @pytest.fixture

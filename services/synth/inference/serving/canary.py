@@ -33,7 +33,9 @@ class CanaryMismatch(Permanent):
 
 
 async def check_canary(engine: Engine, canary: Canary, *, half_precision: bool) -> float:
-    """Score the canary under the live weights; returns the largest difference to the trainer's figures, in nats.
+    """Score the canary under the live weights.
+
+    Returns the largest difference to the trainer's log-probabilities, in nats.
 
     half_precision: the engine computes in bfloat16.
     Raises `CanaryMismatch` with the numbers when the difference is above the tolerance.

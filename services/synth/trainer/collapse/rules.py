@@ -207,14 +207,14 @@ class _RewardTrend:
     """The mean reward over the last `window` steps, or over all of them while there are fewer.
 
     first: the mean of the first `window` steps. best: the highest mean so far.
-    spread: the largest standard deviation of the rewards of a batch so far.
+    reward_std: the largest standard deviation of the rewards of a batch so far.
     """
 
     window: int
     recent: deque[float] = field(init=False)
     first: float | None = None
     best: float = -math.inf
-    spread: float = 0.0
+    reward_std: float = 0.0
 
     def __post_init__(self) -> None:
         self.recent = deque(maxlen=self.window)
@@ -223,15 +223,15 @@ class _RewardTrend:
         if "reward_mean" not in values:
             return
         self.recent.append(values["reward_mean"])
-        self.spread = max(self.spread, values.get("reward_std", 0.0))
+        self.reward_std = max(self.reward_std, values.get("reward_std", 0.0))
         self.best = max(self.best, self._mean())
         if self.first is None and len(self.recent) == self.window:
             self.first = self._mean()
 
     @property
     def drop(self) -> float | None:
-        """How far the mean is below its best, in spreads. None while every batch had rewards that were all the same."""
-        return (self.best - self._mean()) / self.spread if self.spread else None
+        """How far the mean is below its best, in standard deviations; None while `reward_std` is 0."""
+        return (self.best - self._mean()) / self.reward_std if self.reward_std else None
 
     @property
     def learned(self) -> bool:
@@ -239,7 +239,7 @@ class _RewardTrend:
         drop = self.drop
         if drop is None or self.first is None:
             return False
-        return self._mean() - self.first >= _MIN_RISE * self.spread and drop <= _MAX_DROP
+        return self._mean() - self.first >= _MIN_RISE * self.reward_std and drop <= _MAX_DROP
 
     def _mean(self) -> float:
         return sum(self.recent) / len(self.recent)

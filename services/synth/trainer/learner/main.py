@@ -1,4 +1,4 @@
-"""The training process itself: `python -m synth.trainer.learner.main`, one JSON line in, JSON lines out.
+"""The training process, `python -m synth.trainer.learner.main`: reads JSON messages on stdin, writes them on stdout.
 
 The service starts this process, sends it batches and watches it; the process knows neither bus nor HTTP. The messages
 are in `protocol.py`.
@@ -22,9 +22,9 @@ import torch
 from synth.events import Canary
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
-from synth.trainer.learner.checkpoint import rng
-from synth.trainer.learner.checkpoint.checkpoint import fingerprint
+from synth.trainer.learner.checkpoint.fingerprint import fingerprint
 from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
@@ -97,7 +97,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
             raise TrainingFailed("bad_batch", f"iteration {message.iteration}: {error}") from error
         result = trainer.step(batch)
         weights = work / f"policy-{result.step:06d}.safetensors"
-        policy.write_serving(weights, version=result.step)
+        policy.write_serving_weights(weights, version=result.step)
         canary = _canary(trainer, config)
         checkpoint = _checkpoint(trainer.state, work, config.steps, channel)
         channel.send(

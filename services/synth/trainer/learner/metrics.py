@@ -75,9 +75,10 @@ class StepMetrics:
         self.correction = process_group.reduce_metrics(self.correction)
 
     def compute(self) -> dict[str, float]:
-        """Means over tokens, sequences or minibatches; only lr, moves and `skipped` where nothing was trained.
+        """The metrics of the step: means over tokens, sequences or minibatches.
 
-        A clip rate is a share of what the loss clips: sequences or tokens.
+        Only lr, optimizer_moves and skipped if nothing was trained. A clip rate is a share of what the loss clips:
+        sequences or tokens.
         """
         s = self.sums
         optimizer_steps = sum(norm > 0 for norm in self.grad_norms)
@@ -106,12 +107,12 @@ class StepMetrics:
 def batch_metrics(
     batch: RolloutBatch,
     lag_T: npt.NDArray[np.int32],
-    trained_rows: list[int],
+    trained_indices: list[int],
     eos_ids: set[int],
 ) -> dict[str, float]:
     """The metrics of the batch itself: rewards, counts, lengths and staleness.
 
-    lag_T: versions between the policy that sampled a token and the one in training. trained_rows: the indices of the
+    lag_T: versions between the policy that sampled a token and the one in training. trained_indices: the indices of the
     sequences that were trained. eos_ids: the tokens that end a completion; one without is counted as truncated.
     A metric that the collector computed (`batch.meta.values`) replaces ours: the collector has also seen the groups
     that were dropped.
@@ -124,7 +125,7 @@ def batch_metrics(
         "groups_kept": float(batch.meta.groups_kept),
         "groups_dropped": float(batch.meta.groups_dropped),
         "sequences": float(batch.sequences),
-        "sequences_trained": float(len(trained_rows)),
+        "sequences_trained": float(len(trained_indices)),
         "tokens": float(len(batch.tokens)),
     }
     if batch.sequences:

@@ -68,7 +68,7 @@ class OwnerChannel:
     def fail(self, failed: Failed) -> NoReturn:
         """Send why this process fails, from any rank, and exit with code 1."""
         if failed.code == "internal" and self._launcher is not None:
-            self._launcher.await_cause()
+            self._launcher.wait_for_rank_failure()
         self._exit_with(failed)
 
     def init_process_group(self, config: TrainConfig) -> ProcessGroup:

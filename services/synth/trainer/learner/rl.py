@@ -23,18 +23,19 @@ from torch import Tensor
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
-from synth.trainer.learner.checkpoint.rng import permutation
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
 from synth.trainer.learner.losses.base import Clip, LossInputs
 from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from synth.trainer.learner.losses.importance_correction import correct_importance
+from synth.trainer.learner.losses.reference_kl import reference_kl
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.metrics import StepMetrics, batch_metrics
 from synth.trainer.learner.model.policy import Policy
-from synth.trainer.learner.model.reference import Reference, reference_kl
+from synth.trainer.learner.model.reference import Reference
 from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.rng import permutation
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch
@@ -44,14 +45,14 @@ _LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, 
 
 @dataclass(frozen=True)
 class _Minibatch:
-    """What one optimizer step trains on.
+    """The work of one optimizer step.
 
-    micros: the micro-batches of this rank. rows: the sequences that go through the model, on any rank. num_sequences:
-    those and the ones that do not, as their advantage is zero: the normaliser of the loss.
+    micro_batches: those of this rank. indices: the sequences that are trained, on any rank. num_sequences: all
+    sequences of the minibatch, those with advantage 0 included; the loss is divided by it.
     """
 
-    micros: list[MicroBatch]
-    rows: list[int]
+    micro_batches: list[MicroBatch]
+    indices: list[int]
     num_sequences: int
 
 
@@ -75,7 +76,7 @@ class RlTrainer:
         if (config.kl_beta > 0) != (reference is not None):
             raise TrainingFailed(
                 "bad_recipe",
-                f"recipe.kl_beta is {config.kl_beta} and recipe.reference is {config.reference!r}; expected a "
+                f"config.kl_beta is {config.kl_beta} and config.reference is {config.reference!r}; expected a "
                 "reference where kl_beta is above 0, and none where it is 0",
             )
         self._loss = _LOSSES[config.loss]
@@ -97,10 +98,10 @@ class RlTrainer:
         minibatches = self._minibatches(sequences, np.where(within_staleness_S, batch.advantages, 0.0), step)
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
         old_logps_done = time.perf_counter()
-        done, forwards = 0, sum(len(minibatch.micros) for minibatch in minibatches)
+        done, forwards = 0, sum(len(minibatch.micro_batches) for minibatch in minibatches)
         for k, (minibatch, micro_old_logps) in enumerate(zip(minibatches, old_logps, strict=True)):
-            for micro, old_logp_N in zip(minibatch.micros, micro_old_logps, strict=True):
-                self._train_micro(
+            for micro, old_logp_N in zip(minibatch.micro_batches, micro_old_logps, strict=True):
+                self._train_micro_batch(
                     micro, batch, lag_T, old_logp_N, minibatch.num_sequences, step_metrics, first_minibatch=k == 0
                 )
                 done += 1
@@ -108,12 +109,12 @@ class RlTrainer:
             step_metrics.add_optimizer_step(self.state.optimizer.step(lr))
         self.state.step = step
         step_metrics.all_reduce(self.policy.process_group)
-        trained_rows = sorted(i for minibatch in minibatches for i in minibatch.rows)
-        self.state.set_probe(sequences, trained_rows, temperature=batch.meta.temperature)
+        trained_indices = sorted(i for minibatch in minibatches for i in minibatch.indices)
+        self.state.set_probe(sequences, trained_indices, temperature=batch.meta.temperature)
         self.state.canary = self.state.canary or canary_tokens(sequences)
         now = time.perf_counter()
         values = self.state.reports[step] = {
-            **batch_metrics(batch, lag_T, trained_rows, self.policy.eos_ids),
+            **batch_metrics(batch, lag_T, trained_indices, self.policy.eos_ids),
             **step_metrics.compute(),
             "sequences_stale": float((~within_staleness_S).sum()),
             "seconds_old_logprobs": old_logps_done - started,
@@ -146,10 +147,9 @@ class RlTrainer:
         return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
 
     def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """bool [S]: which sequences have no token older than `max_staleness`.
-
-        The collector applies a bound when it admits a rollout; this one is applied when the rollout is used.
-        """
+        """bool [S]: which sequences have no token older than `max_staleness`."""
+        # The collector admits a rollout only at a recent enough policy. This check is of the tokens themselves, at the
+        # step that would train them.
         if not batch.sequences:
             return np.zeros(0, np.bool_)
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
@@ -163,19 +163,21 @@ class RlTrainer:
         process_group = self.policy.process_group
         minibatches: list[_Minibatch] = []
         for part in np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches):
-            rows = [int(i) for i in part if advantage_S[i] != 0 and len(sequences.trained_positions(int(i)))]
+            indices = [int(i) for i in part if advantage_S[i] != 0 and len(sequences.trained_positions(int(i)))]
             plan = plan_micro_batches(
-                sequences.lengths(rows),
+                sequences.lengths(indices),
                 budget=self.config.micro_batch_tokens,
                 packing=self.config.packing,
                 num_ranks=process_group.size,
             )
-            micros = [
-                collate(sequences, micro_rows, packing=self.config.packing, device=self.policy.device, dummy=dummy)
-                for micro_rows, dummy in process_group.shard_micro_batches(plan)
+            micro_batches = [
+                collate(
+                    sequences, micro_batch_indices, packing=self.config.packing, device=self.policy.device, dummy=dummy
+                )
+                for micro_batch_indices, dummy in process_group.shard_micro_batches(plan)
             ]
-            if micros:
-                minibatches.append(_Minibatch(micros, rows, len(part)))
+            if micro_batches:
+                minibatches.append(_Minibatch(micro_batches, indices, len(part)))
         return minibatches
 
     @torch.no_grad()
@@ -187,12 +189,12 @@ class RlTrainer:
         old_logps: list[list[Tensor | None]] = []
         for k, minibatch in enumerate(minibatches):
             old_logps.append([])
-            for n, micro in enumerate(minibatch.micros):
+            for n, micro in enumerate(minibatch.micro_batches):
                 old_logps[-1].append(None if k == 0 else self.policy.logprobs(micro, temperature=temperature)[0])
-                self._progress("old_logprobs", n + 1, len(minibatch.micros))
+                self._progress("old_logprobs", n + 1, len(minibatch.micro_batches))
         return old_logps
 
-    def _train_micro(
+    def _train_micro_batch(
         self,
         micro: MicroBatch,
         batch: RolloutBatch,
@@ -218,7 +220,7 @@ class RlTrainer:
             behaviour_logp_N=behaviour_logp_N,
             weight_N=correction.weight_N,
             keep_S=correction.keep_S,
-            advantage_S=torch.from_numpy(batch.advantages[micro.rows]).to(logp_N.device),
+            advantage_S=torch.from_numpy(batch.advantages[micro.sequence_indices]).to(logp_N.device),
             cu_seqlens=micro.cu_seqlens,
             num_sequences=num_sequences,
         )

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: loop over epochs of tokenised rows, step, validate at intervals, keep the best weights.
 
 Invariants: the loss of a step is Σ weight·nll / Σ weight over its whole batch, however the batch is divided into
-micro-batches and ranks; the rows of a step are a pure function of (seed, step), so the step is the data cursor.
+micro-batches and ranks; the sequences of a step are a pure function of (seed, step), so the step is the data cursor.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint.rng import permutation, reseed
 from synth.trainer.learner.data.packing import collate, plan_micro_batches
 from synth.trainer.learner.data.sft_dataset import SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.lr_schedule import learning_rate
+from synth.trainer.learner.rng import permutation, reseed
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.weights.policy_file import load_tensors, save_tensors
@@ -56,17 +56,17 @@ class SftTrainer:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def step(self) -> StepResult:
-        """One optimizer step over `batch_size` rows. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
+        """One optimizer step over `batch_size` sequences. Raises `TrainingFailed` (nan_loss, nan_gradient)."""
         started = time.perf_counter()
         step = self.state.step + 1
         lr = learning_rate(self.config, step, self.total)
         sequences = self.data.sequences
-        rows = self._rows(step)
-        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in rows))
+        indices = self._indices(step)
+        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in indices))
         if not self._process_group.is_main:
             # Rank 0 continues the generator that a checkpoint stores; that of another rank need not last.
             reseed(self.config.seed, step, self._process_group.rank)
-        sums = self._backward(rows, weight)
+        sums = self._backward(indices, weight)
         loss = sums["loss"]
         if not math.isfinite(loss):
             raise TrainingFailed(
@@ -74,8 +74,8 @@ class SftTrainer:
             )
         grad_norm = self.state.optimizer.step(lr)
         self.state.step = step
-        self.state.set_probe(sequences, rows)
-        tokens = sum(sequences.lengths(rows).values())
+        self.state.set_probe(sequences, indices)
+        tokens = sum(sequences.lengths(indices).values())
         seconds = time.perf_counter() - started
         values = self.state.reports[step] = {
             "loss": loss,
@@ -94,22 +94,24 @@ class SftTrainer:
         }
         return StepResult(step=step, values=values)
 
-    def _backward(self, rows: list[int], weight: float) -> dict[str, float]:
-        """Compute the gradient of these rows. Returns loss, trained tokens and peak memory over all ranks.
+    def _backward(self, indices: list[int], weight: float) -> dict[str, float]:
+        """Compute the gradient of these sequences. Returns loss, trained tokens and peak memory over all ranks.
 
         weight: the sum of the weights of all their tokens.
         """
         config, sequences = self.config, self.data.sequences
         plan = plan_micro_batches(
-            sequences.lengths(rows),
+            sequences.lengths(indices),
             budget=config.micro_batch_tokens,
             packing=config.packing,
             num_ranks=self._process_group.size,
         )
         micro_batches = self._process_group.shard_micro_batches(plan)
         loss, trained = 0.0, 0
-        for done, (micro_rows, dummy) in enumerate(micro_batches, start=1):
-            micro = collate(sequences, micro_rows, packing=config.packing, device=self.policy.device, dummy=dummy)
+        for done, (micro_batch_indices, dummy) in enumerate(micro_batches, start=1):
+            micro = collate(
+                sequences, micro_batch_indices, packing=config.packing, device=self.policy.device, dummy=dummy
+            )
             logp_N, _ = self.policy.logprobs(micro)
             micro_loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight
             if micro.dummy:
@@ -127,9 +129,9 @@ class SftTrainer:
         if self.config.best_metric and self.state.best is not None and self._best_file is not None:
             self._process_group.barrier()  # rank 0 has written it
             best, _ = load_tensors(self._best_file)
-            self.policy.load(best)
+            self.policy.load_trainable_state_dict(best)
 
-    def _rows(self, step: int) -> list[int]:
+    def _indices(self, step: int) -> list[int]:
         epoch, batch_index = divmod(step - 1, self._steps_per_epoch)
         if self._order[0] != epoch:
             self._order = (epoch, permutation(len(self.data.sequences), self.config.seed, epoch))
@@ -144,13 +146,13 @@ class SftTrainer:
         loss = mean_nll(
             self.policy,
             self.validation.sequences,
-            on_micro=lambda done, of: self._progress("validate", done, of),
+            on_micro_batch=lambda done, of: self._progress("validate", done, of),
         )
         if self.config.best_metric and (self.state.best is None or loss < self.state.best[0]):
             assert self._best_file is not None
             self.state.best = (loss, step)
-            snapshot = self.policy.snapshot()
+            best = self.policy.trainable_state_dict()
             if self._process_group.is_main:
-                save_tensors(self._best_file, snapshot)
+                save_tensors(self._best_file, best)
         values = {"validation_loss": loss, "seconds_validate": time.perf_counter() - started}
         return values if self.state.best is None else {**values, "best_step": float(self.state.best[1])}

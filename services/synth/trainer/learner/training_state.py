@@ -12,14 +12,9 @@ import torch
 
 from synth.trainer.config import RlTrainConfig, config_as_json
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint import rng
-from synth.trainer.learner.checkpoint.checkpoint import (
-    CheckpointState,
-    check_same_loss,
-    fingerprint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from synth.trainer.learner import rng
+from synth.trainer.learner.checkpoint.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
+from synth.trainer.learner.checkpoint.fingerprint import check_same_loss, fingerprint
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
@@ -39,8 +34,8 @@ class Resumed:
     """What `TrainingState.resume` found.
 
     loss_then, loss_now: the loss of the probe when it was saved, and now; None before anything was trained.
-    same_fingerprint: False where the bytes of an uninterrupted run can no longer be expected. best_file: the best
-    weights so far, in the checkpoint. reports: the metrics of the steps since the checkpoint before this one.
+    same_fingerprint: whether this machine and its settings give the bytes that the saving machine gave. best_file: the
+    best weights so far, in the checkpoint. reports: the metrics of the steps since the checkpoint before this one.
     """
 
     loss_then: float | None
@@ -54,16 +49,16 @@ class Resumed:
 class TrainingState:
     """The progress of a training run, beside the policy itself.
 
-    step: steps done. reports: the metrics of each step since the last checkpoint; the next checkpoint stores them.
-    probe: a few sequences of the last batch. temperature: at which they are scored. best: the lowest validation loss
-    and its step. canary: the tokens of the job's canary.
+    step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: up to 8 sequences of the
+    last batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
+    lowest validation loss and its step. canary: the canary's token ids.
     """
 
     policy: Policy
     step: int = 0
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     probe: Sequences | None = None
-    temperature: float = 1.0
+    probe_temperature: float = 1.0
     best: tuple[float, int] | None = None
     canary: list[int] | None = None
 
@@ -72,11 +67,11 @@ class TrainingState:
             self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
         )
 
-    def set_probe(self, sequences: Sequences, rows: list[int], *, temperature: float = 1.0) -> None:
-        """Keep the first few of these rows; the next checkpoint stores them with their loss, for `resume` to check."""
-        if rows:
-            self.probe = sequences.select(rows[:_PROBE_SEQUENCES])
-            self.temperature = temperature
+    def set_probe(self, sequences: Sequences, indices: list[int], *, temperature: float = 1.0) -> None:
+        """Keep the first few of these sequences; the next checkpoint stores them and their loss for `resume`."""
+        if indices:
+            self.probe = sequences.select(indices[:_PROBE_SEQUENCES])
+            self.probe_temperature = temperature
 
     def save(self, folder: Path, *, best_file: Path | None = None) -> None:
         """Write the resume checkpoint of the step that was just done. Every rank calls this; rank 0 writes."""
@@ -88,8 +83,8 @@ class TrainingState:
             config=config_as_json(config),
             fingerprint=fingerprint(config),
             reports=self.reports,
-            loss=self._probe_loss(),
-            temperature=self.temperature,
+            probe_loss=self._probe_loss(),
+            probe_temperature=self.probe_temperature,
             best=self.best,
             canary=self.canary,
         )
@@ -126,25 +121,25 @@ class TrainingState:
         state = found.state
         if (
             _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
-            or found.weights.keys() != self.policy.snapshot_names()
+            or found.weights.keys() != self.policy.trainable_names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
-                f"{folder.name} was saved by a run with another recipe or model; resume with the same, or start anew",
+                f"{folder.name} was saved by a run with another config or model; resume with the same, or start anew",
             )
-        self.policy.load(found.weights)
+        self.policy.load_trainable_state_dict(found.weights)
         self.optimizer.load_state_dict(found.optimizer)
         self.step, self.best = state.step, state.best
-        self.temperature, self.canary = state.temperature, state.canary
+        self.probe_temperature, self.canary = state.probe_temperature, state.canary
         if found.probe:
             self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
         now = self._probe_loss()
         here = fingerprint(self.policy.config)
-        if now is not None and state.loss is not None:
-            check_same_loss(state, now, here)
+        if now is not None and state.probe_loss is not None:
+            check_same_loss(state.probe_loss, now, saved=state.fingerprint, here=here, step=state.step)
         rng.restore(found.rng)
         return Resumed(
-            loss_then=state.loss,
+            loss_then=state.probe_loss,
             loss_now=now,
             same_fingerprint=state.fingerprint == here,
             best_file=found.best_file,
@@ -152,7 +147,7 @@ class TrainingState:
         )
 
     def _probe_loss(self) -> float | None:
-        return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.temperature)
+        return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.probe_temperature)
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Announces what an attempt at a training job makes.
 
 The order of the announcements is the resume guarantee: weights, then the checkpoint that covers the step, then the step
-itself. The next attempt therefore finds either all of a step, or nothing of it that it could not do again.
+itself. The next attempt therefore finds a step announced in full, or can train it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.protocol import Paused, Ready, Stepped
 
-log = logs.get("attempt")
+log = logs.get("announcer")
 
 #: Given the steps that have a checkpoint: those whose checkpoint is kept.
 KeepSteps = Callable[[list[int]], set[int]]

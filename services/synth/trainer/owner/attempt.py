@@ -1,4 +1,4 @@
-"""What one attempt at a training job is given, and how it reports that the job cannot succeed."""
+"""What one attempt at a training job is given."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory
 from synth.bus.publish import Fence
 from synth.bus.worker import Lease
-from synth.errors import Problem
 from synth.events import JobPaused, JobSucceeded
 from synth.jobs.resolved import RlJob, SftJob
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.settings import TrainerSettings
-
-
-class JobFailure(Exception):
-    """The job cannot succeed, however often it is tried: the owner ends it with this code and problem."""
-
-    def __init__(self, code: str, problem: Problem) -> None:
-        super().__init__(problem.text())
-        self.code = code
-        self.problem = problem
 
 
 @dataclass(frozen=True)

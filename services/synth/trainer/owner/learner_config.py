@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from synth.errors import Problem
 from synth.jobs.resolved import RlJob, SftJob
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig
+from synth.trainer.owner.errors import JobFailure
 from synth.trainer.settings import TrainerSettings
 
 
@@ -17,13 +19,13 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     given |= {
         "device": settings.device,
         "dtype": settings.dtype,
-        "world_size": settings.most_ranks,
+        "world_size": settings.max_world_size,
         "sharding": job.parallelism.sharding,
         "threads": settings.threads,
         "deterministic": settings.deterministic,
     }
     if settings.device == "cuda":
-        given["world_size"] = job.parallelism.world_size or settings.most_ranks
+        given["world_size"] = job.parallelism.world_size or settings.max_world_size
         given["dtype"] = job.parallelism.dtype or settings.dtype
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
@@ -31,3 +33,22 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         given["reference_device"] = settings.reference_device
     known = {field.name for field in msgspec.structs.fields(kind)}
     return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)
+
+
+def check_world_size(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
+    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
+
+    where: the place in the job's file that asks for them.
+    """
+    world_size = job.parallelism.world_size
+    if world_size is None or settings.device == "cpu" or world_size <= settings.max_world_size:
+        return
+    raise JobFailure(
+        "too_few_gpus",
+        Problem(
+            what=f"the job asks for {world_size} GPUs that train, and the trainer has {settings.max_world_size}",
+            expected=f"at most {settings.max_world_size}",
+            fix="ask for fewer, or leave the number out: all that the trainer has are used then",
+            where=where,
+        ),
+    )

@@ -14,7 +14,7 @@ from synth.errors import Transient
 from synth.runtime import logs
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Stepped, TrainBatch
 
-log = logs.get("child")
+log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
 _MAX_LINE_BYTES = 16 << 20
@@ -115,7 +115,7 @@ class LearnerProcess:
         assert self._process.stderr is not None
         while line := await self._process.stderr.readline():
             if text := line.decode(errors="replace").rstrip():
-                log.info(text, child=self._process.pid)
+                log.info(text, pid=self._process.pid)
 
 
 class LearnerPool:

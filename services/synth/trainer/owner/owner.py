@@ -19,7 +19,8 @@ from synth.errors import Problem, SynthError, Transient
 from synth.events import JobFailed, JobPaused, JobStarted, JobValidated, TrainHandedBack
 from synth.jobs.resolved import RlJob, SftJob, job_from_data
 from synth.runtime import logs
-from synth.trainer.owner.attempt import Attempt, JobFailure, Train
+from synth.trainer.owner.attempt import Attempt, Train
+from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory, read_history
 from synth.trainer.owner.learner_process import LearnerStopped
 from synth.trainer.settings import TrainerSettings
@@ -29,7 +30,7 @@ log = logs.get("train")
 
 
 @dataclass(frozen=True)
-class TrainerService:
+class TrainTaskOwner:
     """What every train task of this process shares. train: runs an attempt to its success, or until it is paused."""
 
     bus: Connection

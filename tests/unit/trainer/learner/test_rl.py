@@ -25,11 +25,11 @@ def trainer_for(model_dir: Path, **changes: object) -> RlTrainer:
 
 
 def weights(policy: Policy) -> dict[str, torch.Tensor]:
-    return {n: t.clone() for n, t in policy.snapshot().items()}
+    return {n: t.clone() for n, t in policy.trainable_state_dict().items()}
 
 
 def changed(before: dict[str, torch.Tensor], policy: Policy) -> bool:
-    return any(not torch.equal(before[n], t) for n, t in policy.snapshot().items())
+    return any(not torch.equal(before[n], t) for n, t in policy.trainable_state_dict().items())
 
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])
@@ -76,7 +76,7 @@ def test_each_loss_trains_a_policy_of_its_own_but_gspo_token_which_is_gspo(model
     for loss in LOSSES:
         trainer = trainer_for(model_dir, **loss)
         trainer.step(scored_by(trainer.policy, random_batch(1)))
-        ends[loss["loss"]] = b"".join(t.numpy().tobytes() for t in trainer.policy.snapshot().values())
+        ends[loss["loss"]] = b"".join(t.numpy().tobytes() for t in trainer.policy.trainable_state_dict().values())
     assert ends["gspo"] == ends["gspo_token"]
     assert len(set(ends.values())) == 3
 

@@ -44,8 +44,8 @@ def test_an_epoch_takes_every_row_once_in_an_order_of_its_own(model_dir: Path, d
     config = sft_config(batch_size=24, epochs=2)
     trainer = SftTrainer(load_policy(model_dir, config), config, data)
     assert trainer.total == 6
-    rows = [trainer._rows(step) for step in range(1, 7)]
-    epochs = [list(itertools.chain.from_iterable(rows[k : k + 3])) for k in (0, 3)]
+    indices = [trainer._indices(step) for step in range(1, 7)]
+    epochs = [list(itertools.chain.from_iterable(indices[k : k + 3])) for k in (0, 3)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(64))
     assert epochs[0] != epochs[1]
 
@@ -99,5 +99,5 @@ def test_a_wrong_config_is_refused_by_field() -> None:
         parse_train_config({"lr": 1e-3, "sequence_length": 8}, SftTrainConfig)
     with pytest.raises(TrainingFailed, match="bogus"):
         parse_train_config({"lr": 1e-3, "sequence_length": 8, "batch_size": 1, "bogus": 1}, SftTrainConfig)
-    with pytest.raises(TrainingFailed, match=r"recipe\.lr"):
+    with pytest.raises(TrainingFailed, match=r"config\.lr"):
         parse_train_config({"lr": 0, "sequence_length": 8, "batch_size": 1}, SftTrainConfig)

@@ -1,15 +1,18 @@
-"""What a job's file says is what the training process is told."""
+"""What a job's file says is what the training process is told, and how many ranks it has."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob
+from synth.jobs.resolved import RlJob, SftJob
 from synth.models import Registry
 from synth.trainer.config import RlTrainConfig
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.errors import JobFailure
+from synth.trainer.owner.learner_config import build_train_config, check_world_size
 from synth.trainer.settings import TrainerSettings
 
 _JOB = """\
@@ -36,3 +39,46 @@ def test_the_loss_its_clip_and_the_reference_of_a_file_reach_the_training_proces
     assert isinstance(config, RlTrainConfig)
     assert (config.loss, config.clip_low, config.clip_high, config.token_truncation) == ("dppo", 0.2, 0.1, 20.0)
     assert (config.kl_beta, config.reference, config.reference_device) == (0.02, "dedicated", "cpu")
+
+
+@pytest.fixture
+def job_of(tmp_path: Path):
+    (tmp_path / "tiny-qwen3").mkdir()
+    (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+
+    def resolve(keys: str) -> SftJob:
+        text = f'[job]\nmodel = "tiny-qwen3"\ndata = "file_1"\n[hyperparameters]\n{keys}\n'
+        job = resolve_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
+        assert isinstance(job, SftJob)
+        return job
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "size", "dtype"),
+    [
+        ({}, "", 1, "fp32"),
+        ({"ranks": 2}, "world_size = 8\nparallelism.bf16 = true", 2, "fp32"),
+        ({"device": "cuda"}, "", 3, "fp32"),
+        ({"device": "cuda", "ranks": 2}, "", 2, "fp32"),
+        ({"device": "cuda"}, "world_size = 2\nparallelism.bf16 = true", 2, "bf16"),
+        ({"device": "cuda", "dtype": "bf16"}, "parallelism.bf16 = false", 3, "fp32"),
+    ],
+)
+def test_a_job_has_the_gpus_that_it_asks_for_else_all(
+    settings: dict[str, object], asked: str, size: int, dtype: str, job_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    here, job = TrainerSettings.model_validate(settings), job_of(asked)
+    check_world_size(job, here, where="")
+    config = build_train_config(job, here)
+    assert (config.world_size, config.dtype) == (size, dtype)
+
+
+def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
+    here = TrainerSettings(device="cuda", ranks=2)
+    with pytest.raises(JobFailure, match="asks for 4 GPUs that train, and the trainer has 2") as caught:
+        check_world_size(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
+    assert caught.value.code == "too_few_gpus"
+    assert caught.value.problem.where == "j:5 [hyperparameters].world_size"

@@ -11,40 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 from torch import Tensor
 
 from synth.events import RESUME_FOLDER
-from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint import rng
+from synth.trainer.learner import rng
+from synth.trainer.learner.checkpoint.fingerprint import Fingerprint
 from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_atomically
 
 OPTIMIZER, PROBE, RNG, BEST, _MANIFEST = (
     f"{RESUME_FOLDER}/{name}"
     for name in ("optimizer.safetensors", "probe.safetensors", "rng.json", "best.safetensors", "manifest.json")
 )
-_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
-
-
-class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the bytes of a training run beside its inputs (decision 29)."""
-
-    torch: str
-    instruction_set: str
-    device: str
-    threads: int
-    world_size: int
-    sharding: str
-    dtype: str
-    deterministic: bool
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +36,9 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
     step: steps done, which is also the policy version and, for RL, the last batch's iteration; the data cursor of
     SFT follows from it. config: stored as `recipe`. reports: the metrics of each step since the checkpoint before,
-    which may not have been announced. loss: of the probe under these weights; None before anything was trained.
-    temperature: at which the probe is scored. best: the lowest validation loss so far, and its step. canary: the tokens
-    of the job's canary, once there are any.
+    which may not have been announced. probe_loss: of the probe under these weights, stored as `loss`; None before
+    anything was trained. probe_temperature: at which the probe is scored, stored as `temperature`. best: the lowest
+    validation loss so far, and its step. canary: the tokens of the job's canary, once there are any.
     """
 
     kind: Literal["sft", "rl"]
@@ -62,8 +46,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = msgspec.field(name="recipe")
     fingerprint: Fingerprint
     reports: dict[int, dict[str, float]]
-    loss: float | None
-    temperature: float = 1.0
+    probe_loss: float | None = msgspec.field(name="loss")
+    probe_temperature: float = msgspec.field(default=1.0, name="temperature")
     best: tuple[float, int] | None = None
     canary: list[int] | None = None
 
@@ -80,7 +64,10 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 class LoadedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was read and verified. weights: as `Policy.snapshot` made them. rng: from `rng.capture`."""
+    """A checkpoint that was read and verified.
+
+    weights: from `Policy.trainable_state_dict`. rng: from `rng.capture`.
+    """
 
     state: CheckpointState
     weights: dict[str, Tensor]
@@ -88,21 +75,6 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
     probe: dict[str, Tensor]
     rng: dict[str, Any]
     best_file: Path | None
-
-
-def fingerprint(config: TrainConfig) -> Fingerprint:
-    """The fingerprint of this process under a config."""
-    on_gpu = config.device == "cuda"
-    return Fingerprint(
-        torch=str(torch.__version__),
-        instruction_set=f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}",
-        device=torch.cuda.get_device_name() if on_gpu else "cpu",
-        threads=torch.get_num_threads(),
-        world_size=config.world_size,
-        sharding=config.sharding if config.world_size > 1 else "none",
-        dtype=config.dtype,
-        deterministic=config.deterministic,
-    )
 
 
 def save_checkpoint(
@@ -161,30 +133,6 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint:
         probe=load_tensors(folder / PROBE)[0],
         rng=msgspec.json.decode((folder / RNG).read_bytes()),
         best_file=folder / BEST if BEST in manifest.files else None,
-    )
-
-
-def check_same_loss(state: CheckpointState, loss_now: float, here: Fingerprint) -> None:
-    """Check that a resumed policy is the one that was saved, by the loss of its probe.
-
-    The losses are equal on the same fingerprint where training is deterministic; else they may differ by 1e-3, or by
-    2e-2 where one of the two is bf16. Raises `TrainingFailed` (resume_mismatch) with both losses and what differs.
-    """
-    assert state.loss is not None
-    exact = state.fingerprint == here and here.deterministic
-    tolerance = 0.0 if exact else max(_TOLERANCE[state.fingerprint.dtype], _TOLERANCE[here.dtype])
-    if abs(state.loss - loss_now) <= tolerance:
-        return
-    differs = [
-        f"{f}: {getattr(state.fingerprint, f)} then, {getattr(here, f)} now"
-        for f in Fingerprint.__struct_fields__
-        if getattr(state.fingerprint, f) != getattr(here, f)
-    ]
-    raise TrainingFailed(
-        "resume_mismatch",
-        f"the checkpoint of step {state.step} had loss {state.loss!r} and has {loss_now!r} here; expected a "
-        f"difference of at most {tolerance:g} ({'; '.join(differs) or 'same machine type'}); resume on a machine "
-        "like the one that saved it, or from an earlier checkpoint",
     )
 
 

@@ -28,9 +28,9 @@ class Sequences:
     weights: npt.NDArray[np.float32]
     cu_seqlens: npt.NDArray[Any]
 
-    def lengths(self, rows: list[int]) -> dict[int, int]:
+    def lengths(self, indices: list[int]) -> dict[int, int]:
         """The number of tokens of each of these sequences, by index."""
-        return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in rows}
+        return {i: int(self.cu_seqlens[i + 1] - self.cu_seqlens[i]) for i in indices}
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -40,9 +40,9 @@ class Sequences:
         start, end = int(self.cu_seqlens[i]), int(self.cu_seqlens[i + 1])
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
 
-    def select(self, rows: list[int]) -> Sequences:
+    def select(self, indices: list[int]) -> Sequences:
         """A set of only these sequences, in this order."""
-        spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in rows]
+        spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in indices]
         return Sequences(
             tokens=np.concatenate([self.tokens[s] for s in spans]),
             weights=np.concatenate([self.weights[s] for s in spans]),
@@ -54,15 +54,16 @@ class Sequences:
 class MicroBatch:
     """One forward.
 
-    rows: the sequences in it, in order. input_ids_BL: int64, right-padded ("padded") or B = 1 ("packed").
+    sequence_indices: the sequences in it, in order. input_ids_BL: int64, right-padded ("padded") or B = 1 ("packed").
     position_ids_BL: int64 when packed, restarting at 0 with each sequence; None when padded.
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
     target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
-    cu_seqlens: int64 [len(rows)+1], how the N trained tokens divide among the rows.
+    cu_seqlens: int64 [len(sequence_indices)+1], the offsets of each sequence's trained tokens in the N tokens of this
+    micro-batch.
     dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
-    rows: list[int]
+    sequence_indices: list[int]
     input_ids_BL: Tensor
     position_ids_BL: Tensor | None
     predict_N: Tensor
@@ -81,10 +82,11 @@ def plan_micro_batches(
 ) -> list[list[int]]:
     """Divide sequences, given by index and length, into micro-batches of at most `budget` tokens.
 
-    padded: longest first, so that rows of a length share their padding. packed: as few bins as fit, balanced
-    by Σ length², which is what attention costs. A row longer than the budget is alone in its micro-batch.
-    num_ranks: processes that take the micro-batches in turn. Their number is a multiple of it where there are rows
-    enough, and those of one turn cost about the same.
+    padded: longest first, so that sequences of about one length share their padding. packed: as few bins as fit,
+    balanced by Σ length², which is what attention costs. A sequence longer than the budget is alone in its micro-batch.
+    num_ranks: processes that share the micro-batches. Bins are split until their number is a multiple of it, where
+    there are enough sequences; they are sorted by cost, so that the micro-batches that run at the same time cost about
+    the same.
     """
     by_length = sorted(lengths, key=lambda i: -lengths[i])
     fill_bins = _padded_bins if packing == "padded" else _packed_bins
@@ -95,11 +97,11 @@ def _split_for_ranks(lengths: dict[int, int], bins: list[list[int]], num_ranks: 
     if num_ranks == 1:
         return bins
 
-    def cost(rows: list[int]) -> int:
-        return sum(lengths[i] ** 2 for i in rows)
+    def cost(indices: list[int]) -> int:
+        return sum(lengths[i] ** 2 for i in indices)
 
-    while len(bins) % num_ranks and any(len(rows) > 1 for rows in bins):
-        costliest = max((rows for rows in bins if len(rows) > 1), key=cost)
+    while len(bins) % num_ranks and any(len(indices) > 1 for indices in bins):
+        costliest = max((indices for indices in bins if len(indices) > 1), key=cost)
         bins.remove(costliest)
         bins += [costliest[::2], costliest[1::2]]
     return sorted(bins, key=cost, reverse=True)
@@ -135,22 +137,24 @@ def _packed_bins(lengths: dict[int, int], by_length: list[int], budget: int) -> 
 
 def collate(
     sequences: Sequences,
-    rows: list[int],
+    indices: list[int],
     *,
     packing: Literal["packed", "padded"],
     device: torch.device | str = "cpu",
     dummy: bool = False,
 ) -> MicroBatch:
     """Lay some sequences out for one forward."""
-    starts = [int(sequences.cu_seqlens[i]) for i in rows]
-    lengths = [int(sequences.cu_seqlens[i + 1]) - s for i, s in zip(rows, starts, strict=True)]
+    starts = [int(sequences.cu_seqlens[i]) for i in indices]
+    lengths = [int(sequences.cu_seqlens[i + 1]) - s for i, s in zip(indices, starts, strict=True)]
     width = sum(lengths) if packing == "packed" else max(lengths)
-    shape = (1, width) if packing == "packed" else (len(rows), width)
-    # Where each row begins in the flattened [B·L].
-    offsets = [0, *itertools.accumulate(lengths)][:-1] if packing == "packed" else [k * width for k in range(len(rows))]
+    shape = (1, width) if packing == "packed" else (len(indices), width)
+    # Where each sequence begins in the flattened [B·L].
+    offsets = [k * width for k in range(len(indices))]
+    if packing == "packed":
+        offsets = [0, *itertools.accumulate(lengths)][:-1]
     input_ids = np.zeros(shape[0] * shape[1], dtype=np.int64)
     sources, predicts = [], []
-    for i, start, length, offset in zip(rows, starts, lengths, offsets, strict=True):
+    for i, start, length, offset in zip(indices, starts, lengths, offsets, strict=True):
         input_ids[offset : offset + length] = sequences.tokens[start : start + length]
         trained = sequences.trained_positions(i)
         sources.append(trained)
@@ -158,7 +162,7 @@ def collate(
     source = np.concatenate(sources)
     positions = np.concatenate([np.arange(n) for n in lengths]) if packing == "packed" else None
     return MicroBatch(
-        rows=rows,
+        sequence_indices=indices,
         input_ids_BL=torch.from_numpy(input_ids).reshape(shape).to(device),
         position_ids_BL=None if positions is None else torch.from_numpy(positions)[None].to(device),
         predict_N=torch.from_numpy(np.concatenate(predicts)).to(device),

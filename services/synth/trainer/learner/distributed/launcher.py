@@ -50,7 +50,7 @@ class RankLauncher:
                 # The rank has ended: its watcher knows why, and ends this process.
                 continue
 
-    def await_cause(self) -> None:
+    def wait_for_rank_failure(self) -> None:
         """After an error here that another rank's end may have caused: give that rank's watcher time to report it."""
         if self._rank_failed.wait(_GRACE_S):
             time.sleep(2 * _GRACE_S)

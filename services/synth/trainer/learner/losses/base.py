@@ -18,7 +18,10 @@ LOG_RATIO_CAP = 10.0
 
 @dataclass(frozen=True)
 class Clip:
-    """How far an update may move what the loss bounds: down by `low`, up by `high`."""
+    """The bounds of a clip: a ratio may fall to 1 - low and rise to 1 + high.
+
+    DPPO: a probability may move by as much.
+    """
 
     low: float
     high: float
@@ -63,8 +66,8 @@ class LossInputs:
 class LossOutput:
     """loss: a scalar to differentiate; summed over micro-batches it is the minibatch's loss.
 
-    clipped_U: bool, True where the clip removed the gradient. advantage_U: the advantage of each unit.
-    U: the units that the clip acts on: sequences for GSPO, tokens for the other losses.
+    clipped_U: bool, True where the clip removed the gradient. advantage_U: the advantage of each.
+    U: what the clip acts on: the S sequences for gspo, the N tokens for the other losses.
     """
 
     loss: Tensor

@@ -18,9 +18,10 @@ from synth.trainer.learner.losses.base import segment_mean
 
 @dataclass(frozen=True)
 class ImportanceCorrection:
-    """weight_N: float32, min(π_old/μ, truncation). keep_S: bool.
+    """weight_N: float32, min(π_old/μ, token_truncation). keep_S: bool, False for a rejected sequence.
 
-    sums: sums, counts and `…/max`, for `correction_metrics`.
+    sums: sums, counts and maxima (`…/max`) over tokens or sequences, under `lag0/` (lag 0) and `lag1/` (lag 1 and
+    above), for `correction_metrics`.
     """
 
     weight_N: Tensor

@@ -16,11 +16,12 @@ def mean_nll(
     sequences: Sequences,
     *,
     temperature: float = 1.0,
-    on_micro: Callable[[int, int], None] | None = None,
+    on_micro_batch: Callable[[int, int], None] | None = None,
 ) -> float:
     """The weighted mean negative log-likelihood of the trained tokens, in nats, without dropout.
 
-    Every rank calls this, and gets the mean over all of them. on_micro: called with (done, of) after each forward.
+    Every rank calls this, and gets the mean over all of them.
+    on_micro_batch: called with (done, of) after each forward.
     """
     config, process_group = policy.config, policy.process_group
     micro_batches = process_group.shard_micro_batches(
@@ -34,15 +35,15 @@ def mean_nll(
     total = weight = 0.0
     policy.model.eval()
     try:
-        for done, (rows, dummy) in enumerate(micro_batches, start=1):
-            micro = collate(sequences, rows, packing=config.packing, device=policy.device, dummy=dummy)
+        for done, (indices, dummy) in enumerate(micro_batches, start=1):
+            micro = collate(sequences, indices, packing=config.packing, device=policy.device, dummy=dummy)
             logp_N, _ = policy.logprobs(micro, temperature=temperature)
             if not micro.dummy:
                 weight_N = micro.gather(sequences.weights)
                 total -= float((logp_N * weight_N).double().sum())
                 weight += float(weight_N.double().sum())
-            if on_micro is not None:
-                on_micro(done, len(micro_batches))
+            if on_micro_batch is not None:
+                on_micro_batch(done, len(micro_batches))
     finally:
         policy.model.train()
     sums = process_group.reduce_metrics({"total": total, "weight": weight})

@@ -24,9 +24,10 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.qlora import replace_with_nf4
-from synth.trainer.learner.model.varlen_attention import choose_attention, ops_saved_by_checkpointing, varlen_kwargs
+from synth.trainer.learner.model.varlen_attention import choose_attention, varlen_kwargs
 from synth.weights.policy_file import Kind, load_tensors, merge_lora, save_tensors, write_atomically, write_policy
 
 if TYPE_CHECKING:
@@ -78,22 +79,25 @@ class Policy:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def snapshot_names(self) -> set[str]:
-        """The names in a `snapshot`."""
+    def trainable_names(self) -> set[str]:
+        """The names in a `trainable_state_dict`."""
         return {self._saved_name(name) for name in self.trainable_parameters()}
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """The trained parameters in float32, on the CPU, by their names in a model file; `load` restores them.
+    def trainable_state_dict(self) -> dict[str, Tensor]:
+        """The trained parameters in float32, on the CPU, by their names in a model file.
 
-        It is empty on every rank but 0.
+        `load_trainable_state_dict` restores them. It is empty on every rank but 0.
         """
         return self._gather_to_cpu(
             {self._saved_name(n): p for n, p in self.trainable_parameters().items()}, torch.float32
         )
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Overwrite the trained parameters with those of a `snapshot`. Raises `KeyError` when one is missing."""
+    def load_trainable_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Overwrite the trained parameters with those of a `trainable_state_dict`.
+
+        Raises `KeyError` when one is missing.
+        """
         for name, parameter in self.trainable_parameters().items():
             parameter.copy_(distribute_like(tensors[self._saved_name(name)], parameter))
 
@@ -121,7 +125,7 @@ class Policy:
             hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
         return token_logprobs(hidden_ND, head_VD, micro.target_N, temperature=temperature)
 
-    def write_serving(self, path: Path, *, version: int) -> dict[str, str]:
+    def write_serving_weights(self, path: Path, *, version: int) -> dict[str, str]:
         """Write the weights to serve, in the served dtype. Returns the digest of each tensor, on rank 0."""
         tensors = self._gather_to_cpu(self._state_dict(), self._served_dtype())
         if not self.process_group.is_main:
@@ -276,7 +280,7 @@ def _add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, d
             raise TrainingFailed(
                 "adapter_differs",
                 f"the source adapter has rank {found.r}, alpha {found.lora_alpha} and "
-                f"{len(peft_model.targeted_module_names)} target modules; the recipe asks for rank {config.lora.r}, "
+                f"{len(peft_model.targeted_module_names)} target modules; the job asks for rank {config.lora.r}, "
                 f"alpha {config.lora.alpha} and {len(target_modules)}; ask for the same, or merge the adapter into its "
                 "base first and start from that",
             )
@@ -319,7 +323,7 @@ def _lora_target_modules(model: Any, config: TrainConfig) -> set[str]:
         named = "the LM head" if target_modules else "no linear layer"
         raise TrainingFailed(
             "bad_recipe",
-            f"recipe.lora.targets {config.lora.targets!r} name {named}; "
+            f"config.lora.targets {config.lora.targets!r} name {named}; "
             'expected linear layers below the head; use "all-linear"',
         )
     return target_modules

@@ -1,4 +1,4 @@
-"""The frozen reference model, and the KL term that holds a policy near it.
+"""The frozen reference model, which the KL term of the loss holds a policy near to.
 
 The reference is the job's source model, whatever checkpoint training resumes from.
 """
@@ -19,7 +19,6 @@ from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from synth.trainer.learner.losses.base import LOG_RATIO_CAP, LossInputs, importance_ratio, sequence_mean
 from synth.trainer.learner.model.policy import Policy, load_policy
 
 _REFERENCE_ADAPTER = "reference"
@@ -129,34 +128,3 @@ def _device(name: str) -> torch.device:
 
 def _to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
     return replace(micro, **{n: v.to(device) for n, v in vars(micro).items() if isinstance(v, Tensor)})
-
-
-@dataclass(frozen=True)
-class KlOutput:
-    """loss: a scalar to differentiate, normalised like the policy loss. kl_N: of each token, nats, without gradient."""
-
-    loss: Tensor
-    kl_N: Tensor
-
-
-def reference_kl(inputs: LossInputs, reference_logp_N: Tensor) -> KlOutput:
-    """An unbiased estimate of KL(π ‖ π_ref), in value and in gradient.
-
-        r_t  = exp(logp_t − old_logp_t),  x_t = reference_logp_t − logp_t
-        kl_t = w_t · r_t · (e^x_t − 1 − x_t)                       Schulman's k3, joschu.net/blog/kl-approx.html
-        loss = mean_S mean_t kl_t,  with the gradient  −w_t · r_t · x_t · ∇logp_t
-
-    k3 has the right expectation only for samples of π, and its plain derivative is the gradient of the other KL, of
-    π_ref from π. Weighting k3 by π/μ (w_t·r_t) and differentiating the weight too corrects both (DeepSeek-V3.2,
-    arXiv 2512.02556, "unbiased KL estimate"); the derivative is written out, as its two large terms cancel.
-    A rejected sequence adds nothing. reference_logp_N: as `inputs.logp_N`, without gradient.
-    """
-    logp_N = inputs.logp_N
-    r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, logp_N).detach()
-    # In float64: at 1e-4 the terms of k3 are below float32's resolution.
-    x_N = (reference_logp_N - logp_N.detach()).double()
-    clamped_N = x_N.clamp(max=LOG_RATIO_CAP)
-    value_N = (r_N * (clamped_N.expm1() - clamped_N)).to(logp_N.dtype)
-    slope_N = (-r_N * x_N).to(logp_N.dtype)
-    loss_N = value_N + slope_N * (logp_N - logp_N.detach())
-    return KlOutput(loss=sequence_mean(inputs, loss_N), kl_N=inputs.weight_N * value_N)

@@ -134,20 +134,6 @@ def varlen_attention(
     return out_LHD[None], None
 
 
-def ops_saved_by_checkpointing() -> set[Any]:
-    """The operators whose outputs activation checkpointing keeps: attention's, which cost the most to run again."""
-    names = (
-        (torch.ops.aten, "_scaled_dot_product_flash_attention"),
-        (torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"),
-        (torch.ops.aten, "_scaled_dot_product_efficient_attention"),
-        (torch.ops.aten, "_scaled_dot_product_cudnn_attention"),
-        (torch.ops.torch_attn, "_varlen_attn"),
-        (torch.ops.flash_attn, "_flash_attn_varlen_forward"),
-        (torch.ops.flash_attn_3, "fwd"),
-    )
-    return {getattr(space, name).default for space, name in names if hasattr(space, name)}
-
-
 def _log_choice(name: str, why: str) -> str:
     log.info("attention: %s, as %s", name, why)
     return name

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint.checkpoint import check_same_loss, load_checkpoint
+from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint
+from synth.trainer.learner.checkpoint.fingerprint import check_same_loss
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
@@ -33,7 +34,7 @@ def test_a_checkpoint_appears_whole(folder: Path) -> None:
     assert [f.name for f in folder.parent.iterdir()] == ["checkpoint"]
     found = load_checkpoint(folder)
     assert found.state.step == 1
-    assert found.state.loss is not None
+    assert found.state.probe_loss is not None
     assert found.optimizer
 
 
@@ -74,7 +75,7 @@ def test_a_missing_file_is_named(model_dir: Path, folder: Path, name: str) -> No
 
 
 def test_a_checkpoint_of_another_config_is_not_resumed(model_dir: Path, folder: Path) -> None:
-    with pytest.raises(TrainingFailed, match="another recipe"):
+    with pytest.raises(TrainingFailed, match="another config"):
         trainer_for(model_dir, lr=1e-4).state.resume(folder)
 
 
@@ -95,23 +96,24 @@ def test_weights_that_do_not_reproduce_the_loss_stop_the_resume(model_dir: Path,
 
 def test_another_fingerprint_may_differ_within_its_tolerance(folder: Path) -> None:
     state = load_checkpoint(folder).state
-    assert state.loss is not None
-    other = msgspec.structs.replace(state.fingerprint, instruction_set="x86_64-AVX2")
-    check_same_loss(state, state.loss + 5e-4, other)
+    saved, loss = state.fingerprint, state.probe_loss
+    assert loss is not None
+    other = msgspec.structs.replace(saved, instruction_set="x86_64-AVX2")
+    check_same_loss(loss, loss + 5e-4, saved=saved, here=other, step=1)
     with pytest.raises(TrainingFailed, match="AVX2 now"):
-        check_same_loss(state, state.loss + 2e-3, other)
+        check_same_loss(loss, loss + 2e-3, saved=saved, here=other, step=1)
     with pytest.raises(TrainingFailed):
-        check_same_loss(state, state.loss + 1e-7, state.fingerprint)
+        check_same_loss(loss, loss + 1e-7, saved=saved, here=saved, step=1)
 
 
 def test_a_checkpoint_of_another_precision_may_differ_by_that_of_the_coarser(folder: Path) -> None:
-    saved = load_checkpoint(folder).state
-    here, loss = saved.fingerprint, saved.loss
+    state = load_checkpoint(folder).state
+    here, loss = state.fingerprint, state.probe_loss
     assert loss is not None
-    state = msgspec.structs.replace(saved, fingerprint=msgspec.structs.replace(here, dtype="bf16"))
-    check_same_loss(state, loss + 1e-2, here)
+    saved = msgspec.structs.replace(here, dtype="bf16")
+    check_same_loss(loss, loss + 1e-2, saved=saved, here=here, step=1)
     with pytest.raises(TrainingFailed, match="bf16 then, fp32 now"):
-        check_same_loss(state, loss + 3e-2, here)
+        check_same_loss(loss, loss + 3e-2, saved=saved, here=here, step=1)
 
 
 def test_a_save_that_died_half_way_leaves_no_checkpoint(model_dir: Path, folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_written_model_has_its_tokenizer_and_template(model_dir: Path, tmp_pat
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_serving_weights_load_into_a_running_engine(model_dir: Path, tmp_path: Path, mode: str) -> None:
     policy = trained(model_dir, mode=mode, lr=1e-2)
-    policy.write_serving(tmp_path / "w", version=1)
+    policy.write_serving_weights(tmp_path / "w", version=1)
     found = read_policy(tmp_path / "w")
     engine = loaded(model_dir)
     if mode == "full":
@@ -84,7 +84,7 @@ def test_serving_weights_load_into_a_running_engine(model_dir: Path, tmp_path: P
 def test_bf16_is_served_from_float32_masters(model_dir: Path, tmp_path: Path) -> None:
     policy = trained(model_dir, dtype="bf16")
     assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}
-    policy.write_serving(tmp_path / "w", version=1)
+    policy.write_serving_weights(tmp_path / "w", version=1)
     assert {t.dtype for t in read_policy(tmp_path / "w").tensors.values()} == {torch.bfloat16}
     policy.write_model(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -120,7 +120,7 @@ def test_rl_has_no_dropout(model_dir: Path) -> None:
 
 
 def test_activation_checkpointing_gives_the_same_weights(model_dir: Path) -> None:
-    ends = [trained(model_dir, activation_checkpointing=on, **LORA).snapshot() for on in (False, True)]
+    ends = [trained(model_dir, activation_checkpointing=on, **LORA).trainable_state_dict() for on in (False, True)]
     assert all(torch.allclose(ends[0][n], ends[1][n], atol=1e-6) for n in ends[0])
 
 

@@ -53,7 +53,7 @@ def rl_trainer(folder: Path, **changes: Any) -> RlTrainer:
 
 
 def bytes_of(policy: Policy) -> dict[str, bytes]:
-    return {n: t.numpy().tobytes() for n, t in policy.snapshot().items()}
+    return {n: t.numpy().tobytes() for n, t in policy.trainable_state_dict().items()}
 
 
 def test_supervised_training_lowers_the_loss(rounded: Path, data: SftDataset) -> None:

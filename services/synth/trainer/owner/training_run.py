@@ -19,15 +19,15 @@ from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
 from synth.trainer.owner.announcer import Announcer
-from synth.trainer.owner.attempt import Attempt, JobFailure
+from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
 from synth.trainer.owner.collapse_watch import CollapseWatch
+from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
-from synth.trainer.owner.learner_config import build_train_config
+from synth.trainer.owner.learner_config import build_train_config, check_world_size
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
-from synth.trainer.settings import TrainerSettings
 from synth.weights.local_model import LocalModel, training_source
 
 log = logs.get("training")
@@ -93,7 +93,7 @@ class _TrainingRun:
         announcer = Announcer(
             attempt.bus, attempt.blobs, fence, announced, total=ready.total, model_at=model_at, watch=watch
         )
-        reports = {k: _collection_metrics(announced, k) | values for k, values in ready.reports.items()}
+        reports = {k: _batch_values(announced, k) | values for k, values in ready.reports.items()}
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
@@ -107,11 +107,11 @@ class _TrainingRun:
         """
         wait = asyncio.create_task(waiting)
         died = asyncio.create_task(self.learner.wait_stopped())
-        asked = asyncio.create_task(self.attempt.pausing.wait())
-        tasks = (wait, died, asked)
+        pause_requested = asyncio.create_task(self.attempt.pausing.wait())
+        tasks = (wait, died, pause_requested)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
+            if pause_requested.done():
                 raise _PauseRequested
             if wait.done():
                 return wait.result()
@@ -128,7 +128,10 @@ class _TrainingRun:
         return await _recv(self.learner, silence, *kinds)
 
     def raise_for_collapse(self) -> None:
-        """Raises `_PauseRequested` for a finding that pauses or stops the job: either way its state is saved."""
+        """Raise `_PauseRequested` if a warning of the collapse watch pauses or stops the job.
+
+        Both save a checkpoint first.
+        """
         if self.watch is not None and self.watch.demand is not None:
             raise _PauseRequested
 
@@ -138,7 +141,10 @@ class _PauseRequested(Exception):
 
 
 def _pause_reason(run: _TrainingRun) -> str:
-    """Why a run that was saved pauses; "" if the user asked for it. Raises `JobFailure` if it is to end instead."""
+    """The reason of a pause, "" if the user asked for it.
+
+    Raises `JobFailure` if the collapse watch stops the job.
+    """
     demand = run.watch.demand if run.watch is not None else None
     if demand is None:
         return ""
@@ -147,7 +153,7 @@ def _pause_reason(run: _TrainingRun) -> str:
     return demand.problem.text()
 
 
-def _collection_metrics(announced: AttemptHistory, step: int) -> dict[str, float]:
+def _batch_values(announced: AttemptHistory, step: int) -> dict[str, float]:
     """The metrics that the collector reported of the batch of a step; none for SFT."""
     return announced.batches[step].values if step in announced.batches else {}
 
@@ -155,7 +161,7 @@ def _collection_metrics(announced: AttemptHistory, step: int) -> dict[str, float
 async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
     every = job.validation_every if job.validation_file is not None else 0
     keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
-    asking = asyncio.create_task(_forward_pause(run))
+    forward_pause = asyncio.create_task(_forward_pause(run))
     try:
         while isinstance(message := await run.recv(Stepped, Paused, Done), Stepped):
             run.values = message.values
@@ -165,8 +171,8 @@ async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
                 await run.announcer.expire_blobs(keep_versions=0, pinned=set(), keep=keep)
         return message
     finally:
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        forward_pause.cancel()
+        await asyncio.gather(forward_pause, return_exceptions=True)
 
 
 async def _forward_pause(run: _TrainingRun) -> None:
@@ -210,30 +216,11 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         await feed.close()
 
 
-def check_ranks(job: RlJob | SftJob, settings: TrainerSettings, *, where: str) -> None:
-    """Raise `JobFailure` (too_few_gpus) for a job that asks for more GPUs than train here.
-
-    where: the place in the job's file that asks for them.
-    """
-    asked = job.parallelism.world_size
-    if asked is None or settings.device == "cpu" or asked <= settings.most_ranks:
-        return
-    raise JobFailure(
-        "too_few_gpus",
-        Problem(
-            what=f"the job asks for {asked} GPUs that train, and the trainer has {settings.most_ranks}",
-            expected=f"at most {settings.most_ranks}",
-            fix="ask for fewer, or leave the number out: all that the trainer has are used then",
-            where=where,
-        ),
-    )
-
-
 async def _build_start(
     attempt: Attempt, job: RlJob | SftJob, verified: JobVerified, source: LocalModel, cache: Path
 ) -> Start:
     origins = attempt.history.need(JobValidated).origins
-    check_ranks(job, attempt.settings, where=origins["parallelism.world_size"])
+    check_world_size(job, attempt.settings, where=origins["parallelism.world_size"])
     announced, blobs, work_dir = attempt.announced, attempt.blobs, attempt.work_dir
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None

@@ -1,0 +1,14 @@
+"""How an attempt reports that its job cannot succeed."""
+
+from __future__ import annotations
+
+from synth.errors import Problem
+
+
+class JobFailure(Exception):
+    """The job cannot succeed, however often it is tried: the owner ends it with this code and problem."""
+
+    def __init__(self, code: str, problem: Problem) -> None:
+        super().__init__(problem.text())
+        self.code = code
+        self.problem = problem
