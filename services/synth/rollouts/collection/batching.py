@@ -8,7 +8,7 @@ import numpy as np
 
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
-_MIN_SPREAD = 1e-6
+_MIN_REWARD_RANGE = 1e-6
 _EPSILON = 1e-6
 
 
@@ -39,7 +39,7 @@ def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
 
 def has_signal(rewards: list[float]) -> bool:
     """Whether a group teaches anything: it has two rewards at least, and they differ."""
-    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _MIN_SPREAD
+    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _MIN_REWARD_RANGE
 
 
 def build_batch(
@@ -65,21 +65,21 @@ def build_batch(
     ordered = sorted(rollouts, key=lambda r: (r.group, _index(r)))
     position = {id(r): i for i, r in enumerate(ordered)}
     branches: list[Branch] = []
-    advantage: list[float] = []
-    rollout: list[int] = []
+    branch_advantages: list[float] = []
+    branch_rollouts: list[int] = []
     kept = 0
     for group in range(groups):
         members = [r for r in ordered if r.group == group]
-        whole = len(members) + (late or {}).get(group, 0) == group_size
-        signal = advantages([m.reward for m in members], by_std=by_std) if whole else None
-        if signal is None:
+        complete = len(members) + (late or {}).get(group, 0) == group_size
+        group_advantages = advantages([m.reward for m in members], by_std=by_std) if complete else None
+        if group_advantages is None:
             continue
         kept += 1
-        for member, a in zip(members, signal, strict=True):
+        for member, advantage in zip(members, group_advantages, strict=True):
             for branch in member.branches:
                 branches.append(branch)
-                advantage.append(a)
-                rollout.append(position[id(member)])
+                branch_advantages.append(advantage)
+                branch_rollouts.append(position[id(member)])
     meta = BatchMeta(
         job_id=job_id,
         iteration=iteration,
@@ -89,7 +89,7 @@ def build_batch(
         groups_dropped=groups - kept,
         values=values,
     )
-    return RolloutBatch.build(branches, advantage, rollout, meta)
+    return RolloutBatch.build(branches, branch_advantages, branch_rollouts, meta)
 
 
 def collection_metrics(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:

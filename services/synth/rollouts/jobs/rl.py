@@ -22,7 +22,7 @@ from synth.rollouts.event_log import request_from_event
 from synth.rollouts.jobs.context import CollectionContext
 from synth.runtime import logs
 
-log = logs.get("iterations")
+log = logs.get("collect")
 
 
 async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
@@ -39,7 +39,7 @@ async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
 
 async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
     requests = _RunningRequests(context, job)
-    standing = JobStatus()
+    status = JobStatus()
     live = False
     # From the beginning of the log: requests and loaded versions of earlier collectors count too.
     events = context.follow("rollout.requested", "policy.loaded", "job.*")
@@ -57,8 +57,8 @@ async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
                 case RolloutRequested() as event:
                     requests.start(request_from_event(event), group)
                 case _:
-                    standing.add(recorded.type)
-                    if standing.is_over(context.term):
+                    status.add(recorded.type)
+                    if status.is_over(context.term):
                         break
         requests.stop()
 
@@ -115,7 +115,7 @@ class _RunningRequests:
             "groups_refilled": float(result.groups - len(request.seeds)),
             "groups_partial": float(len(result.late)),
             "rollouts_late": float(sum(result.late.values())),
-            "rollouts_spent": float(result.spent),
+            "rollouts_spent": float(result.num_rollouts),
         }
         batch = build_batch(
             result.rollouts,
