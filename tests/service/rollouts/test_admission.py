@@ -16,12 +16,12 @@ from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import RolloutRunner
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.types import CollectRequest
 from synth.rollouts.concurrency.controller import Overload
+from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.collection.test_collector import RECORD

@@ -10,7 +10,7 @@ from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, P
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob
-from synth.rollouts.collection.batching import collection_metrics
+from synth.rollouts.collection.metrics import collection_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
 from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task

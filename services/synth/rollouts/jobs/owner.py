@@ -23,7 +23,6 @@ from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import RolloutRunner
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
@@ -32,6 +31,7 @@ from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
 from synth.rollouts.jobs.rl import collect_iterations
+from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 

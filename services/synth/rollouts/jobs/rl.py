@@ -14,7 +14,8 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_metrics
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.metrics import collection_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
