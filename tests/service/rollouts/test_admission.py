@@ -63,7 +63,7 @@ async def task_app(status: Callable[[], int]) -> AsyncIterator[tuple[str, list[s
 
 @asynccontextmanager
 async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[RolloutRunner]:
-    """A driver that knows the replicas "a" and "b" of the job from the bus."""
+    """A runner that knows the replicas "a" and "b" of the job from the bus."""
     inference = await bus_as("inference")
     for name in ("a", "b"):
         replica = Replica(

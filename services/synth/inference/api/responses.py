@@ -28,7 +28,7 @@ class ReplyOptions:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a call. sampled: in all its choices, thoughts included. forced: those that no policy sampled."""
+    """The tokens of a call. sampled: in all its choices, reasoning included. forced: those that no policy sampled."""
 
     prompt: int
     sampled: int = 0

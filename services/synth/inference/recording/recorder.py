@@ -31,9 +31,10 @@ class CallBudgetExceeded(SynthError):
 
 @dataclass(eq=False, slots=True)
 class OpenRollout:
-    """One rollout under way. calls: those that count against its budget. calls_begun: all, failed ones included.
+    """A rollout whose cid takes calls. calls: the choices that count against its budget; a failed one does not.
 
-    records: by the number of the call. aborts: by the number of the call, what ends it while it runs.
+    calls_begun: all choices. records: by choice number. aborts: by choice number, the function that aborts it while it
+    runs.
     """
 
     cid: Cid
@@ -47,7 +48,7 @@ class OpenRollout:
 
 
 class ChoiceRecording:
-    """One of the choices of a chat call of a rollout, from `Recorder.begin_choices` until `finish` or `fail`."""
+    """The recording of one choice of a rollout's chat call, from `Recorder.begin_choices` until `finish` or `fail`."""
 
     def __init__(self, recorder: Recorder, rollout: OpenRollout, number: int) -> None:
         self._recorder = recorder
@@ -64,7 +65,7 @@ class ChoiceRecording:
         return self._rollout.history
 
     def on_close(self, abort: Callable[[], None]) -> None:
-        """Register what to call if the rollout is closed, or expires, while this call runs."""
+        """Register the function that aborts this choice, called if the rollout is closed, or expires, while it runs."""
         self._rollout.aborts[self._number] = abort
 
     def finish(self, record: CompletionRecord) -> None:
@@ -74,7 +75,7 @@ class ChoiceRecording:
         self._recorder.store(self._rollout, self._number, record)
 
     def fail(self) -> None:
-        """End the call without a record, and give it back to the budget. Does nothing after `finish`."""
+        """End the choice without a record, and give it back to the budget. Does nothing after `finish`."""
         if self.settled:
             return
         self.settled = True
@@ -111,7 +112,7 @@ class Recorder:
         return len(self._open)
 
     def begin_choices(self, cid_text: str, choices: int) -> list[ChoiceRecording]:
-        """Begin a call for each of a request's choices: all of them, or none.
+        """Begin to record a request's choices, each of which counts as a call: all of them, or none.
 
         Raises `InvalidKey` if it is not ours, `CidClosed` after its close or expiry, `CallBudgetExceeded` beyond its
         calls, `Transient` when the records held for the collectors fill their memory.

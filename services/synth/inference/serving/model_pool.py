@@ -1,9 +1,9 @@
 """The models that this process holds: a training policy until its job releases it, a served model while it is used.
 
-A training policy is never evicted for a served model; an idle served model is evicted for either. A version that an
-evaluation pins is held beside its training policy and does not count towards `max_models`: an evaluation that had to
-wait for the end of another job would fail its own job. A model is loaded once, however many requests ask for it at the
-same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
+A training policy is never evicted for a served model; an idle served model is evicted for either. A pinned version of
+an evaluation is held beside its training policy and is not counted in `max_models`. If it were, an evaluation could
+wait for a place until another job ended, and its own job would fail. A model is loaded once, however many requests ask
+for it at the same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ EngineFactory = Callable[[ModelFiles], Awaitable[ServedModel]]
 class _PooledModel:
     """A model of the pool, loading or loaded. last_used: by the clock. leases: requests that run on it.
 
-    pinned_from: the training policy of which this is another version; it is unloaded together with that policy.
+    pinned_from: the training policy of which this is a pinned version; it is unloaded together with that policy.
     """
 
     loading: asyncio.Task[ServedModel]
@@ -159,7 +159,7 @@ class ModelPool:
     async def lease(self, name: str, *, pinned_from: str | None = None) -> AsyncIterator[ServedModel]:
         """A served model for one request; it is loaded first if necessary, and not evicted meanwhile.
 
-        pinned_from: the training policy that this is another version of.
+        pinned_from: the training policy of which this is a pinned version.
         Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
         """
         model = await self._get_alive(name)

@@ -36,7 +36,7 @@ _REQUEUE_DELAY_S = 5.0
 
 @dataclass(frozen=True)
 class ServeTaskOwner:
-    """What all serve tasks of this process share. boot: identifies this process in the ids of its announcements.
+    """The owner of this process's serve tasks. boot: identifies this process in the ids of its announcements.
 
     serving: the jobs whose tasks it owns.
     """
@@ -128,7 +128,8 @@ class _ServedTask:
                 await self._catch_up(policy)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
-            # Not sooner: until now the source model was loaded, which is not the policy after the first iteration.
+            # The job is routable only now: while its newest version was loading, the engine still held the source
+            # model.
             owner.router.jobs[job.job_id] = job
             owner.changed.set()
             # The engine is ready, so a trainer will not have to wait for it: queue its task (decision 16).

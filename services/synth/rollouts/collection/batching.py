@@ -38,7 +38,7 @@ def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
 
 
 def has_signal(rewards: list[float]) -> bool:
-    """Whether a group teaches anything: it has two rewards at least, and they differ."""
+    """Whether a group has a learning signal: at least two rewards, not all equal."""
     return len(rewards) >= 2 and max(rewards) - min(rewards) >= _MIN_REWARD_RANGE
 
 

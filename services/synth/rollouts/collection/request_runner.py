@@ -1,9 +1,9 @@
 """Runs one request: its groups, the tries of their rollouts, their deadlines, and refills for groups without a signal.
 
-Invariants. Refill n is run when, and only when, more than n of the groups before it came without a signal; which
-groups are run is therefore the same in whatever order rollouts end, and for a collector that takes over. A group that
-lacks a rollout for a failure is dropped; one that lacks some because they were late goes on with those that it has.
-Between its tries a rollout holds no slot.
+Invariants. Refill group n (from 0) runs if, and only if, more than n earlier groups had no signal. Which groups run is
+therefore the same in whatever order rollouts end, and for a collector that takes over. A group that lacks a rollout for
+a failure is dropped; one that lacks some because they were late goes on with those that it has. Between its tries a
+rollout holds no slot.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _REPLICA_WAIT_S = 120.0
 
 @dataclass(frozen=True)
 class CollectTaskOwner:
-    """What every collect task of this process shares. collectors: of the jobs that it collects for now, by id."""
+    """The owner of this process's collect tasks. collectors: of the jobs that it collects for now, by id."""
 
     bus: Connection
     blobs: BlobStore

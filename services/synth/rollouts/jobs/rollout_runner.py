@@ -65,9 +65,9 @@ class RolloutRunner:
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
-        # Each stage of a try has a time limit of its own: one that begins is no sign of a hang.
+        # Every stage has a time limit, so its beginning marks the task as alive.
         self._progress = progress
-        # The number in a cid never repeats, over collectors too: a cid must not read what a predecessor left open.
+        # A nonce never repeats, over collectors too: a cid must not read what a predecessor left open.
         self._nonces = itertools.count(random.randrange(1, 1 << 40) << 10)
 
     async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
@@ -80,7 +80,8 @@ class RolloutRunner:
             self._progress("wait for a replica")
             for losses in itertools.count(1):
                 try:
-                    # The first call that is cut off may be our fault; the second time it is the app that hung up.
+                    # One aborted completion may be the replica's fault, so the rollout is played again. After a second
+                    # one the task app has hung up, and its answer counts.
                     return await self._play_once(request, spec, deadline, retry_if_aborted=losses == 1)
                 except Transient as error:
                     deadline.mark_away(spec.index)
