@@ -74,7 +74,8 @@ def test_the_demo_learns_on_vllm_and_its_model_is_served_by_it(
     reward = [step["reward_mean"] for step in platform.steps(job)]
     waits = seconds_to_serve(platform, job)
     tell(f"reward {[round(r, 2) for r in reward]}; published to served: median {statistics.median(waits):.3f} s")
-    assert statistics.mean(reward[-3:]) > statistics.mean(reward[:3]) + 0.2
+    # 128 rollouts a step: without learning, the difference of these two means has a standard deviation of 0.03.
+    assert statistics.mean(reward[-5:]) > statistics.mean(reward[:3]) + 0.1
     assert_agrees_with_its_trainer(platform, job, tell)
     assert "=" in platform.greedy(model, "What is 58 + 67?")
 
@@ -92,9 +93,10 @@ def test_adapters_of_one_base_share_an_engine_and_agree_at_another_temperature(
 
     jobs = [platform.submit(lora(seed), "--model", sft_model, "--task-url", math_url) for seed in (0, 1)]
     eventually(lambda: 2 in policies_by_host(platform), timeout=_JOB_S)
+    # A policy counts from when it waits for its host; the host's own metrics begin when it has started.
+    eventually(lambda: "vllm:generation_tokens_total{" in metrics(platform), timeout=_JOB_S)
     # A model that an earlier test has asked for may still be there, on a host of its own.
     assert len(engine_processes(platform)) == len(policies_by_host(platform)) <= 2
-    assert "vllm:generation_tokens_total{" in metrics(platform)
     for job in jobs:
         succeeded(platform, job)
         assert_agrees_with_its_trainer(platform, job, tell)
