@@ -18,7 +18,8 @@ from examples.one_process import Task, sample
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_metrics
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.metrics import collection_metrics
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import load_tokenizer

@@ -66,13 +66,13 @@ def _checksum(body: str) -> str:
 class Cid(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout's credential pins.
 
-    rollout_id: names the job. attempt: of this rollout (1, 2 …). replica: the inference process that records it.
-    version: the pinned policy version of an evaluation, None for the live policy. calls: how many chat calls it may
-    make. expires: unix seconds.
+    rollout_id: names the job. nonce: a random number, so that the credentials of a rollout's collectors never repeat.
+    replica: the inference process that records it. version: the pinned policy version of an evaluation, None for the
+    live policy. calls: how many chat calls it may make. expires: unix seconds.
     """
 
     rollout_id: str
-    attempt: int
+    nonce: int
     replica: str
     version: int | None
     calls: int
@@ -86,7 +86,7 @@ class Cid(msgspec.Struct, frozen=True, kw_only=True):
 def mint_cid(cid: Cid, secret: str) -> str:
     """`trace_…`: the signed credential, letters, digits and underscores only (task apps mangle anything else)."""
     version = "L" if cid.version is None else str(cid.version)
-    fields = (_hex(cid.rollout_id), _hex(cid.replica), str(cid.attempt), version, str(cid.calls), str(cid.expires))
+    fields = (_hex(cid.rollout_id), _hex(cid.replica), str(cid.nonce), version, str(cid.calls), str(cid.expires))
     body = "_".join(fields)
     return f"trace_{body}_{_mac(body, secret)}"
 
@@ -97,13 +97,13 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
     body = head.removeprefix("trace_")
     if not head.startswith("trace_") or not hmac.compare_digest(_mac(body, secret).encode(), mac.encode()):
         raise InvalidKey("not a rollout credential of this cluster")
-    rollout, replica, attempt, version, calls, expires = body.split("_")
+    rollout, replica, nonce, version, calls, expires = body.split("_")
     if int(expires) < (time.time() if now is None else now):
         raise InvalidKey("the rollout credential has expired")
     return Cid(
         rollout_id=_unhex(rollout),
         replica=_unhex(replica),
-        attempt=int(attempt),
+        nonce=int(nonce),
         version=None if version == "L" else int(version),
         calls=int(calls),
         expires=int(expires),

@@ -22,8 +22,8 @@ from synth.inference.serving.engine_factory import (
 )
 from synth.inference.serving.metrics import EngineMetrics
 from synth.inference.serving.model_pool import ModelPool
-from synth.inference.serving.owner import ServeService
-from synth.inference.serving.router import ServiceRouter
+from synth.inference.serving.owner import ServeTaskOwner
+from synth.inference.serving.router import ModelRouter
 from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, InvalidKey, has_bearer, internal_token, read_cid
 from synth.models import Registry
@@ -45,7 +45,7 @@ def main() -> int:
         boot = secrets.token_hex(4)
         changed = asyncio.Event()
         registry = Registry(settings.models_dir, hub=settings.model_hub)
-        router = ServiceRouter(service.bus, service.blobs, settings.work_dir / "models", registry)
+        router = ModelRouter(service.bus, service.blobs, settings.work_dir / "models", registry)
         vllm_pool = build_vllm_pool(settings)
         engine_factory = (
             VllmEngineFactory(settings, vllm_pool) if settings.engine == "vllm" else TransformersEngineFactory(settings)
@@ -71,8 +71,8 @@ def main() -> int:
 
         recorder_name = describe().recorder
 
-        def read_own_cid(text: str) -> Cid:
-            cid = read_cid(text, secret, now=0)
+        def read_own_cid(cid_text: str) -> Cid:
+            cid = read_cid(cid_text, secret, now=0)
             if cid.replica != recorder_name:
                 raise InvalidKey("this rollout is recorded by another process")
             return cid
@@ -82,11 +82,16 @@ def main() -> int:
                 raise InvalidKey("calls without a rollout credential come through the gateway")
             return request.headers.get("x-synth-org", "")
 
-        serving = ServeService(service.bus, service.blobs, settings, router, boot, changed)
+        serve_owner = ServeTaskOwner(service.bus, service.blobs, settings, router, boot, changed)
         # One model is left for users who chat while jobs train, or wait for a trainer.
         capacity = max(1, settings.max_models - 1)
         worker = TaskWorker(
-            service.bus, kind="serve", pool=settings.pool, capacity=capacity, run=serving.run, give_up=serving.give_up
+            service.bus,
+            kind="serve",
+            pool=settings.pool,
+            capacity=capacity,
+            run=serve_owner.run,
+            give_up=serve_owner.give_up,
         )
         service.checks["worker"] = worker.health_problem
         service.add_background(asyncio.create_task(announce(service.bus, describe, changed)))

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.worker import TaskWorker
-from synth.rollouts.jobs.owner import CollectorService
+from synth.rollouts.jobs.owner import CollectTaskOwner
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.rollouts.settings import RolloutsSettings
 from synth.service import Service, run
@@ -20,15 +20,15 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         replicas = ReplicaTable(service.bus)
-        collector = CollectorService(service.bus, service.blobs, settings, replicas)
-        REGISTRY.register(ConcurrencyMetrics(collector.collectors))
+        collect_owner = CollectTaskOwner(service.bus, service.blobs, settings, replicas)
+        REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(
             service.bus,
             kind="collect",
             pool=settings.pool,
             capacity=settings.jobs,
-            run=collector.run,
-            give_up=collector.give_up,
+            run=collect_owner.run,
+            give_up=collect_owner.give_up,
         )
         service.checks["worker"] = worker.health_problem
         following = asyncio.create_task(replicas.follow())

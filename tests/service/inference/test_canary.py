@@ -32,8 +32,8 @@ from synth.events import (
 from synth.ids import new_job_id, new_org_id
 from synth.inference.serving.engine_factory import TransformersEngineFactory
 from synth.inference.serving.model_pool import ModelPool
-from synth.inference.serving.owner import ServeService
-from synth.inference.serving.router import ServiceRouter
+from synth.inference.serving.owner import ServeTaskOwner
+from synth.inference.serving.router import ModelRouter
 from synth.inference.settings import InferenceSettings
 from synth.jobs.resolved import RlJob, job_from_data, lora_shape, training_start
 from synth.models import Registry
@@ -105,13 +105,13 @@ async def served(
 
     bus = await bus_as("inference")
     settings = InferenceSettings(**settings_of("inference").model_dump(), device="cpu")
-    router = ServiceRouter(bus, blobs, tmp_path / "cache", registry)
+    router = ModelRouter(bus, blobs, tmp_path / "cache", registry)
     model_pool = ModelPool(router.files_of, TransformersEngineFactory(settings), max_models=3, load_timeout=300)
     router.attach_model_pool(model_pool)
     task = Task(kind="serve", pool="default", org=org, job_id=job)
     no_message: Any = None
-    service = ServeService(bus, blobs, settings, router, "boot", asyncio.Event())
-    serving = asyncio.create_task(service.run(task, Lease(task, no_message)))
+    owner = ServeTaskOwner(bus, blobs, settings, router, "boot", asyncio.Event())
+    serving = asyncio.create_task(owner.run(task, Lease(task, no_message)))
     yield Served(trainer_bus, blobs, fence, trainer, tmp_path)
     await append_decided(
         await bus_as("trainer"), org, job, lambda _: JobFailed(code="over", problem=Problem(what="the test is over"))

@@ -16,12 +16,12 @@ from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import RolloutRunner
-from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.types import CollectRequest
 from synth.rollouts.concurrency.controller import Overload
+from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 from tests.unit.rollouts.collection.test_collector import RECORD
@@ -63,7 +63,7 @@ async def task_app(status: Callable[[], int]) -> AsyncIterator[tuple[str, list[s
 
 @asynccontextmanager
 async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> AsyncIterator[RolloutRunner]:
-    """A driver that knows the replicas "a" and "b" of the job from the bus."""
+    """A runner that knows the replicas "a" and "b" of the job from the bus."""
     inference = await bus_as("inference")
     for name in ("a", "b"):
         replica = Replica(
@@ -73,7 +73,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
     table = ReplicaTable(await bus_as("rollouts"))
     following = asyncio.create_task(table.follow())
     settings = msgspec.structs.replace(SETTINGS, task_url=url)
-    app = TaskClient(settings, job_id=JOB, key=None, limit=4, guard=GuardPolicy(allow_loopback=True))
+    app = TaskAppClient(settings, job_id=JOB, key=None, limit=4, guard=GuardPolicy(allow_loopback=True))
     recording = recorder()
     try:
         async with asyncio.timeout(10):
@@ -95,8 +95,8 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await app.close()
-        await recording.close()
+        await app.aclose()
+        await recording.aclose()
 
 
 async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_as):
@@ -110,7 +110,7 @@ async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_a
                 [spec] = REQUEST.specs(JOB, group)
                 deadlines.append(Deadline([spec.index], 60.0))
                 async with asyncio.timeout(10):
-                    await runner._play_once(REQUEST, spec, deadlines[-1], forgive_cut=False)
+                    await runner._play_once(REQUEST, spec, deadlines[-1], retry_if_aborted=False)
             return sorted(sent_to)
 
         await versions.record_loaded(1, "a")

@@ -1,4 +1,4 @@
-"""A tiny model that has learned a few replies by heart, so that thoughts and tool calls can be looked at for real."""
+"""A tiny model that has learned a few replies by heart, so that reasoning and tool calls can be looked at for real."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.unit.inference.tiny_model import plain_model
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "What is 12 + 34?"}]
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("add", "answer")]
-THOUGHTS, ANSWER = "2+4=06; 1+3+0=04", "answer 46"
+REASONING, ANSWER = "2+4=06; 1+3+0=04", "answer 46"
 CALL = ' {"a": 12}}\n</tool_call>'
-#: Tokens of thought in the shortest budget that was practised.
+#: Reasoning tokens in the shortest budget that was practised.
 BUDGET = 5
 HEAD = '<tool_call>\n{"name": "add", "arguments":'
 
 
-#: Asked this, the model begins its thoughts by itself.
+#: Asked this, the model begins its reasoning by itself.
 WONDER: list[dict[str, Any]] = [{"role": "user", "content": "1+3"}]
 
 
@@ -35,17 +35,17 @@ def teach(path: Path) -> None:
     """Train the model in `path` until it says by heart what each of these prompts is followed by."""
     chat = ChatFormat(load_tokenizer(path))
     encode = chat.tokenizer.encode
-    thoughts, answered = encode(THOUGHTS), encode(f"{ANSWER}<|im_end|>")
+    reasoning, answered = encode(REASONING), encode(f"{ANSWER}<|im_end|>")
     plain, thinking = (chat.prompt_ids(talk(ASK, thinking=on)) for on in (False, True))
     tools, both = (chat.prompt_ids(talk(ASK, thinking=on, tools=TOOLS)) for on in (False, True))
-    wonder, begun = chat.prompt_ids(talk(WONDER)), encode(f"<think>\n{THOUGHTS}")
+    wonder, begun = chat.prompt_ids(talk(WONDER)), encode(f"<think>\n{REASONING}")
     curt = chat.prompt_ids(talk(WONDER, tools=TOOLS))
     call = encode(f"{CALL}<|im_end|>")
     lessons = [
         (plain, answered),
-        (thinking, [*thoughts, *encode("\n</think>\n\n"), *answered]),
-        # The thoughts are cut off, and the model answers all the same.
-        ([*thinking, *thoughts[:BUDGET], *encode("\n</think>\n\n")], answered),
+        (thinking, [*reasoning, *encode("\n</think>\n\n"), *answered]),
+        # The reasoning is cut off, and the model answers all the same.
+        ([*thinking, *reasoning[:BUDGET], *encode("\n</think>\n\n")], answered),
         ([*thinking, *encode("</think>\n\n")], answered),
         (wonder, [*begun, *encode("\n</think>\n\n"), *answered]),
         ([*wonder, *begun[:BUDGET], *encode("\n</think>\n\n")], answered),
@@ -55,9 +55,9 @@ def teach(path: Path) -> None:
         # It ends its turn at once, and is made to call a tool all the same.
         ([*curt, *encode("<think>\n")], encode("<|im_end|>")),
         ([*curt, *encode(f"<think>\n</think>\n\n{HEAD}")], call),
-        (both, [*thoughts, *encode("\n</think>\n\n"), *answered]),
-        ([*both, *thoughts, *encode("\n</think>"), *encode(f"\n\n{HEAD}")], call),
-        ([*both, *thoughts[:BUDGET], *encode(f"\n</think>\n\n{HEAD}")], call),
+        (both, [*reasoning, *encode("\n</think>\n\n"), *answered]),
+        ([*both, *reasoning, *encode("\n</think>"), *encode(f"\n\n{HEAD}")], call),
+        ([*both, *reasoning[:BUDGET], *encode(f"\n</think>\n\n{HEAD}")], call),
     ]
     _train(path, lessons)
 

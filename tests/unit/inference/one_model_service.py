@@ -14,12 +14,12 @@ from starlette.requests import Request
 
 from synth.errors import Problem, Transient, UserError
 from synth.inference.api.app import build_api
-from synth.inference.api.completion import PolicyBinding
+from synth.inference.api.completion import ModelBinding
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Recorder
-from synth.inference.serving.model_pool import LoadedPolicy
+from synth.inference.serving.model_pool import ServedModel
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 
@@ -30,21 +30,21 @@ API_KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 class OneModel:
     def __init__(self, engine: Engine, chat: ChatFormat) -> None:
-        self.loaded = LoadedPolicy(engine, chat)
+        self.loaded = ServedModel(engine, chat)
         self.sampling = JobSampling(temperature=1.0, max_tokens=24)
 
     @asynccontextmanager
-    async def for_rollout(self, cid: Cid) -> AsyncIterator[PolicyBinding]:
+    async def for_rollout(self, cid: Cid) -> AsyncIterator[ModelBinding]:
         if cid.version is not None:
             raise Transient(f"policy version {cid.version} is not loaded")
-        yield PolicyBinding(self.loaded.engine, self.loaded.chat, "policy", self.sampling)
+        yield ModelBinding(self.loaded.engine, self.loaded.chat, "policy", self.sampling)
 
     @asynccontextmanager
-    async def for_model(self, model: str, principal: str) -> AsyncIterator[PolicyBinding]:
+    async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
         assert principal == "org_1"
         if model != "tiny":
             raise UserError(Problem(what=f"no model {model!r}", expected="tiny", where="model"))
-        yield PolicyBinding(self.loaded.engine, self.loaded.chat, model)
+        yield ModelBinding(self.loaded.engine, self.loaded.chat, model)
 
     async def models(self, principal: str) -> list[str]:
         return ["tiny"]
@@ -65,7 +65,7 @@ def serve(engine: Engine, chat: ChatFormat) -> tuple[Starlette, Recorder, OneMod
 def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | None = None, seconds: int = 600) -> str:
     expires = int(time.time()) + seconds
     return mint_cid(
-        Cid(rollout_id=rollout, attempt=1, replica="r", version=version, calls=calls, expires=expires), SECRET
+        Cid(rollout_id=rollout, nonce=1, replica="r", version=version, calls=calls, expires=expires), SECRET
     )
 
 

@@ -14,12 +14,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from synth.errors import Problem, SynthError, UserError
-from synth.inference.api.completion import Completion, EventStream, PolicyBinding
+from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.requests import decode_request, num_choices
 from synth.inference.api.unsupported import reject_unsupported
 from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
-from synth.inference.recording.recorder import Call, Recorder
+from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, InvalidKey, has_bearer
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
@@ -30,11 +30,11 @@ _CREDENTIALS = ("cid", "trace", "trace_correlation_id")
 class Router(Protocol):
     """Finds what a call runs on. Its errors become responses: `UserError` 400 or 404, `Transient` 503."""
 
-    def for_rollout(self, cid: Cid) -> AbstractAsyncContextManager[PolicyBinding]:
+    def for_rollout(self, cid: Cid) -> AbstractAsyncContextManager[ModelBinding]:
         """The training policy of a credential, at the version that it pins if any, with the job's sampling."""
         ...
 
-    def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[PolicyBinding]:
+    def for_model(self, model: str, principal: str) -> AbstractAsyncContextManager[ModelBinding]:
         """A model by its id, on behalf of whoever `authenticate` named. An unknown id is a problem where="model"."""
         ...
 
@@ -85,31 +85,31 @@ class _Api:
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…]."""
-        calls: list[Call] = []
-        async with AsyncExitStack() as lease:
+        recordings: list[ChoiceRecording] = []
+        async with AsyncExitStack() as exit_stack:
             try:
                 body = decode_request(await _body(request))
                 text = cid_of(request.scope["query_string"])
                 if text is not None:
-                    calls = self._recorder.begin_all(text, num_choices(body))
-                    route = self._router.for_rollout(calls[0].cid)
+                    recordings = self._recorder.begin_choices(text, num_choices(body))
+                    route = self._router.for_rollout(recordings[0].cid)
                 else:
                     principal = await self._authenticate(request)
                     reject_unsupported(body)
                     route = self._router.for_model(body.model, principal)
-                binding = await lease.enter_async_context(route)
-                completion = Completion(body, binding, calls, timeout=self._timeout)
+                binding = await exit_stack.enter_async_context(route)
+                completion = Completion(body, binding, recordings, timeout=self._timeout)
                 if body.stream:
-                    calls = []  # the stream settles them
-                    return EventStream(completion, lease.pop_all())
+                    recordings = []  # the stream settles them
+                    return EventStream(completion, exit_stack.pop_all())
                 return await completion.answer(request.receive)
             except ClientDisconnect:
                 return Response(status_code=400)
             except SynthError as error:
                 return error_response(error)
             finally:
-                for call in calls:
-                    call.fail()
+                for recording in recordings:
+                    recording.fail()
 
     async def models(self, request: Request) -> Response:
         """GET …/models."""

@@ -25,7 +25,7 @@ from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
-from synth.inference.recording.recorder import Call
+from synth.inference.recording.recorder import ChoiceRecording
 from synth.trajectories import CompletionRecord
 
 # The status that proxies log for a client that went away; nobody reads it.
@@ -33,7 +33,7 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyBinding:
+class ModelBinding:
     """What one call runs on. model: its name in the reply. sampling: the job's, for a rollout's call."""
 
     engine: Engine
@@ -44,40 +44,40 @@ class PolicyBinding:
 
 @dataclass(eq=False, slots=True)
 class _Choice:
-    """One of a call's replies under way. call: of the recorder, if the call belongs to a rollout."""
+    """One of a call's replies under way. recording: None if the call belongs to no rollout."""
 
     generation: Generation
-    reader: ReplyParser
+    parser: ReplyParser
     writer: ChunkWriter
-    call: Call | None
-    parts: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
+    recording: ChoiceRecording | None
+    deltas: list[ReplyDelta] = field(default_factory=list[ReplyDelta])
 
     @property
     def aborted(self) -> bool:
-        return self.parts[-1].finish_reason == "abort"
+        return self.deltas[-1].finish_reason == "abort"
 
-    def append(self, part: ReplyDelta) -> TextDelta:
-        """Keep the next part; returns the text that it completes."""
-        self.parts.append(part)
-        return self.reader.more(part)
+    def append(self, delta: ReplyDelta) -> TextDelta:
+        """Keep the next delta; returns the text that it completes."""
+        self.deltas.append(delta)
+        return self.parser.feed(delta)
 
     async def sample(self) -> None:
         """Sample to the end."""
-        async with aclosing(self.generation.deltas()) as parts:
-            async for part in parts:
-                self.append(part)
+        async with aclosing(self.generation.deltas()) as deltas:
+            async for delta in deltas:
+                self.append(delta)
 
 
 class Completion:
-    """A chat call that is ready to be sampled. calls: of the recorder, one for each choice, for a rollout's call."""
+    """A chat call that is ready to be sampled. recordings: one for each choice of a rollout's call, else none."""
 
     def __init__(
-        self, request: ChatRequest, binding: PolicyBinding, calls: Sequence[Call] = (), *, timeout: float
+        self, request: ChatRequest, binding: ModelBinding, recordings: Sequence[ChoiceRecording] = (), *, timeout: float
     ) -> None:
         """Raises `UserError` for messages that cannot be rendered, and for a tool that cannot be called."""
         self._chat = chat = binding.chat
         self._conversation: Conversation = build_conversation(request, binding.sampling)
-        self._prompt_ids = chat.prompt_ids(self._conversation, calls[0].history if calls else None)
+        self._prompt_ids = chat.prompt_ids(self._conversation, recordings[0].history if recordings else None)
         self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
@@ -102,7 +102,7 @@ class Completion:
                 timeout=timeout,
                 stream=bool(request.stream),
             )
-            reader = ReplyParser(
+            parser = ReplyParser(
                 chat.tokenizer,
                 chat.family,
                 in_reasoning=plan.in_reasoning,
@@ -110,10 +110,10 @@ class Completion:
                 stop=plan.params.stop,
             )
             choice = _Choice(
-                generation, reader, ChunkWriter(self._options, chat.tokenizer, i), calls[i] if calls else None
+                generation, parser, ChunkWriter(self._options, chat.tokenizer, i), recordings[i] if recordings else None
             )
-            if choice.call is not None:
-                choice.call.on_close(generation.abort)
+            if choice.recording is not None:
+                choice.recording.on_close(generation.abort)
             self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
@@ -128,7 +128,7 @@ class Completion:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         tokenizer = self._chat.tokenizer
         choices = [
-            choice_json(i, reply, choice.parts, self._options, tokenizer)
+            choice_json(i, reply, choice.deltas, self._options, tokenizer)
             for i, (choice, reply) in enumerate(zip(self._choices, replies, strict=True))
         ]
         body = completion_json(choices, self._usage(replies), self._options, self._prompt_ids)
@@ -140,15 +140,15 @@ class Completion:
         replies: list[ParsedReply] = []
         try:
             for choice in self._choices:
-                await send(_sse_event(choice.writer.opening()))
-            async with aclosing(self._parts()) as parts:
-                async for choice, part in parts:
-                    for chunk in choice.writer.more(part, choice.append(part)):
+                await send(_sse_event(choice.writer.first_chunk()))
+            async with aclosing(self._deltas()) as deltas:
+                async for choice, delta in deltas:
+                    for chunk in choice.writer.chunks(delta, choice.append(delta)):
                         await send(_sse_event(chunk))
-                    if part.finish_reason is not None:
+                    if delta.finish_reason is not None:
                         reply, rest = self._finish(choice)
                         replies.append(reply)
-                        for chunk in choice.writer.closing(reply, rest):
+                        for chunk in choice.writer.last_chunks(reply, rest):
                             await send(_sse_event(chunk))
             if self._options.include_usage:
                 await send(_sse_event(usage_chunk(self._usage(replies), self._options)))
@@ -162,19 +162,19 @@ class Completion:
             for choice in self._choices:
                 self._record_unfinished(choice)
 
-    async def _parts(self) -> AsyncGenerator[tuple[_Choice, ReplyDelta]]:
-        """The parts of all choices, as they come."""
+    async def _deltas(self) -> AsyncGenerator[tuple[_Choice, ReplyDelta]]:
+        """The deltas of all choices, as they come."""
         if len(self._choices) == 1:
-            async with aclosing(self._choices[0].generation.deltas()) as parts:
-                async for part in parts:
-                    yield self._choices[0], part
+            async with aclosing(self._choices[0].generation.deltas()) as deltas:
+                async for delta in deltas:
+                    yield self._choices[0], delta
             return
         queue: asyncio.Queue[tuple[_Choice, ReplyDelta] | None] = asyncio.Queue()
 
         async def pump(choice: _Choice) -> None:
-            async with aclosing(choice.generation.deltas()) as parts:
-                async for part in parts:
-                    queue.put_nowait((choice, part))
+            async with aclosing(choice.generation.deltas()) as deltas:
+                async for delta in deltas:
+                    queue.put_nowait((choice, delta))
 
         async def pump_all() -> None:
             try:
@@ -193,30 +193,30 @@ class Completion:
 
     def _finish(self, choice: _Choice) -> tuple[ParsedReply, TextDelta]:
         """Parse a reply that has ended, and record it once; returns the reply, and its text that was held back."""
-        last = choice.parts[-1]
-        reply, rest = choice.reader.close(last.finish_reason or "abort")
-        call = choice.call
-        if call is not None and not call.settled:
-            call.finish(_record(self._prompt_ids, choice.parts))
+        last = choice.deltas[-1]
+        reply, rest = choice.parser.close(last.finish_reason or "abort")
+        recording = choice.recording
+        if recording is not None and not recording.settled:
+            recording.finish(_record(self._prompt_ids, choice.deltas))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
-                said = [token_id for part in choice.parts for token_id in part.token_ids]
-                self._chat.remember(call.history, self._conversation, reply.message, self._prompt_ids, said)
+                reply_ids = [token_id for delta in choice.deltas for token_id in delta.token_ids]
+                self._chat.remember(recording.history, self._conversation, reply.message, self._prompt_ids, reply_ids)
         return reply, rest
 
     def _record_unfinished(self, choice: _Choice) -> None:
         """Record the tokens of a reply that has not ended; the stream is over."""
-        if choice.call is None or choice.call.settled:
+        if choice.recording is None or choice.recording.settled:
             return
-        if any(part.token_ids for part in choice.parts):
-            choice.call.finish(_record(self._prompt_ids, choice.parts))
+        if any(delta.token_ids for delta in choice.deltas):
+            choice.recording.finish(_record(self._prompt_ids, choice.deltas))
         else:
-            choice.call.fail()
+            choice.recording.fail()
 
     def _usage(self, replies: Sequence[ParsedReply]) -> Usage:
         usage = Usage(len(self._prompt_ids))
         for choice in self._choices:
-            usage.add(choice.parts)
+            usage.add(choice.deltas)
         usage.reasoning = sum(reply.reasoning_tokens for reply in replies)
         return usage
 
@@ -261,12 +261,12 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _record(prompt_ids: list[int], parts: Sequence[ReplyDelta]) -> CompletionRecord:
+def _record(prompt_ids: list[int], deltas: Sequence[ReplyDelta]) -> CompletionRecord:
     return CompletionRecord(
         prompt_ids=np.asarray(prompt_ids, np.int32),
-        sampled_ids=np.asarray([i for part in parts for i in part.token_ids], np.int32),
-        logprobs=np.asarray([logprob for part in parts for logprob in part.logprobs], np.float32),
-        versions=np.asarray([version for part in parts for version in part.versions], np.int32),
-        sampled=np.asarray([part.sampled for part in parts for _ in part.token_ids], np.bool_),
-        finish_reason=parts[-1].finish_reason or "abort",
+        sampled_ids=np.asarray([i for delta in deltas for i in delta.token_ids], np.int32),
+        logprobs=np.asarray([logprob for delta in deltas for logprob in delta.logprobs], np.float32),
+        versions=np.asarray([version for delta in deltas for version in delta.versions], np.int32),
+        sampled=np.asarray([delta.sampled for delta in deltas for _ in delta.token_ids], np.bool_),
+        finish_reason=deltas[-1].finish_reason or "abort",
     )

@@ -9,14 +9,14 @@ import msgspec
 from starlette.responses import Response
 
 from synth.errors import SynthError, Transient, UserError
-from synth.inference.recording.recorder import BudgetSpent, CidClosed
+from synth.inference.recording.recorder import CallBudgetExceeded, CidClosed
 from synth.keys import InvalidKey
 
 # error -> (status, type, code); the first that fits.
 _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
     (InvalidKey, (401, "authentication_error", "invalid_api_key")),
     (CidClosed, (410, "invalid_request_error", "rollout_closed")),
-    (BudgetSpent, (429, "rate_limit_error", "call_budget_spent")),
+    (CallBudgetExceeded, (429, "rate_limit_error", "call_budget_spent")),
     (Transient, (503, "service_unavailable", "not_ready")),
     (UserError, (400, "invalid_request_error", "invalid_request")),
     (SynthError, (500, "server_error", "internal_error")),
@@ -38,7 +38,7 @@ def error_response(error: SynthError) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Transient):
         headers["retry-after"] = str(math.ceil(error.delay or 1))
-    if isinstance(error, BudgetSpent):
+    if isinstance(error, CallBudgetExceeded):
         headers["x-should-retry"] = "false"  # the openai SDK retries a 429, and this one stays
     return Response(msgspec.json.encode(error_body(error)), status, headers=headers, media_type="application/json")
 

@@ -88,7 +88,7 @@ class JobSampling:
     """The sampling of a rollout, which is the job's and not the app's (decision 25); training has top-p and top-k off.
 
     banned: token ids that the policy must never sample; the trainer leaves them out of its softmax too.
-    thinking: whether the model thinks; None leaves it to the app. thinking_budget: the most tokens of thought.
+    thinking: whether the model thinks; None leaves it to the app. thinking_budget: the most reasoning tokens.
     constrain_tools: whether a tool call that the app requires is forced.
     """
 
@@ -216,7 +216,7 @@ def requested_thinking(request: ChatRequest) -> bool | None:
 
 
 def requested_thinking_budget(request: ChatRequest) -> int | None:
-    """The most tokens of thought that the request allows; None if it does not say."""
+    """The most reasoning tokens that the request allows; None if it does not say."""
     return next((budget for _, budget in _thinking_budgets(request) if budget is not None), None)
 
 

@@ -28,17 +28,17 @@ class ReplyOptions:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a call. sampled: in all its choices, thoughts included. forced: those that no policy sampled."""
+    """The tokens of a call. sampled: in all its choices, reasoning included. forced: those that no policy sampled."""
 
     prompt: int
     sampled: int = 0
     reasoning: int = 0
     forced: int = 0
 
-    def add(self, parts: Sequence[ReplyDelta]) -> None:
+    def add(self, deltas: Sequence[ReplyDelta]) -> None:
         """Count the tokens of one choice."""
-        self.sampled += sum(len(part.token_ids) for part in parts if part.sampled)
-        self.forced += sum(len(part.token_ids) for part in parts if not part.sampled)
+        self.sampled += sum(len(delta.token_ids) for delta in deltas if delta.sampled)
+        self.forced += sum(len(delta.token_ids) for delta in deltas if not delta.sampled)
 
     def json(self) -> dict[str, Any]:
         """OpenAI's `usage`. `completion_tokens` counts the sampled tokens, so that `max_tokens` bounds it."""
@@ -51,17 +51,17 @@ class Usage:
 
 
 def choice_json(
-    index: int, reply: ParsedReply, parts: Sequence[ReplyDelta], options: ReplyOptions, tokenizer: Tokenizer
+    index: int, reply: ParsedReply, deltas: Sequence[ReplyDelta], options: ReplyOptions, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """One of a completion's `choices`."""
     choice: dict[str, Any] = {
         "index": index,
         "message": _message_json(reply.message),
-        "logprobs": _logprobs(parts, tokenizer) if options.logprobs else None,
+        "logprobs": _logprobs(deltas, tokenizer) if options.logprobs else None,
         "finish_reason": reply.finish_reason,
     }
     if options.token_ids:
-        choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
+        choice["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
     return choice
 
 
@@ -90,21 +90,21 @@ class ChunkWriter:
         self._tokenizer = tokenizer
         self._index = index
 
-    def opening(self) -> dict[str, Any]:
+    def first_chunk(self) -> dict[str, Any]:
         """The first chunk: the role, and in the first choice's chunk the warnings."""
         chunk = self._chunk({"role": "assistant", "content": ""})
         return chunk if self._index else chunk | _warnings(self._options)
 
-    def more(self, part: ReplyDelta, delta: TextDelta) -> Iterator[dict[str, Any]]:
+    def chunks(self, delta: ReplyDelta, text: TextDelta) -> Iterator[dict[str, Any]]:
         """The chunks for new tokens, if any text became certain or logprobs were asked for."""
         detailed = self._options.logprobs or self._options.token_ids
-        if delta.reasoning:
+        if text.reasoning:
             # The token details go into the last of the chunks that these tokens make.
-            yield self._chunk(_reasoning_json(delta.reasoning), part=part if detailed and not delta.content else None)
-        if delta.content or (detailed and not delta.reasoning):
-            yield self._chunk({"content": delta.content}, part=part if detailed else None)
+            yield self._chunk(_reasoning_json(text.reasoning), delta=delta if detailed and not text.content else None)
+        if text.content or (detailed and not text.reasoning):
+            yield self._chunk({"content": text.content}, delta=delta if detailed else None)
 
-    def closing(self, reply: ParsedReply, rest: TextDelta) -> Iterator[dict[str, Any]]:
+    def last_chunks(self, reply: ParsedReply, rest: TextDelta) -> Iterator[dict[str, Any]]:
         """The last chunks: the text that was held back, tool calls, and the finish reason."""
         if rest.reasoning:
             yield self._chunk(_reasoning_json(rest.reasoning))
@@ -116,13 +116,13 @@ class ChunkWriter:
         yield self._chunk({}, finish=reply.finish_reason)
 
     def _chunk(
-        self, change: dict[str, Any], *, finish: str | None = None, part: ReplyDelta | None = None
+        self, change: dict[str, Any], *, finish: str | None = None, delta: ReplyDelta | None = None
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self._index, "delta": change, "finish_reason": finish}
-        if part is not None and self._options.logprobs:
-            choice["logprobs"] = _logprobs([part], self._tokenizer)
-        if part is not None and self._options.token_ids:
-            choice["token_ids"] = part.token_ids
+        if delta is not None and self._options.logprobs:
+            choice["logprobs"] = _logprobs([delta], self._tokenizer)
+        if delta is not None and self._options.token_ids:
+            choice["token_ids"] = delta.token_ids
         return {**_chunk_base(self._options), "choices": [choice]}
 
 
@@ -161,11 +161,11 @@ def _call_json(call: MessageToolCall) -> dict[str, Any]:
     }
 
 
-def _logprobs(parts: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs(deltas: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, Any]:
     """One entry for each of `token_ids`; a forced token has logprob 0 and is marked as not sampled."""
     content: list[dict[str, Any]] = []
-    for part in parts:
-        for token_id, logprob in zip(part.token_ids, part.logprobs, strict=True):
+    for delta in deltas:
+        for token_id, logprob in zip(delta.token_ids, delta.logprobs, strict=True):
             text = tokenizer.text_of(token_id)
             entry: dict[str, Any] = {
                 "token": text,
@@ -173,5 +173,5 @@ def _logprobs(parts: Sequence[ReplyDelta], tokenizer: Tokenizer) -> dict[str, An
                 "bytes": list(text.encode()),
                 "top_logprobs": [],
             }
-            content.append(entry if part.sampled else entry | {"sampled": False})
+            content.append(entry if delta.sampled else entry | {"sampled": False})
     return {"content": content, "refusal": None}

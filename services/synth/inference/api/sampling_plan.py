@@ -55,7 +55,7 @@ def build_sampling_plan(
         params=build_sampling_params(request, job),
         thinks=thinking and family.thinks,
         in_reasoning=chat.ends_in_reasoning(prompt_ids),
-        # With a budget of 0, the thoughts that a template always opens are closed at once.
+        # With a budget of 0, reasoning that the template opens is closed at once.
         thinking_budget=0 if asked is False else budget,
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
@@ -86,7 +86,7 @@ def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Fami
 
 
 def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | None, int | None]:
-    """Whether the model is told to think, and the most tokens of thought."""
+    """Whether the model is told to think, and the most reasoning tokens."""
     asked, budget = requested_thinking(request), requested_thinking_budget(request)
     if job is None:
         return asked, budget

@@ -50,9 +50,9 @@ class ReplyParser:
         self._sampled_ids: list[int] = []
         self._forced_end: int | None = None
 
-    def more(self, delta: ReplyDelta) -> TextDelta:
+    def feed(self, delta: ReplyDelta) -> TextDelta:
         """What has become certain with these tokens. The stop string of the last delta is cut off."""
-        text = self._text.more(delta.token_ids)
+        text = self._text.feed(delta.token_ids)
         if delta.sampled:
             self._sampled_ids += delta.token_ids
         elif self._forced_end is None and THINK_END in self._tokenizer.decode(delta.token_ids):
@@ -68,7 +68,7 @@ class ReplyParser:
             held = max((_overlap(self._pending, stop) for stop in self._stop), default=0)
             certain = self._pending[: len(self._pending) - held]
             self._pending = self._pending[len(certain) :]
-        return self._emit(self._split.more(certain))
+        return self._emit(self._split.feed(certain))
 
     def close(self, finish_reason: str) -> tuple[ParsedReply, TextDelta]:
         """The whole reply, and what of its text was held back until now."""
@@ -128,7 +128,7 @@ class _ReplySplitter:
         self._held = ""
         self._at_start = True  # nothing of the reasoning, or of the content after it, was given out yet
 
-    def more(self, text: str) -> list[_Piece]:
+    def feed(self, text: str) -> list[_Piece]:
         self._held += text
         pieces: list[_Piece] = []
         if self._state == "start":
@@ -192,7 +192,7 @@ class _StreamDecoder:
         self._before: list[int] = []  # some decoders treat the first token of a text otherwise
         self._ids: list[int] = []
 
-    def more(self, ids: Sequence[int]) -> str:
+    def feed(self, ids: Sequence[int]) -> str:
         self._ids += ids
         text = self._new_text()
         if text.endswith("\ufffd"):

@@ -91,8 +91,8 @@ class ChatFormat:
         """Keep a call's ids for the request that will continue it, be it with the reply's reasoning or without."""
         tokens = RecordedTokens([*prompt_ids, *sampled_ids], reply.reasoning_text)
         bare = msgspec.structs.replace(reply, reasoning_content=None, reasoning=None)
-        for said in (reply, bare) if reply.reasoning_text else (reply,):
-            history.calls[_key(conversation, [*conversation.messages, said])] = tokens
+        for message in (reply, bare) if reply.reasoning_text else (reply,):
+            history.calls[_key(conversation, [*conversation.messages, message])] = tokens
 
     def _continue(
         self, conversation: Conversation, calls: Sequence[RecordedTokens | None]

@@ -25,15 +25,16 @@ class CidClosed(SynthError):
     """The credential was closed or has expired."""
 
 
-class BudgetSpent(SynthError):
+class CallBudgetExceeded(SynthError):
     """The credential has used its budget of calls."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenRollout:
-    """One rollout under way. calls: those that count against its budget. calls_begun: all, failed ones included.
+    """A rollout whose cid takes calls. calls: the choices that count against its budget; a failed one does not.
 
-    records: by the number of the call. aborts: by the number of the call, what ends it while it runs.
+    calls_begun: all choices. records: by choice number. aborts: by choice number, the function that aborts it while it
+    runs.
     """
 
     cid: Cid
@@ -46,8 +47,8 @@ class OpenRollout:
     closed: bool = False
 
 
-class Call:
-    """One chat call of a rollout, from `Recorder.begin` until `finish` or `fail`."""
+class ChoiceRecording:
+    """The recording of one choice of a rollout's chat call, from `Recorder.begin_choices` until `finish` or `fail`."""
 
     def __init__(self, recorder: Recorder, rollout: OpenRollout, number: int) -> None:
         self._recorder = recorder
@@ -64,7 +65,7 @@ class Call:
         return self._rollout.history
 
     def on_close(self, abort: Callable[[], None]) -> None:
-        """Register what to call if the rollout is closed, or expires, while this call runs."""
+        """Register the function that aborts this choice, called if the rollout is closed, or expires, while it runs."""
         self._rollout.aborts[self._number] = abort
 
     def finish(self, record: CompletionRecord) -> None:
@@ -74,7 +75,7 @@ class Call:
         self._recorder.store(self._rollout, self._number, record)
 
     def fail(self) -> None:
-        """End the call without a record, and give it back to the budget. Does nothing after `finish`."""
+        """End the choice without a record, and give it back to the budget. Does nothing after `finish`."""
         if self.settled:
             return
         self.settled = True
@@ -110,39 +111,35 @@ class Recorder:
         """Rollouts under way."""
         return len(self._open)
 
-    def begin(self, text: str) -> Call:
-        """Begin a call under a credential. Raises what `begin_all` raises."""
-        return self.begin_all(text, 1)[0]
+    def begin_choices(self, cid_text: str, choices: int) -> list[ChoiceRecording]:
+        """Begin to record a request's choices, each of which counts as a call: all of them, or none.
 
-    def begin_all(self, text: str, choices: int) -> list[Call]:
-        """Begin a call for each of a request's choices: all of them, or none.
-
-        Raises `InvalidKey` if it is not ours, `CidClosed` after its close or expiry, `BudgetSpent` beyond its calls,
-        `Transient` when the records held for the collectors fill their memory.
+        Raises `InvalidKey` if it is not ours, `CidClosed` after its close or expiry, `CallBudgetExceeded` beyond its
+        calls, `Transient` when the records held for the collectors fill their memory.
         """
-        rollout = self._open.get(text)
+        rollout = self._open.get(cid_text)
         if rollout is None:
-            cid = self._read(text)
-            if text in self._expiry_of_closed:
+            cid = self._read(cid_text)
+            if cid_text in self._expiry_of_closed:
                 raise CidClosed("this rollout has been closed; its credential takes no more calls")
             rollout = OpenRollout(cid)
         if rollout.cid.expires <= self._now():
             raise CidClosed("this rollout's credential has expired")
         if rollout.calls >= rollout.cid.calls:
-            raise BudgetSpent(f"this rollout has made all of its {rollout.cid.calls} calls")
+            raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
         if rollout.calls + choices > rollout.cid.calls:
             left = rollout.cid.calls - rollout.calls
-            raise BudgetSpent(f"n = {choices} are {choices} calls, and this rollout has {left} of them left")
+            raise CallBudgetExceeded(f"n = {choices} are {choices} calls, and this rollout has {left} of them left")
         if self.nbytes >= self._max_bytes:
             raise Transient(f"{len(self._open)} open rollouts fill the recorder's {self._max_bytes} bytes", delay=5)
-        self._open[text] = rollout
+        self._open[cid_text] = rollout
         first = rollout.calls_begun + 1
         rollout.calls += choices
         rollout.calls_begun += choices
-        return [Call(self, rollout, number) for number in range(first, first + choices)]
+        return [ChoiceRecording(self, rollout, number) for number in range(first, first + choices)]
 
     def store(self, rollout: OpenRollout, number: int, record: CompletionRecord) -> None:
-        """See `Call.finish`."""
+        """See `ChoiceRecording.finish`."""
         if rollout.closed:
             self.late_records += 1
             return
@@ -153,7 +150,7 @@ class Recorder:
         rollout.nbytes += size
         self.nbytes += size
 
-    def close(self, text: str) -> bytes:
+    def close(self, cid_text: str) -> bytes:
         """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.
 
         A credential that was never used has no records. Raises `InvalidKey` if it is not ours, and `CidClosed` if it
@@ -162,20 +159,20 @@ class Recorder:
         now = self._now()
         if now >= self._sweep_due:
             self.sweep()
-        until, body = self._closed.get(text, (0.0, b""))
+        until, body = self._closed.get(cid_text, (0.0, b""))
         if until > now:
             return body
-        rollout = self._open.pop(text, None)
+        rollout = self._open.pop(cid_text, None)
         if rollout is None:
-            rollout = OpenRollout(self._read(text))
-            if text in self._expiry_of_closed or rollout.cid.expires <= now:
+            rollout = OpenRollout(self._read(cid_text))
+            if cid_text in self._expiry_of_closed or rollout.cid.expires <= now:
                 raise CidClosed("this rollout's records are no longer held")
         elif rollout.cid.expires <= now:
-            self._end(text, rollout)
+            self._end(cid_text, rollout)
             raise CidClosed("this rollout's credential has expired, and its records with it")
-        self._end(text, rollout)
+        self._end(cid_text, rollout)
         body = records_to_bytes([rollout.records[n] for n in sorted(rollout.records)])
-        self._closed[text] = (now + _CLOSED_KEPT_S, body)
+        self._closed[cid_text] = (now + _CLOSED_KEPT_S, body)
         self._closed_bytes += len(body)
         self._evict_closed(now)
         return body
@@ -184,25 +181,25 @@ class Recorder:
         """Drop open rollouts that expired, and the bytes of closed ones that are too old or too many."""
         now = self._now()
         self._sweep_due = now + _SWEEP_INTERVAL_S
-        for text in [t for t, r in self._open.items() if r.cid.expires <= now]:
-            self._end(text, self._open.pop(text))
+        for cid_text in [t for t, r in self._open.items() if r.cid.expires <= now]:
+            self._end(cid_text, self._open.pop(cid_text))
         self._evict_closed(now)
-        for text in [t for t, expires in self._expiry_of_closed.items() if expires <= now]:
-            del self._expiry_of_closed[text]
+        for cid_text in [t for t, expires in self._expiry_of_closed.items() if expires <= now]:
+            del self._expiry_of_closed[cid_text]
 
     def _evict_closed(self, now: float) -> None:
         """Drop the bytes of closed rollouts, oldest first: after a minute, or when together they exceed `max_bytes`."""
         while self._closed:
-            text, (until, body) = next(iter(self._closed.items()))
+            cid_text, (until, body) = next(iter(self._closed.items()))
             if until > now and self._closed_bytes <= self._max_bytes:
                 return
-            del self._closed[text]
+            del self._closed[cid_text]
             self._closed_bytes -= len(body)
 
-    def _end(self, text: str, rollout: OpenRollout) -> None:
+    def _end(self, cid_text: str, rollout: OpenRollout) -> None:
         rollout.closed = True
         self.nbytes -= rollout.nbytes
         self.branch_breaks += rollout.history.branch_breaks
-        self._expiry_of_closed[text] = rollout.cid.expires
+        self._expiry_of_closed[cid_text] = rollout.cid.expires
         for abort in list(rollout.aborts.values()):
             abort()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.serving.canary import check_canary
-from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles
+from synth.inference.serving.model_pool import ModelFiles, ServedModel
 from synth.inference.serving.vllm_pool import VllmPool
 from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
@@ -64,7 +64,7 @@ class TransformersEngineFactory:
 
     settings: InferenceSettings
 
-    async def __call__(self, files: ModelFiles) -> LoadedPolicy:
+    async def __call__(self, files: ModelFiles) -> ServedModel:
         # torch is imported after the process is healthy.
         await asyncio.to_thread(import_transformers)
         from synth.inference.engines.transformers import TransformersEngine
@@ -73,7 +73,7 @@ class TransformersEngineFactory:
         engine = await TransformersEngine.load(
             files.model_dir, adapter=files.adapter, version=0, settings=engine_settings(self.settings)
         )
-        return await _load_published_weights(LoadedPolicy(engine, chat, half_precision=half_precision), files)
+        return await _load_published_weights(ServedModel(engine, chat, half_precision=half_precision), files)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class VllmEngineFactory:
     settings: InferenceSettings
     vllm_pool: VllmPool[VllmHost]
 
-    async def __call__(self, files: ModelFiles) -> LoadedPolicy:
+    async def __call__(self, files: ModelFiles) -> ServedModel:
         # torch and vLLM are imported after the process is healthy.
         await asyncio.to_thread(warm_up, self.settings)
         chat, half_precision = await asyncio.to_thread(_load_chat_format, files), _half_precision(files, self.settings)
@@ -96,7 +96,7 @@ class VllmEngineFactory:
         except BaseException:
             await lease.release()
             raise
-        loaded = LoadedPolicy(engine, chat, half_precision=half_precision, release_host=lease.release)
+        loaded = ServedModel(engine, chat, half_precision=half_precision, release_host=lease.release)
         return await _load_published_weights(loaded, files)
 
 
@@ -111,7 +111,7 @@ def build_vllm_pool(settings: InferenceSettings) -> VllmPool[VllmHost]:
     return VllmPool(start, max_rank=settings.max_lora_rank)
 
 
-async def _load_published_weights(loaded: LoadedPolicy, files: ModelFiles) -> LoadedPolicy:
+async def _load_published_weights(loaded: ServedModel, files: ModelFiles) -> ServedModel:
     """Load the weights that were published for a policy, if any, and check them by their canary; returns the policy."""
     if files.weights is None:
         return loaded

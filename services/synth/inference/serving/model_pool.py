@@ -1,9 +1,9 @@
 """The models that this process holds: a training policy until its job releases it, a served model while it is used.
 
-A training policy is never evicted for a served model; an idle served model is evicted for either. A version that an
-evaluation pins is held beside its training policy and does not count towards `max_models`: an evaluation that had to
-wait for the end of another job would fail its own job. A model is loaded once, however many requests ask for it at the
-same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
+A training policy is never evicted for a served model; an idle served model is evicted for either. A pinned version of
+an evaluation is held beside its training policy and is not counted in `max_models`. If it were, an evaluation could
+wait for a place until another job ended, and its own job would fail. A model is loaded once, however many requests ask
+for it at the same time, and a model that nobody trains is unloaded when nobody has asked for it for a while.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class ModelFiles:
 
     weights: a policy weights file of this version to load over it; None for the model as it is on disk.
     weights_are_copy: the weights file is a copy for this load only, to be deleted after it. canary: proves the weights.
-    lora: the shape of the adapter, present or yet to be trained; None: full weights. trained: newer weights will come.
+    lora: the shape of the adapter, present or yet to be trained; None: full weights.
+    expects_new_weights: newer weights will come.
     """
 
     model_dir: Path
@@ -37,12 +38,12 @@ class ModelFiles:
     weights_are_copy: bool = False
     canary: Canary | None = None
     lora: LoraShape | None = None
-    trained: bool = False
+    expects_new_weights: bool = False
 
     @property
     def swaps_full_weights(self) -> bool:
         """Whether the weights of the model itself get replaced, so that no other policy can share them."""
-        return self.lora is None and (self.trained or self.weights is not None)
+        return self.lora is None and (self.expects_new_weights or self.weights is not None)
 
 
 async def _no_op() -> None:
@@ -50,7 +51,7 @@ async def _no_op() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPolicy:
+class ServedModel:
     """An engine and the chat format of its model.
 
     half_precision: whether it computes in 16 bits. release_host: called after the engine was closed.
@@ -72,7 +73,7 @@ class LoadedPolicy:
 FindFiles = Callable[[str], Awaitable[ModelFiles]]
 """Resolves a model id to files on this machine; raises `UserError` for an unknown one."""
 
-EngineFactory = Callable[[ModelFiles], Awaitable[LoadedPolicy]]
+EngineFactory = Callable[[ModelFiles], Awaitable[ServedModel]]
 """Loads files as the policy version that they hold."""
 
 
@@ -80,12 +81,12 @@ EngineFactory = Callable[[ModelFiles], Awaitable[LoadedPolicy]]
 class _PooledModel:
     """A model of the pool, loading or loaded. last_used: by the clock. leases: requests that run on it.
 
-    version_of: the training policy of which this is another version; it is unloaded together with that policy.
+    pinned_from: the training policy of which this is a pinned version; it is unloaded together with that policy.
     """
 
-    loading: asyncio.Task[LoadedPolicy]
+    loading: asyncio.Task[ServedModel]
     training: bool
-    version_of: str | None = None
+    pinned_from: str | None = None
     last_used: float = 0.0
     leases: int = 0
 
@@ -125,12 +126,12 @@ class ModelPool:
         """The stats of every loaded engine, by the name of its model."""
         return {name: model.loading.result().engine.stats() for name, model in self._models.items() if _is_ready(model)}
 
-    def training(self, name: str) -> LoadedPolicy | None:
+    def training(self, name: str) -> ServedModel | None:
         """A training policy, if it is loaded."""
         model = self._models.get(name)
         return model.loading.result() if model is not None and model.training and _is_ready(model) else None
 
-    async def hold(self, name: str, files: ModelFiles) -> LoadedPolicy:
+    async def hold(self, name: str, files: ModelFiles) -> ServedModel:
         """Load a training policy, and keep it until `release`. Raises `Transient` when every place is taken."""
         async with self._lock:
             model = await self._get_alive(name)
@@ -144,7 +145,7 @@ class ModelPool:
         if model is not None and model.training:
             await self._unload(name, model)
         for pinned, version in list(self._models.items()):
-            if version.version_of == name:
+            if version.pinned_from == name:
                 await self._unload(pinned, version)
 
     async def try_unload(self, name: str) -> bool:
@@ -155,10 +156,10 @@ class ModelPool:
         return name not in self._models
 
     @asynccontextmanager
-    async def lease(self, name: str, *, version_of: str | None = None) -> AsyncIterator[LoadedPolicy]:
+    async def lease(self, name: str, *, pinned_from: str | None = None) -> AsyncIterator[ServedModel]:
         """A served model for one request; it is loaded first if necessary, and not evicted meanwhile.
 
-        version_of: the training policy that this is another version of.
+        pinned_from: the training policy of which this is a pinned version.
         Raises `UserError` for an unknown model, `Transient` when every place is taken or it takes too long to load.
         """
         model = await self._get_alive(name)
@@ -167,7 +168,7 @@ class ModelPool:
                 model = self._models.get(name)  # another request may have begun to load it
                 if model is None:
                     model = await self._start_loading(
-                        name, lambda: self._find_and_load(name), training=False, version_of=version_of
+                        name, lambda: self._find_and_load(name), training=False, pinned_from=pinned_from
                     )
         model.leases += 1
         model.last_used = self._clock()
@@ -191,31 +192,32 @@ class ModelPool:
         """Stop every engine."""
         await asyncio.gather(*(self._unload(name, model) for name, model in list(self._models.items())))
 
-    async def _find_and_load(self, name: str) -> LoadedPolicy:
+    async def _find_and_load(self, name: str) -> ServedModel:
         return await self._engine_factory(await self._find_files(name))
 
     async def _start_loading(
-        self, name: str, load: Callable[[], Awaitable[LoadedPolicy]], *, training: bool, version_of: str | None = None
+        self, name: str, load: Callable[[], Awaitable[ServedModel]], *, training: bool, pinned_from: str | None = None
     ) -> _PooledModel:
-        rivals = {n: p for n, p in self._models.items() if p.version_of == version_of}
+        rivals = {n: p for n, p in self._models.items() if p.pinned_from == pinned_from}
         # Beside a training policy there is room for one pinned version; an idle earlier one gives way.
-        if len(rivals) >= (self._max_models if version_of is None else 1):
+        if len(rivals) >= (self._max_models if pinned_from is None else 1):
             idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
-                taken = f"all {self._max_models} places for a model are" if version_of is None else "another version is"
+                places = f"all {self._max_models} places for a model are"
+                taken = places if pinned_from is None else "another version is"
                 raise Transient(f"{taken} in use; {name!r} has to wait", delay=5)
             _, oldest = min(idle)
             await self._unload(oldest, self._models[oldest])
 
-        async def bounded() -> LoadedPolicy:
+        async def bounded() -> ServedModel:
             async with asyncio.timeout(self._load_timeout):
                 return await load()
 
-        model = _PooledModel(asyncio.create_task(bounded(), name=f"load {name}"), training, version_of)
+        model = _PooledModel(asyncio.create_task(bounded(), name=f"load {name}"), training, pinned_from)
         self._models[name] = model
         return model
 
-    async def _loaded(self, name: str, model: _PooledModel) -> LoadedPolicy:
+    async def _loaded(self, name: str, model: _PooledModel) -> ServedModel:
         """Wait until a model is loaded; remove it from the pool if it cannot be loaded."""
         try:
             # Shielded, because a client that hangs up must not cancel the load that others wait for.

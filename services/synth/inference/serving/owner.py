@@ -18,8 +18,8 @@ from synth.errors import Permanent, Problem, Transient
 from synth.events import JobValidated, JobVerified, PolicyLoaded, PolicyPublished, PolicyRefused
 from synth.inference.api.requests import JobSampling
 from synth.inference.serving.canary import CanaryMismatch, check_canary
-from synth.inference.serving.model_pool import LoadedPolicy
-from synth.inference.serving.router import ServedJob, ServiceRouter
+from synth.inference.serving.model_pool import ServedModel
+from synth.inference.serving.router import ModelRouter, ServedJob
 from synth.inference.settings import InferenceSettings
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data, lora_shape
@@ -35,8 +35,8 @@ _REQUEUE_DELAY_S = 5.0
 
 
 @dataclass(frozen=True)
-class ServeService:
-    """What all serve tasks of this process share. boot: identifies this process in the ids of its announcements.
+class ServeTaskOwner:
+    """The owner of this process's serve tasks. boot: identifies this process in the ids of its announcements.
 
     serving: the jobs whose tasks it owns.
     """
@@ -44,7 +44,7 @@ class ServeService:
     bus: Connection
     blobs: BlobStore
     settings: InferenceSettings
-    router: ServiceRouter
+    router: ModelRouter
     boot: str
     changed: asyncio.Event
     serving: set[str] = field(default_factory=set[str])
@@ -64,16 +64,16 @@ class ServeService:
                 source=history.need(JobVerified).source,
                 sampling=sampling,
                 lora=lora_shape(job) if isinstance(job, RlJob) else None,
-                trained=isinstance(job, RlJob),
+                expects_new_weights=isinstance(job, RlJob),
             )
             if task.job_id in self.serving:
                 raise Transient("this process serves the job already: it is another one's turn", delay=_REQUEUE_DELAY_S)
             self.serving.add(task.job_id)
-            serving = _ServedTask(self, served, task)
+            served_task = _ServedTask(self, served, task)
             try:
-                await serving.serve_until_over(lease)
+                await served_task.serve_until_over(lease)
             except Permanent as error:
-                await self.refuse(task, str(error), train=served.trained)
+                await self.refuse(task, str(error), train=served.expects_new_weights)
             finally:
                 self.serving.discard(task.job_id)
                 self.router.jobs.pop(task.job_id, None)
@@ -94,9 +94,9 @@ class ServeService:
         event = PolicyRefused(problem=Problem(what=f"the model cannot be served: {reason}"))
         await Publisher(self.bus).once(event, org=task.org, key=task.job_id, id=f"refused:{task.term}")
         if train:
-            await self.train_is_due(task)
+            await self.queue_train_task(task)
 
-    async def train_is_due(self, task: Task) -> None:
+    async def queue_train_task(self, task: Task) -> None:
         """Queue the train task of the same job and term as this serve task."""
         train = Task(kind="train", pool=self.settings.pool, org=task.org, job_id=task.job_id, term=task.term)
         await enqueue(self.bus, train)
@@ -104,7 +104,7 @@ class ServeService:
 
 @dataclass
 class _ServedTask:
-    service: ServeService
+    owner: ServeTaskOwner
     job: ServedJob
     task: Task
     newest: PolicyPublished | None = None
@@ -113,14 +113,14 @@ class _ServedTask:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve_until_over(self, lease: Lease) -> None:
-        service, job = self.service, self.job
-        lease.progress("load", deadline=service.settings.load_timeout_s + 60)
+        owner, job = self.owner, self.job
+        lease.progress("load", deadline=owner.settings.load_timeout_s + 60)
         started = time.monotonic()
-        policy = await service.router.model_pool.hold(job.job_id, await service.router.source_of(job))
+        policy = await owner.router.model_pool.hold(job.job_id, await owner.router.source_of(job))
         self.newest = await self._last_published()
         following = asyncio.create_task(self._follow())
         try:
-            if (await read_job(service.bus, job.org, job.job_id)).status.is_over(self.task.term):
+            if (await read_job(owner.bus, job.org, job.job_id)).status.is_over(self.task.term):
                 # The job ended while the policy was loading, so nobody may be told to use it.
                 return
             if self.newest is not None:
@@ -128,17 +128,18 @@ class _ServedTask:
                 await self._catch_up(policy)
             else:
                 await self._announce(0, time.monotonic() - started, proven=0)
-            # Not sooner: until now the source model was loaded, which is not the policy after the first iteration.
-            service.router.jobs[job.job_id] = job
-            service.changed.set()
+            # The job is routable only now: while its newest version was loading, the engine still held the source
+            # model.
+            owner.router.jobs[job.job_id] = job
+            owner.changed.set()
             # The engine is ready, so a trainer will not have to wait for it: queue its task (decision 16).
-            if job.trained:
-                await service.train_is_due(self.task)
+            if job.expects_new_weights:
+                await owner.queue_train_task(self.task)
             while not self.over:
                 if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes, and has a deadline of its own.
-                lease.progress("load a version", deadline=service.settings.load_timeout_s)
+                lease.progress("load a version", deadline=owner.settings.load_timeout_s)
                 await self._catch_up(policy)
                 lease.progress("serve", deadline=60)
                 await self._wait_for_change(following)
@@ -156,7 +157,7 @@ class _ServedTask:
             return
         self.changed.clear()
 
-    async def _catch_up(self, policy: LoadedPolicy) -> None:
+    async def _catch_up(self, policy: ServedModel) -> None:
         while (event := self.newest) is not None and (event.attempt, event.version) > self.loaded:
             started = time.monotonic()
             try:
@@ -176,11 +177,11 @@ class _ServedTask:
             self.loaded = (event.attempt, event.version)
             await self._announce(event.version, time.monotonic() - started, proven=proven, canary_error=canary_error)
 
-    async def _load_version(self, policy: LoadedPolicy, event: PolicyPublished) -> tuple[int, float | None]:
+    async def _load_version(self, policy: ServedModel, event: PolicyPublished) -> tuple[int, float | None]:
         """Serve a version; returns how many tensors were proven, and the canary's largest error in nats, or None."""
-        blobs = self.service.blobs
+        blobs = self.owner.blobs
         name = f"{self.job.job_id}-{event.attempt}-{event.version}.safetensors"
-        file = await blobs.fetch(event.weights, self.service.router.cache / name)
+        file = await blobs.fetch(event.weights, self.owner.router.cache / name)
         try:
             proof = await policy.engine.update_weights(file, event.version)
         finally:
@@ -193,7 +194,7 @@ class _ServedTask:
 
     async def _last_published(self) -> PolicyPublished | None:
         subject = f"policy.published.{self.job.org}.{self.job.job_id}"
-        past = await replay(self.service.bus.nc, [subject], last_per_subject=True)
+        past = await replay(self.owner.bus.nc, [subject], last_per_subject=True)
         return past[-1].event if past and isinstance(past[-1].event, PolicyPublished) else None
 
     def _is_newer(self, event: PolicyPublished) -> bool:
@@ -201,32 +202,30 @@ class _ServedTask:
         return known is None or (event.attempt, event.version) > (known.attempt, known.version)
 
     async def _announce(self, version: int, seconds: float, *, proven: int, canary_error: float | None = None) -> None:
-        service = self.service
+        owner = self.owner
         event = PolicyLoaded(
             version=version,
-            replica=service.settings.replica,
+            replica=owner.settings.replica,
             seconds=round(seconds, 4),
             proven=proven,
             canary_error=canary_error,
         )
         # The id holds the term, because a policy that is loaded again after a pause must be announced again.
-        id = f"{self.task.term}:{self.loaded[0]}:{version}:{service.settings.replica}:{service.boot}"
-        await Publisher(service.bus).once(event, org=self.job.org, key=self.job.job_id, id=id)
+        id = f"{self.task.term}:{self.loaded[0]}:{version}:{owner.settings.replica}:{owner.boot}"
+        await Publisher(owner.bus).once(event, org=self.job.org, key=self.job.job_id, id=id)
         log.info("policy loaded", version=version, seconds=round(seconds, 4), proven=proven, canary_error=canary_error)
 
     async def _follow(self) -> None:
         org, job_id = self.job.org, self.job.job_id
-        standing = JobStatus()
-        async for recorded in follow(
-            self.service.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]
-        ):
+        status = JobStatus()
+        async for recorded in follow(self.owner.bus.nc, [f"job.*.{org}.{job_id}", f"policy.published.{org}.{job_id}"]):
             if isinstance(recorded.event, PolicyPublished):
                 # The follower reads from the beginning of the log, so this version may be an old one.
                 if self._is_newer(recorded.event):
                     self.newest = recorded.event
             elif recorded.type.startswith("job."):
-                standing.add(recorded.type)
-                self.over = standing.is_over(self.task.term)
+                status.add(recorded.type)
+                self.over = status.is_over(self.task.term)
             self.changed.set()
             if self.over:
                 return

@@ -13,9 +13,9 @@ from synth.bus.history.model_refs import find_model
 from synth.bus.replay import replay
 from synth.errors import Problem, Transient, UserError
 from synth.events import LoraShape, ModelRef, PolicyPublished
-from synth.inference.api.completion import PolicyBinding
+from synth.inference.api.completion import ModelBinding
 from synth.inference.api.requests import JobSampling
-from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles, ModelPool
+from synth.inference.serving.model_pool import ModelFiles, ModelPool, ServedModel
 from synth.keys import Cid
 from synth.models import Registry, parse_finetuned
 from synth.weights.local_model import local_model, training_source
@@ -25,7 +25,8 @@ from synth.weights.local_model import local_model, training_source
 class ServedJob:
     """A job whose policy this process serves: its source model, and the sampling that its rollouts must use.
 
-    trained: whether the policy is trained (RL). lora: the shape of the adapter that is trained; None: full weights.
+    lora: the shape of the adapter that is trained; None: full weights. expects_new_weights: whether the policy is
+    trained (RL).
     """
 
     org: str
@@ -33,11 +34,11 @@ class ServedJob:
     source: ModelRef
     sampling: JobSampling
     lora: LoraShape | None
-    trained: bool
+    expects_new_weights: bool
 
 
 @dataclass
-class ServiceRouter:
+class ModelRouter:
     """Implements `synth.inference.api.app.Router`. jobs: those whose newest policy is live, by job id."""
 
     bus: Connection
@@ -59,14 +60,14 @@ class ServiceRouter:
         return self._model_pool
 
     @asynccontextmanager
-    async def for_rollout(self, cid: Cid) -> AsyncIterator[PolicyBinding]:
+    async def for_rollout(self, cid: Cid) -> AsyncIterator[ModelBinding]:
         """The live policy of the credential's job, or the version that the credential pins for an evaluation."""
         job = self.jobs.get(cid.job_id)
         if job is None:
             raise Transient(f"the policy of {cid.job_id} is not served here", delay=1)
         if cid.version is not None:
             async with self.model_pool.lease(
-                pinned_policy_name(cid.job_id, cid.version), version_of=cid.job_id
+                pinned_policy_name(cid.job_id, cid.version), pinned_from=cid.job_id
             ) as pinned:
                 yield _binding(pinned, cid.job_id, job.sampling)
             return
@@ -76,7 +77,7 @@ class ServiceRouter:
         yield _binding(live, cid.job_id, job.sampling)
 
     @asynccontextmanager
-    async def for_model(self, model: str, principal: str) -> AsyncIterator[PolicyBinding]:
+    async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
         """A base model, or a fine-tuned one that the organisation owns."""
         ref = await self._find(principal, model)
         # The id stands for other weights now: the base was installed, or another model stands in for it.
@@ -103,9 +104,9 @@ class ServiceRouter:
 
     async def source_of(self, job: ServedJob) -> ModelFiles:
         """The files that a job's policy starts from: the same as its trainer loads."""
-        if job.trained:
+        if job.expects_new_weights:
             found = await training_source(job.source, job.lora, self.blobs, self.cache)
-            return ModelFiles(found.model, found.adapter, lora=job.lora, trained=True)
+            return ModelFiles(found.model, found.adapter, lora=job.lora, expects_new_weights=True)
         found = await local_model(job.source, self.blobs, self.cache)
         return ModelFiles(found.model, found.adapter, lora=job.source.lora)
 
@@ -125,7 +126,7 @@ class ServiceRouter:
         return known
 
     async def _pinned_files(self, job: ServedJob, version: int) -> ModelFiles:
-        source = replace(await self.source_of(job), trained=False)
+        source = replace(await self.source_of(job), expects_new_weights=False)
         if version == 0:
             return source
         published = await replay(self.bus.nc, [f"policy.published.{job.org}.{job.job_id}"])
@@ -143,8 +144,8 @@ def pinned_policy_name(job_id: str, version: int) -> str:
     return f"{job_id}@v{version}"
 
 
-def _binding(loaded: LoadedPolicy, model: str, sampling: JobSampling | None) -> PolicyBinding:
-    return PolicyBinding(engine=loaded.engine, chat=loaded.chat, model=model, sampling=sampling)
+def _binding(loaded: ServedModel, model: str, sampling: JobSampling | None) -> ModelBinding:
+    return ModelBinding(engine=loaded.engine, chat=loaded.chat, model=model, sampling=sampling)
 
 
 def _at_model(problem: Problem) -> Problem:

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from synth.inference.engines.limits import vllm_lora_rank
 from synth.runtime import logs
 
-log = logs.get("hosts")
+log = logs.get("vllm_pool")
 
 
 class Host(Protocol):

@@ -18,7 +18,7 @@ from synth.trajectories import ClosedRollout, CompletionRecord, closed_from_byte
 #: Bounds the size of an answer: the records of a long rollout are a megabyte.
 _MAX_CIDS_PER_REQUEST = 64
 
-_PendingTake = tuple[str, asyncio.Future[ClosedRollout]]
+_PendingClose = tuple[str, asyncio.Future[ClosedRollout]]
 
 
 class RecorderClient:
@@ -27,10 +27,10 @@ class RecorderClient:
     def __init__(self, cluster_secret: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         headers = {"Authorization": f"Bearer {internal_token(cluster_secret)}"}
         self._http = httpx.AsyncClient(headers=headers, timeout=30, trust_env=False, transport=transport)
-        self._pending: dict[str, list[_PendingTake]] = {}
+        self._pending: dict[str, list[_PendingClose]] = {}
         self._senders: dict[str, asyncio.Task[None]] = {}
 
-    async def take(self, replica_url: str, cid: str) -> list[CompletionRecord]:
+    async def close_rollout(self, replica_url: str, cid: str) -> list[CompletionRecord]:
         """Close a cid and take its records, in the order of the calls. Raises `Transient` when they are lost."""
         future: asyncio.Future[ClosedRollout] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(replica_url, []).append((cid, future))
@@ -41,7 +41,7 @@ class RecorderClient:
             raise Transient(f"the recorder refused: {closed.refused}")
         return records_from_bytes(closed.records)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
         for sender in self._senders.values():
             sender.cancel()
@@ -51,21 +51,21 @@ class RecorderClient:
         try:
             # Rollouts that end in the same iteration of the event loop are sent together.
             await asyncio.sleep(0)
-            while takes := self._pending.pop(replica_url, []):
-                for start in range(0, len(takes), _MAX_CIDS_PER_REQUEST):
-                    await self._send(replica_url, takes[start : start + _MAX_CIDS_PER_REQUEST])
+            while pending := self._pending.pop(replica_url, []):
+                for start in range(0, len(pending), _MAX_CIDS_PER_REQUEST):
+                    await self._send(replica_url, pending[start : start + _MAX_CIDS_PER_REQUEST])
         finally:
             del self._senders[replica_url]
 
-    async def _send(self, replica_url: str, takes: list[_PendingTake]) -> None:
+    async def _send(self, replica_url: str, pending: list[_PendingClose]) -> None:
         try:
-            closed = await self._close(replica_url, [cid for cid, _ in takes])
+            closed = await self._close(replica_url, [cid for cid, _ in pending])
         except Exception as error:  # noqa: BLE001 - each waiting caller gets it, whatever it is
-            for _, future in takes:
+            for _, future in pending:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), rollout in zip(takes, closed, strict=True):
+        for (_, future), rollout in zip(pending, closed, strict=True):
             if not future.done():  # its caller may have been cancelled
                 future.set_result(rollout)
 

@@ -19,23 +19,23 @@ _REQUESTS_PER_CLIENT = 8
 _MAX_BODY_BYTES = 64 << 20
 
 
-class TaskClient:
+class TaskAppClient:
     """Plays rollouts at one job's task app."""
 
     def __init__(
-        self, rollout: RolloutSettings, *, job_id: str, key: str | None, limit: int, guard: GuardPolicy
+        self, rollout_settings: RolloutSettings, *, job_id: str, key: str | None, limit: int, guard: GuardPolicy
     ) -> None:
         """key: the environment key that the verifier found to work. limit: the most rollouts at once."""
-        self._rollout = rollout
+        self._rollout_settings = rollout_settings
         self._job_id = job_id
-        self._url = rollout.task_url.rstrip("/") + "/rollout"
+        self._url = rollout_settings.task_url.rstrip("/") + "/rollout"
         self._key = key
         # An answer that inflates on arrival would pass the limit before we could count it.
         headers = {"Accept-Encoding": "identity"}
         if key:
             headers |= {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"}
         count = -(-limit // _REQUESTS_PER_CLIENT)
-        timeout = rollout.rollout_timeout_s
+        timeout = rollout_settings.rollout_timeout_s
         self._clients = [guarded_client(guard, headers=headers, timeout=timeout) for _ in range(count)]
         self._next = itertools.cycle(self._clients)
 
@@ -46,7 +46,7 @@ class TaskClient:
     async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
         """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
         body = self._body(request, spec, inference_url=inference_url, cid=cid)
-        limit = self._rollout.rollout_timeout_s
+        limit = self._rollout_settings.rollout_timeout_s
         content = bytearray()
         try:
             # httpx bounds each read, not their sum: an app that sends a byte at a time would hold its slot for ever.
@@ -72,7 +72,7 @@ class TaskClient:
             return content[:300].decode(errors="replace")
 
     def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
-        r = self._rollout
+        r = self._rollout_settings
         sampling = {"temperature": r.sampling.temperature, "top_p": 1.0, "max_tokens": r.sampling.max_tokens}
         policy = {
             **r.policy_config,
@@ -101,6 +101,6 @@ class TaskClient:
             "training_session_id": self._job_id,
         }
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         for client in self._clients:
             await client.aclose()

@@ -8,7 +8,7 @@ import numpy as np
 
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 
-_MIN_SPREAD = 1e-6
+_MIN_REWARD_RANGE = 1e-6
 _EPSILON = 1e-6
 
 
@@ -38,8 +38,8 @@ def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
 
 
 def has_signal(rewards: list[float]) -> bool:
-    """Whether a group teaches anything: it has two rewards at least, and they differ."""
-    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _MIN_SPREAD
+    """Whether a group has a learning signal: at least two rewards, not all equal."""
+    return len(rewards) >= 2 and max(rewards) - min(rewards) >= _MIN_REWARD_RANGE
 
 
 def build_batch(
@@ -65,21 +65,21 @@ def build_batch(
     ordered = sorted(rollouts, key=lambda r: (r.group, _index(r)))
     position = {id(r): i for i, r in enumerate(ordered)}
     branches: list[Branch] = []
-    advantage: list[float] = []
-    rollout: list[int] = []
+    branch_advantages: list[float] = []
+    branch_rollouts: list[int] = []
     kept = 0
     for group in range(groups):
         members = [r for r in ordered if r.group == group]
-        whole = len(members) + (late or {}).get(group, 0) == group_size
-        signal = advantages([m.reward for m in members], by_std=by_std) if whole else None
-        if signal is None:
+        complete = len(members) + (late or {}).get(group, 0) == group_size
+        group_advantages = advantages([m.reward for m in members], by_std=by_std) if complete else None
+        if group_advantages is None:
             continue
         kept += 1
-        for member, a in zip(members, signal, strict=True):
+        for member, advantage in zip(members, group_advantages, strict=True):
             for branch in member.branches:
                 branches.append(branch)
-                advantage.append(a)
-                rollout.append(position[id(member)])
+                branch_advantages.append(advantage)
+                branch_rollouts.append(position[id(member)])
     meta = BatchMeta(
         job_id=job_id,
         iteration=iteration,
@@ -89,33 +89,7 @@ def build_batch(
         groups_dropped=groups - kept,
         values=values,
     )
-    return RolloutBatch.build(branches, advantage, rollout, meta)
-
-
-def collection_metrics(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:
-    """The metrics of a collection, which `train.step` and `eval.completed` repeat. Seconds are wall-clock seconds."""
-    if not rollouts:
-        return {"rollouts": 0.0, "rollouts_failed": float(failed)}
-    seconds = np.asarray([r.seconds for r in rollouts])
-    sampled = np.asarray([sum(int(b.loss_mask.sum()) for b in r.branches) for r in rollouts])
-    rewards = np.asarray([r.reward for r in rollouts])
-    return {
-        "rollouts": float(len(rollouts)),
-        "rollouts_failed": float(failed),
-        "rollout_retries": float(sum(r.tries - 1 for r in rollouts)),
-        "rollout_seconds_p50": float(np.quantile(seconds, 0.5)),
-        "rollout_seconds_p99": float(np.quantile(seconds, 0.99)),
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
-        "completion_tokens_mean": float(sampled.mean()),
-        "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
-        "branch_breaks": float(sum(len(r.branches) - 1 for r in rollouts)),
-    }
-
-
-def _sampled(rollout: ScoredRollout) -> bytes:
-    """The tokens that the policy sampled in a rollout, as bytes to compare."""
-    return b"".join(b.tokens[b.loss_mask].tobytes() for b in rollout.branches)
+    return RolloutBatch.build(branches, branch_advantages, branch_rollouts, meta)
 
 
 def _index(rollout: ScoredRollout) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 class Deadline:
     """The time that the rollouts of one group have left.
 
-    The clock starts when the last rollout of the group arrives at its task app, and stands still while one of them is
-    away from it, since a rollout that waits for a replica is not late. Whatever is late at the end is the app's doing.
+    The clock runs only while every unfinished rollout of the group is at its task app. It stops while one of them waits
+    for a replica, so a slow cluster makes no rollout late.
     """
 
     def __init__(self, rollouts: Iterable[int], timeout_s: float | None) -> None:

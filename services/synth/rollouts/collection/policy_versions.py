@@ -23,7 +23,7 @@ class PolicyVersions:
             self._version_by_replica[replica] = version
             self._changed.notify_all()
 
-    def is_at(self, replica: str, version: int) -> bool:
+    def serves_at_least(self, replica: str, version: int) -> bool:
         """Whether a replica serves this version or a later one."""
         return self._version_by_replica.get(replica, -1) >= version
 
@@ -35,7 +35,7 @@ class PolicyVersions:
         except TimeoutError as error:
             raise Transient(f"policy version {version} is not served after {timeout:.0f} s") from error
 
-    async def wait_change(self, *, timeout: float) -> None:
+    async def wait_for_change(self, *, timeout: float) -> None:
         """Return when a replica has loaded a version, or after `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout), self._changed:

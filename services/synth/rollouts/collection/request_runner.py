@@ -1,9 +1,9 @@
 """Runs one request: its groups, the tries of their rollouts, their deadlines, and refills for groups without a signal.
 
-Invariants. Refill n is run when, and only when, more than n of the groups before it came without a signal; which
-groups are run is therefore the same in whatever order rollouts end, and for a collector that takes over. A group that
-lacks a rollout for a failure is dropped; one that lacks some because they were late goes on with those that it has.
-Between its tries a rollout holds no slot.
+Invariants. Refill group n (from 0) runs if, and only if, more than n earlier groups had no signal. Which groups run is
+therefore the same in whatever order rollouts end, and for a collector that takes over. A group that lacks a rollout for
+a failure is dropped; one that lacks some because they were late goes on with those that it has. Between its tries a
+rollout holds no slot.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class RequestRunner:
         return RequestResult(
             rollouts=list(self._done.values()),
             groups=self._groups,
-            spent=self._spent,
+            num_rollouts=self._num_rollouts,
             failed=sum(not a.late for a in self._abandoned.values()),
             late=dict(late),
         )
 
     @property
-    def _spent(self) -> int:
+    def _num_rollouts(self) -> int:
         return self._groups * self._request.group_size
 
     def _begin_group(self) -> None:
@@ -117,7 +117,7 @@ class RequestRunner:
                     if self._group_timeout_s is not None:
                         await _ended_or_expired(set(running.values()), deadline)
                         late = [s for s in missing if not deadline.is_over(s.index)]
-                        await self._cut_off(late, running, self._group_timeout_s)
+                        await self._abandon_late(late, running, self._group_timeout_s)
         if not self._has_signal(specs) and self._groups < self._request.max_groups:
             self._begin_group()
 
@@ -130,7 +130,7 @@ class RequestRunner:
             self._done[spec.index] = outcome.rollout
             self._report_progress()
         else:
-            await self._go_without(spec, outcome)
+            await self._abandon_rollout(spec, outcome)
 
     async def _try_until_decided(self, spec: RolloutSpec, deadline: Deadline) -> CompletedRollout | AbandonedRollout:
         """Try a rollout until it has a reward or its budget of tries is spent."""
@@ -160,24 +160,26 @@ class RequestRunner:
             await asyncio.sleep(min(5.0, 0.2 * 2**tries))
         raise AssertionError("counting never ends")
 
-    async def _cut_off(self, late: list[RolloutSpec], running: dict[int, asyncio.Task[None]], timeout_s: float) -> None:
+    async def _abandon_late(
+        self, late: list[RolloutSpec], running: dict[int, asyncio.Task[None]], timeout_s: float
+    ) -> None:
         """End the rollouts that are not over when the time of their group is."""
         for spec in late:
             running[spec.index].cancel()
         if late:
             await asyncio.wait([running[spec.index] for spec in late])
         for spec in late:
-            await self._go_without(spec, _late(timeout_s, self._tries[spec.index]))
+            await self._abandon_rollout(spec, _late(timeout_s, self._tries[spec.index]))
 
-    async def _go_without(self, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+    async def _abandon_rollout(self, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         await self._abandon(self._request, spec, abandoned)
         self._abandoned[spec.index] = abandoned
         self._report_progress()
-        if len(self._abandoned) > max(1, int(self._spent * MAX_FAILED_SHARE)):
+        if len(self._abandoned) > max(1, int(self._num_rollouts * MAX_FAILED_SHARE)):
             raise _TooManyAbandoned(abandoned.problem)
 
     def _report_progress(self) -> None:
-        self._progress(len(self._done) + len(self._abandoned), self._spent)
+        self._progress(len(self._done) + len(self._abandoned), self._num_rollouts)
 
     def _has_signal(self, specs: list[RolloutSpec]) -> bool:
         if any(s.index in self._abandoned and not self._abandoned[s.index].late for s in specs):

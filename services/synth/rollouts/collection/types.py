@@ -100,14 +100,14 @@ NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 @dataclass(frozen=True)
 class RequestResult:
-    """The rollouts of a request that count. groups, spent: the groups and rollouts that were run, refills included.
+    """The rollouts of a request that count. groups, num_rollouts: those that were run, refills included.
 
     failed: how many rollouts the environment failed. late: how many were cut off at their deadline, by group.
     """
 
     rollouts: list[ScoredRollout]
     groups: int
-    spent: int
+    num_rollouts: int
     failed: int
     late: dict[int, int]
 

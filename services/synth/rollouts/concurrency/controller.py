@@ -1,10 +1,10 @@
-"""How many rollouts of a job run at once: the limit grows while that helps, and halves on overload (AIMD, as in TCP).
+"""The limit on a job's concurrent rollouts, by additive increase and multiplicative decrease (AIMD, as in TCP).
 
-Overload is a task app that says "too many" or does not answer in time, an engine whose queue is longer than its batch,
-batches that wait for the trainer, and rollouts that come back too old to be trained. Below the slow-start threshold
-the limit doubles with each round of rollouts; beyond it, a round adds a sixteenth of the bound. A halving sets the
-threshold to the new limit, unless its cause is a backlog, which says nothing of what the app bears: when the trainer
-has to wait again, the limit may double with each of its steps.
+The limit is halved on overload: the task app answers 429 or 503 or times out, the engine's queue is longer than its
+batch, batches wait for the trainer, or a rollout returns tokens that are too old. Below the slow-start threshold the
+limit doubles with each round of rollouts; above it, a round adds a sixteenth of the bound. A halving sets the threshold
+to the new limit. A halving for a backlog does not, because a backlog is no limit of the task app: after it, the limit
+may at most double with each step of the trainer.
 
 Invariants. 1 ≤ limit ≤ bound. A try that began before the last halving cannot halve again: one cause counts once.
 Nothing here decides which rollouts run, only when. There is no clock inside: time is given, in seconds.
@@ -70,7 +70,10 @@ class ConcurrencyController:
         return int(self._limit)
 
     def record_try(self, now: float, *, started: float, full: bool, overload: Overload | None = None) -> None:
-        """A try of a rollout has ended. started: when it began. full: the limit was reached, so more would have run."""
+        """Record the end of a try.
+
+        started: when it began. full: whether the limit was reached, so that a higher limit would have run more.
+        """
         if overload is not None:
             # A try that began before the last halving met the load of then, which has been answered.
             if started >= self._halved_at:
@@ -81,16 +84,16 @@ class ConcurrencyController:
             self.rising = True
 
     def record_queue(self, now: float, *, running: int, waiting: int) -> None:
-        """The engines that serve this job have so many requests in their batches, and so many in their queues."""
+        """Record the requests in the batches and in the queues of the engines that serve this job."""
         self._queued = 4 * waiting > running
         if waiting > max(1, running) and now - self._halved_at >= _QUEUE_SETTLE_S:
             self._halve(now, Overload.QUEUE)
 
     def record_step(self, now: float, *, waiting: int, busy: float) -> None:
-        """The trainer has made a step.
+        """Record that the trainer has made a step.
 
-        waiting: batches that are collected beside the one that it trains next; -1 where it has to wait for that one.
-        busy: the share of the time since its last step in which rollouts ran.
+        waiting: finished batches beyond the one that it trains next; -1 if it has to wait for that one.
+        busy: the share of the time since the last step in which a rollout ran.
         """
         before, self._backlog = self._backlog, waiting
         self._batch_ready = waiting >= 0

@@ -11,7 +11,7 @@ from synth.rollouts.concurrency.controller import ConcurrencyController, Overloa
 from synth.rollouts.concurrency.limiter import Occupancy, Priority, PriorityLimiter
 from synth.runtime import logs
 
-log = logs.get("collector")
+log = logs.get("concurrency")
 
 
 class JobConcurrency:

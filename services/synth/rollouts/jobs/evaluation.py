@@ -10,7 +10,7 @@ from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, P
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob
-from synth.rollouts.collection.batching import collection_metrics
+from synth.rollouts.collection.metrics import collection_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
 from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
@@ -41,7 +41,7 @@ async def _wait_until_served(context: CollectionContext) -> JobFailed | None:
 
     Returns how the job fails if its model is refused; None once it is served, or once the job is over.
     """
-    standing = JobStatus()
+    status = JobStatus()
     async with aclosing(context.follow("policy.loaded", "policy.refused", "job.*")) as events:
         async for recorded in events:
             of_this_term = recorded.seq > context.history.since
@@ -53,8 +53,8 @@ async def _wait_until_served(context: CollectionContext) -> JobFailed | None:
                     if of_this_term:
                         return failure_of(refused)
                 case _:
-                    standing.add(recorded.type)
-                    if standing.is_over(context.term):
+                    status.add(recorded.type)
+                    if status.is_over(context.term):
                         return None
     raise AssertionError("a follow never ends")
 

@@ -23,8 +23,7 @@ from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.rollout_runner import RolloutRunner
-from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
@@ -32,6 +31,7 @@ from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
 from synth.rollouts.jobs.rl import collect_iterations
+from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
@@ -40,8 +40,8 @@ _REPLICA_WAIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class CollectorService:
-    """What every collect task of this process shares. collectors: of the jobs that it collects for now, by id."""
+class CollectTaskOwner:
+    """The owner of this process's collect tasks. collectors: of the jobs that it collects for now, by id."""
 
     bus: Connection
     blobs: BlobStore
@@ -78,21 +78,23 @@ class CollectorService:
     async def _open_context(
         self, history: JobHistory, job: RlJob | EvalJob, lease: Lease
     ) -> AsyncIterator[CollectionContext]:
-        rollout = job.rollout
+        rollout_settings = job.rollout
         # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
-        hung_after_s = self.settings.policy_wait_s + (rollout.rollout_timeout_s + 10) * (rollout.max_retries + 2)
+        hung_after_s = self.settings.policy_wait_s + (rollout_settings.rollout_timeout_s + 10) * (
+            rollout_settings.max_retries + 2
+        )
         lease.progress("start", deadline=hung_after_s)
 
         def progress(stage: str) -> None:
             lease.progress(stage, deadline=hung_after_s)
 
-        app = await self._task_client(history, job)
+        app = await self._task_app_client(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret)
         versions = PolicyVersions()
         runner = RolloutRunner(
             history.job_id,
-            rollout,
+            rollout_settings,
             app=app,
             recorder=recorder,
             replicas=self.replicas,
@@ -106,13 +108,13 @@ class CollectorService:
         event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
         collector = Collector(
             history.job_id,
-            concurrency=JobConcurrency(rollout.max_concurrent_rollouts, engine_queue=runner.engine_queue),
-            max_tries=1 + rollout.max_retries,
+            concurrency=JobConcurrency(rollout_settings.max_concurrent_rollouts, engine_queue=runner.engine_queue),
+            max_tries=1 + rollout_settings.max_retries,
             run_try=runner.run_try,
             complete=event_log.complete,
             abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
-            group_timeout_s=rollout.group_timeout_s,
+            group_timeout_s=rollout_settings.group_timeout_s,
         )
 
         async def mark_idle() -> None:
@@ -131,14 +133,14 @@ class CollectorService:
             # A later task of the job may have begun.
             if self.collectors.get(history.job_id) is collector:
                 del self.collectors[history.job_id]
-            await app.close()
-            await recorder.close()
+            await app.aclose()
+            await recorder.aclose()
 
-    async def _task_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskClient:
+    async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
         verified = history.need(JobVerified)
         secret = self.settings.cluster_secret.get_secret_value()
         keys = {k.id: k.key for k in await SecretStore(self.bus, secret).environment_keys(history.org)}
-        return TaskClient(
+        return TaskAppClient(
             job.rollout,
             job_id=history.job_id,
             key=keys.get(verified.task_key_id or ""),

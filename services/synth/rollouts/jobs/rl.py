@@ -14,7 +14,8 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection.batching import ScoredRollout, build_batch, collection_metrics
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.metrics import collection_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
@@ -22,7 +23,7 @@ from synth.rollouts.event_log import request_from_event
 from synth.rollouts.jobs.context import CollectionContext
 from synth.runtime import logs
 
-log = logs.get("iterations")
+log = logs.get("collect")
 
 
 async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
@@ -39,7 +40,7 @@ async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
 
 async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
     requests = _RunningRequests(context, job)
-    standing = JobStatus()
+    status = JobStatus()
     live = False
     # From the beginning of the log: requests and loaded versions of earlier collectors count too.
     events = context.follow("rollout.requested", "policy.loaded", "job.*")
@@ -57,8 +58,8 @@ async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
                 case RolloutRequested() as event:
                     requests.start(request_from_event(event), group)
                 case _:
-                    standing.add(recorded.type)
-                    if standing.is_over(context.term):
+                    status.add(recorded.type)
+                    if status.is_over(context.term):
                         break
         requests.stop()
 
@@ -115,7 +116,7 @@ class _RunningRequests:
             "groups_refilled": float(result.groups - len(request.seeds)),
             "groups_partial": float(len(result.late)),
             "rollouts_late": float(sum(result.late.values())),
-            "rollouts_spent": float(result.spent),
+            "rollouts_spent": float(result.num_rollouts),
         }
         batch = build_batch(
             result.rollouts,

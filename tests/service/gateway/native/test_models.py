@@ -239,7 +239,7 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
     await replica("records", "tiny-f", running_now=50)
     await chat_until_ok(user, model="tiny-f")
     cid = Cid(
-        rollout_id="job_1_t1_0", attempt=1, replica="records-1", version=None, calls=9, expires=int(time.time()) + 60
+        rollout_id="job_1_t1_0", nonce=1, replica="records-1", version=None, calls=9, expires=int(time.time()) + 60
     )
     text = mint_cid(cid, SECRET)
     user.http.headers.pop("Authorization")

@@ -17,7 +17,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import records_from_bytes
-from tests.unit.inference.memorised_replies import BUDGET, THOUGHTS, TOOLS
+from tests.unit.inference.memorised_replies import BUDGET, REASONING, TOOLS
 from tests.unit.inference.one_model_service import KEY, credential, serve
 
 ASK: Any = [{"role": "user", "content": "What is 12 + 34?"}]
@@ -75,7 +75,7 @@ async def test_the_sdk_chats_streams_and_lists(server: tuple[str, Any]) -> None:
         assert [m.id async for m in client.models.list()] == ["tiny"]
 
 
-async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(
+async def test_the_sdk_reads_reasoning_and_a_forced_call_whole_and_streamed(
     memorised_client: openai.AsyncOpenAI,
 ) -> None:
     asked: Any = {"model": "tiny", "messages": ASK, "temperature": 0, "max_tokens": 60, "tools": TOOLS}
@@ -84,7 +84,7 @@ async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(
     message: Any = whole.choices[0].message
     [call] = message.tool_calls
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 12}')
-    assert THOUGHTS.startswith(message.reasoning_content)
+    assert REASONING.startswith(message.reasoning_content)
     assert whole.choices[0].finish_reason == "tool_calls"
     assert whole.usage is not None
     assert whole.usage.completion_tokens_details is not None
@@ -95,8 +95,8 @@ async def test_the_sdk_reads_thoughts_and_a_forced_call_whole_and_streamed(
         final = await stream.get_final_completion()
     joined: Any = final.choices[0].message
     assert joined.tool_calls[0].function.arguments == call.function.arguments
-    thoughts = [e.chunk.choices[0].delta for e in events if e.type == "chunk" and e.chunk.choices]
-    assert "".join(getattr(delta, "reasoning_content", "") for delta in thoughts) == message.reasoning_content
+    deltas = [e.chunk.choices[0].delta for e in events if e.type == "chunk" and e.chunk.choices]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == message.reasoning_content
     assert final.usage == whole.usage
     # A message of the SDK goes back as it is.
     again = await memorised_client.chat.completions.create(**asked | {"messages": [*ASK, message, TOOL_RESULT]})
@@ -152,10 +152,10 @@ async def test_what_the_sdk_commonly_asks_for_is_served(server: tuple[str, Any])
         system = await chat.create(**common | {"messages": [{"role": "system", "content": "Be brief."}, *ASK]})
         developer = await chat.create(**common | {"messages": [{"role": "developer", "content": "Be brief."}, *ASK]})
         assert developer.choices == system.choices
-        thought = await chat.create(**common, reasoning_effort="high")
-        assert thought.usage is not None
+        thinking = await chat.create(**common, reasoning_effort="high")
+        assert thinking.usage is not None
         assert plain.usage is not None
-        assert thought.usage.prompt_tokens != plain.usage.prompt_tokens
+        assert thinking.usage.prompt_tokens != plain.usage.prompt_tokens
 
 
 UNSERVED: dict[str, Any] = {

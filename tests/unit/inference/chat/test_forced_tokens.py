@@ -19,7 +19,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
 from synth.trajectories import BatchMeta, CompletionRecord, RolloutBatch, RolloutMeta, build_branches
-from tests.unit.inference.memorised_replies import ANSWER, ASK, BUDGET, THOUGHTS, TOOLS, WONDER, talk
+from tests.unit.inference.memorised_replies import ANSWER, ASK, BUDGET, REASONING, TOOLS, WONDER, talk
 from tests.unit.inference.one_model_service import Served, credential
 from tests.unit.inference.tiny_model import plain_logprobs, plain_model
 
@@ -64,19 +64,19 @@ def calls_of(reply: dict[str, Any]) -> list[tuple[str, str]]:
     return [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
 
 
-def leave_thoughts_to_the_model(served: Served) -> None:
-    """Qwen3's own way: asked to think, its template does not begin the thoughts."""
+def leave_reasoning_to_the_model(served: Served) -> None:
+    """Qwen3's own way: asked to think, its template does not begin the reasoning."""
     full = served.chat.tokenizer.full
     full.chat_template = full.chat_template.replace("{% if enable_thinking %}<think>\n{% endif %}", "")
 
 
-async def test_thoughts_are_told_apart_from_the_answer(served: Served) -> None:
+async def test_reasoning_is_told_apart_from_the_answer(served: Served) -> None:
     reply = await both(served, **GREEDY, thinking_mode="think")
     message = reply["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == (THOUGHTS, ANSWER)
+    assert (message["reasoning_content"], message["content"]) == (REASONING, ANSWER)
     details = reply["usage"]["completion_tokens_details"]
-    thought = len(served.chat.tokenizer.encode(f"{THOUGHTS}\n</think>"))
-    assert details == {"reasoning_tokens": thought, "forced_tokens": 0}
+    reasoning_tokens = len(served.chat.tokenizer.encode(f"{REASONING}\n</think>"))
+    assert details == {"reasoning_tokens": reasoning_tokens, "forced_tokens": 0}
     plain = await both(served, **GREEDY)
     assert "reasoning_content" not in plain["choices"][0]["message"]
     assert plain["choices"][0]["message"]["content"] == ANSWER
@@ -91,10 +91,10 @@ async def test_thoughts_are_told_apart_from_the_answer(served: Served) -> None:
         {"reasoning_effort": "low", "thinking_budget": BUDGET},
     ],
 )
-async def test_thoughts_that_reach_their_budget_are_closed_and_the_answer_follows(served: Served, asked: Any) -> None:
+async def test_reasoning_that_reaches_its_budget_is_closed_and_the_answer_follows(served: Served, asked: Any) -> None:
     reply = await both(served, **GREEDY, **asked)
     message, encode = reply["choices"][0]["message"], served.chat.tokenizer.encode
-    assert message["reasoning"] == served.chat.tokenizer.decode(encode(THOUGHTS)[:BUDGET])
+    assert message["reasoning"] == served.chat.tokenizer.decode(encode(REASONING)[:BUDGET])
     assert (message["content"], reply["choices"][0]["finish_reason"]) == (ANSWER, "stop")
     closing, answered = len(encode("\n</think>\n\n")), len(encode(f"{ANSWER}<|im_end|>"))
     assert reply["usage"]["completion_tokens"] == BUDGET + answered
@@ -115,17 +115,17 @@ async def test_no_thinking_closes_what_a_template_always_opens(served: Served) -
     message = reply["choices"][0]["message"]
     assert ("reasoning" in message, message["content"]) == (False, ANSWER)
     reply = await both(served, **GREEDY)
-    assert reply["choices"][0]["message"]["reasoning"] == THOUGHTS
+    assert reply["choices"][0]["message"]["reasoning"] == REASONING
 
 
-async def test_a_model_that_begins_its_thoughts_itself_has_them_closed_too(served: Served) -> None:
-    leave_thoughts_to_the_model(served)
+async def test_a_model_that_begins_its_reasoning_itself_has_it_closed_too(served: Served) -> None:
+    leave_reasoning_to_the_model(served)
     asked: dict[str, Any] = GREEDY | {"messages": WONDER, "thinking_mode": "think"}
     free = (await both(served, **asked))["choices"][0]["message"]
-    assert (free["reasoning"], free["content"]) == (THOUGHTS, ANSWER)
+    assert (free["reasoning"], free["content"]) == (REASONING, ANSWER)
     reply = await both(served, **asked, thinking_budget=BUDGET)
     message, encode = reply["choices"][0]["message"], served.chat.tokenizer.encode
-    said = served.chat.tokenizer.decode(encode(f"<think>\n{THOUGHTS}")[:BUDGET])
+    said = served.chat.tokenizer.decode(encode(f"<think>\n{REASONING}")[:BUDGET])
     assert (message["reasoning"], message["content"]) == (said.removeprefix("<think>\n"), ANSWER)
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == BUDGET
     # One that answers at once has nothing to be closed.
@@ -144,17 +144,17 @@ async def test_max_tokens_bounds_what_is_sampled_in_all(served: Served, most: in
     assert (forced > 0) == (most > BUDGET)
 
 
-async def test_a_stop_string_ends_a_reply_in_its_thoughts_and_in_its_answer(served: Served) -> None:
+async def test_a_stop_string_ends_a_reply_in_its_reasoning_and_in_its_answer(served: Served) -> None:
     async def said(*stop: str, budget: int) -> tuple[str, str]:
         reply = await both(served, **GREEDY, thinking_mode="think", thinking_budget=budget, stop=stop)
         assert reply["choices"][0]["finish_reason"] == "stop"
         return reply["choices"][0]["message"].get("reasoning", ""), reply["choices"][0]["message"]["content"]
 
-    thoughts = served.chat.tokenizer.decode(served.chat.tokenizer.encode(THOUGHTS)[:BUDGET])
-    assert await said(";", budget=30) == (THOUGHTS.partition(";")[0], "")
-    assert await said("</think>", budget=30) == (THOUGHTS, "")
+    reasoning = served.chat.tokenizer.decode(served.chat.tokenizer.encode(REASONING)[:BUDGET])
+    assert await said(";", budget=30) == (REASONING.partition(";")[0], "")
+    assert await said("</think>", budget=30) == (REASONING, "")
     # What is forced is not looked at, although it holds both of these.
-    assert await said("n", "</think>", budget=BUDGET) == (thoughts, "a")
+    assert await said("n", "</think>", budget=BUDGET) == (reasoning, "a")
 
 
 @pytest.mark.parametrize(
@@ -173,17 +173,17 @@ async def test_a_tool_call_is_forced(served: Served, choice: Any, offered: Any) 
     assert free["choices"][0]["message"]["content"] == ANSWER
 
 
-async def test_a_forced_call_comes_after_the_thoughts(served: Served) -> None:
+async def test_a_forced_call_comes_after_the_reasoning(served: Served) -> None:
     asked = GREEDY | {"tools": TOOLS, "tool_choice": ADD, "thinking_mode": "think"}
     reply = await both(served, **asked)
-    assert (reply["choices"][0]["message"]["reasoning"], calls_of(reply)) == (THOUGHTS, [CALLED])
+    assert (reply["choices"][0]["message"]["reasoning"], calls_of(reply)) == (REASONING, [CALLED])
     hurried = await both(served, **asked, thinking_budget=BUDGET)
     assert calls_of(hurried) == [CALLED]
-    assert THOUGHTS.startswith(hurried["choices"][0]["message"]["reasoning"])
+    assert REASONING.startswith(hurried["choices"][0]["message"]["reasoning"])
 
 
-async def test_a_turn_that_ends_in_its_thoughts_has_to_call_all_the_same(served: Served) -> None:
-    leave_thoughts_to_the_model(served)
+async def test_a_turn_that_ends_in_its_reasoning_has_to_call_all_the_same(served: Served) -> None:
+    leave_reasoning_to_the_model(served)
     asked = GREEDY | {"messages": WONDER, "tools": TOOLS, "tool_choice": ADD, "thinking_mode": "think"}
     reply = await both(served, **asked, return_token_ids=True)
     assert calls_of(reply) == [CALLED]
@@ -210,18 +210,18 @@ def generation(served: Served, prompt_ids: list[int], *banned: int) -> Generatio
 
 async def test_an_abort_between_two_requests_ends_the_reply_before_anything_is_forced(served: Served) -> None:
     alone = generation(served, served.chat.prompt_ids(talk(ASK, thinking=True)))
-    parts: list[ReplyDelta] = []
-    async for part in alone.deltas():
-        parts.append(part)
+    deltas: list[ReplyDelta] = []
+    async for delta in alone.deltas():
+        deltas.append(delta)
         alone.abort()
-    assert [(len(part.token_ids), part.finish_reason) for part in parts] == [(BUDGET, None), (0, "abort")]
+    assert [(len(delta.token_ids), delta.finish_reason) for delta in deltas] == [(BUDGET, None), (0, "abort")]
 
 
 async def test_a_context_without_room_for_what_is_forced_ends_the_reply_for_its_length(served: Served) -> None:
     [mark] = served.chat.tokenizer.encode("</think>")
     alone = generation(served, [5] * (512 - BUDGET - 2), served.chat.tokenizer.eos_id, mark)
-    parts = [part async for part in alone.deltas()]
-    assert [(len(part.token_ids), part.finish_reason) for part in parts] == [(BUDGET, None), (0, "length")]
+    deltas = [delta async for delta in alone.deltas()]
+    assert [(len(delta.token_ids), delta.finish_reason) for delta in deltas] == [(BUDGET, None), (0, "length")]
 
 
 async def test_a_name_that_is_no_tools_is_put_right(served: Served) -> None:
@@ -244,20 +244,20 @@ async def test_on_a_rollout_a_call_is_forced_only_if_the_job_wants_it(served: Se
 
 
 async def test_thinking_on_a_rollout_is_the_jobs_and_the_app_may_ask_for_less(served: Served) -> None:
-    async def thought(**asked: Any) -> str | None:
+    async def reasoning_of(**asked: Any) -> str | None:
         return (await served.ask(credential(), **asked)).json()["choices"][0]["message"].get("reasoning")
 
     def tokens(n: int) -> str:
-        return served.chat.tokenizer.decode(served.chat.tokenizer.encode(THOUGHTS)[:n])
+        return served.chat.tokenizer.decode(served.chat.tokenizer.encode(REASONING)[:n])
 
     served.router.sampling = JobSampling(temperature=0, max_tokens=60, thinking=True, thinking_budget=BUDGET)
-    assert await thought(thinking_mode="no_think") == tokens(BUDGET)
-    assert await thought(thinking_budget=400) == tokens(BUDGET)
-    assert await thought(thinking_budget=3) == tokens(3)
+    assert await reasoning_of(thinking_mode="no_think") == tokens(BUDGET)
+    assert await reasoning_of(thinking_budget=400) == tokens(BUDGET)
+    assert await reasoning_of(thinking_budget=3) == tokens(3)
     served.router.sampling = JobSampling(temperature=0, max_tokens=60, thinking=False)
-    assert await thought(thinking_mode="think") is None
+    assert await reasoning_of(thinking_mode="think") is None
     served.router.sampling = JobSampling(temperature=0, max_tokens=60)
-    assert await thought(thinking_mode="think") == THOUGHTS
+    assert await reasoning_of(thinking_mode="think") == REASONING
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -313,7 +313,7 @@ async def test_a_turn_with_forced_tokens_is_continued_token_exactly(served: Serv
     )
     cid = credential()
     first = (await served.ask(cid, tools=TOOLS, tool_choice=ADD)).json()["choices"][0]["message"]
-    # As most apps do: the thoughts are not sent back.
+    # As most apps do: the reasoning is not sent back.
     said = {name: first[name] for name in ("role", "content", "tool_calls")}
     [call] = first["tool_calls"]
     result = {"role": "tool", "tool_call_id": call["id"], "content": "46"}

@@ -1,4 +1,4 @@
-"""Reading replies of every family: thoughts, content and calls, the same in whatever pieces the tokens come."""
+"""Reading replies of every family: reasoning, content and calls, the same in whatever pieces the tokens come."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def read(
     in_reasoning: bool = False,
 ) -> Message:
     """The reply in a text whose tokens come in pieces; what was given out on the way must be what it says."""
-    reader = ReplyParser(tokenizer, family(name), in_reasoning=in_reasoning, tools=TOOLS, stop=(stop,) if stop else ())
+    parser = ReplyParser(tokenizer, family(name), in_reasoning=in_reasoning, tools=TOOLS, stop=(stop,) if stop else ())
     ids = tokenizer.encode(text)
     bounds = sorted({0, *(c % (len(ids) + 1) for c in cuts), len(ids)})
     pieces = [ids[a:b] for a, b in itertools.pairwise(bounds)] or [[]]
     deltas = []
     for i, piece in enumerate(pieces):
         ended: dict[str, Any] = {"finish_reason": "stop", "stop_text": stop} if i == len(pieces) - 1 else {}
-        deltas.append(reader.more(ReplyDelta(piece, [-0.5] * len(piece), [0] * len(piece), **ended)))
-    reply, rest = reader.close("stop")
+        deltas.append(parser.feed(ReplyDelta(piece, [-0.5] * len(piece), [0] * len(piece), **ended)))
+    reply, rest = parser.close("stop")
     assert "".join(f.content for f in [*deltas, rest]) == (reply.message.content or "")
     assert "".join(f.reasoning for f in [*deltas, rest]) == reply.message.reasoning_text
     return reply.message
@@ -83,7 +83,7 @@ def test_the_template_says_which_family_a_model_is_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "thoughts", "content"),
+    ("text", "reasoning", "content"),
     [
         ("<think>\nwhy\n</think>\n\nso", "why", "so"),
         ("\n<think>why</think>so\n", "why", "so\n"),
@@ -96,13 +96,13 @@ def test_the_template_says_which_family_a_model_is_of() -> None:
         ("a</think>b", "", "a</think>b"),
     ],
 )
-def test_thoughts_stand_at_the_beginning(tokenizer: Tokenizer, text: str, thoughts: str, content: str) -> None:
+def test_reasoning_stands_at_the_beginning(tokenizer: Tokenizer, text: str, reasoning: str, content: str) -> None:
     message = read(tokenizer, text, cuts=tuple(range(len(text))))
-    assert (message.reasoning_text, message.content) == (thoughts, content)
+    assert (message.reasoning_text, message.content) == (reasoning, content)
     assert read(tokenizer, text, "qwen2.5").content == text
 
 
-def test_a_reply_that_begins_in_thoughts_is_thoughts_until_they_end(tokenizer: Tokenizer) -> None:
+def test_a_reply_that_begins_in_reasoning_is_reasoning_until_it_ends(tokenizer: Tokenizer) -> None:
     message = read(tokenizer, "why\n</think>\n\nso", in_reasoning=True)
     assert (message.reasoning_text, message.content) == ("why", "so")
     message = read(tokenizer, f"why\n</think>\n\n{XML_CALL}", "qwen3.5", in_reasoning=True)

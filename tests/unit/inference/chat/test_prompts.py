@@ -30,14 +30,14 @@ def said(chat: ChatFormat, text: str, *, ended: bool = True) -> list[int]:
     return [*ids, chat.tokenizer.eos_id] if ended else ids
 
 
-def part(ids: list[int], **more: Any) -> ReplyDelta:
+def reply_delta(ids: list[int], **more: Any) -> ReplyDelta:
     return ReplyDelta(ids, [-0.5] * len(ids), [0] * len(ids), **more)
 
 
 def read(chat: ChatFormat, ids: list[int], *, tools: Any = (), stop: str | None = None) -> ParsedReply:
-    reader = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=tools, stop=(stop,) if stop else ())
-    reader.more(part(ids, finish_reason="stop", stop_text=stop))
-    return reader.close("stop")[0]
+    parser = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=tools, stop=(stop,) if stop else ())
+    parser.feed(reply_delta(ids, finish_reason="stop", stop_text=stop))
+    return parser.close("stop")[0]
 
 
 def turn(chat: ChatFormat, history: TokenHistory, talk: Conversation, ids: list[int]) -> tuple[list[int], Message]:
@@ -119,7 +119,7 @@ QWEN3 = (
 
 
 @pytest.mark.parametrize("name", [None, "reasoning_content", "reasoning"])
-def test_thoughts_go_on_to_the_next_call_as_the_template_has_it_whether_sent_back_or_not(
+def test_reasoning_goes_on_to_the_next_call_as_the_template_has_it_whether_sent_back_or_not(
     model_dir: Path, name: str | None
 ) -> None:
     chat = ChatFormat(load_tokenizer(model_dir))
@@ -128,8 +128,8 @@ def test_thoughts_go_on_to_the_next_call_as_the_template_has_it_whether_sent_bac
     sampled = said(chat, "<think>\nhm\n</think>\n\nI look.")
     prompt, reply = turn(chat, history, first, sampled)
     assert (reply.reasoning_text, reply.content) == ("hm", "I look.")
-    thoughts: dict[str, Any] = {name: "hm"} if name else {}
-    back = Message(role="assistant", content="I look.", **thoughts)
+    reasoning: dict[str, Any] = {name: "hm"} if name else {}
+    back = Message(role="assistant", content="I look.", **reasoning)
     found = [*first.messages, back, Message(role="tool", content="a wall")]
 
     second = chat.prompt_ids(Conversation(found), history)
@@ -186,11 +186,11 @@ def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: b
     hit = next((s for s in stop if s in text), None)
     offered, shape = TOOLS if tools else [], ReplyOptions("id", "m", logprobs=False, token_ids=False)
     writer = ChunkWriter(shape, chat.tokenizer)
-    reader = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=offered, stop=stop)
-    chunks: list[dict[str, Any]] = [writer.opening()]
-    for tokens in [*(part([i]) for i in ids[:-1]), part([ids[-1]], finish_reason="stop", stop_text=hit)]:
-        chunks += writer.more(tokens, reader.more(tokens))
-    chunks += writer.closing(*reader.close("stop"))
+    parser = ReplyParser(chat.tokenizer, chat.family, in_reasoning=False, tools=offered, stop=stop)
+    chunks: list[dict[str, Any]] = [writer.first_chunk()]
+    for tokens in [*(reply_delta([i]) for i in ids[:-1]), reply_delta([ids[-1]], finish_reason="stop", stop_text=hit)]:
+        chunks += writer.chunks(tokens, parser.feed(tokens))
+    chunks += writer.last_chunks(*parser.close("stop"))
     whole = read(chat, ids, tools=offered, stop=hit)
 
     changes = [c["choices"][0]["delta"] for c in chunks]

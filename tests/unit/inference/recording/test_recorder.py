@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from synth.errors import Transient
-from synth.inference.recording.recorder import BudgetSpent, CidClosed, Recorder
+from synth.inference.recording.recorder import CallBudgetExceeded, ChoiceRecording, CidClosed, Recorder
 from synth.keys import Cid, InvalidKey, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, records_from_bytes
 
@@ -21,7 +23,7 @@ class Clock:
 
 
 def credential(rollout: str = "job_1_t0_0", *, calls: int = 5, expires: int = 2000) -> str:
-    return mint_cid(Cid(rollout_id=rollout, attempt=1, replica="r", version=None, calls=calls, expires=expires), SECRET)
+    return mint_cid(Cid(rollout_id=rollout, nonce=1, replica="r", version=None, calls=calls, expires=expires), SECRET)
 
 
 def record(n: int) -> CompletionRecord:
@@ -39,23 +41,28 @@ def recorder(clock: Clock) -> Recorder:
     return Recorder(lambda text: read_cid(text, SECRET, now=0), now=clock, max_bytes=4000)
 
 
+def begin(recorder: Recorder, cid: str) -> ChoiceRecording:
+    [choice] = recorder.begin_choices(cid, 1)
+    return choice
+
+
 def sizes(body: bytes) -> list[int]:
     return [len(r.prompt_ids) for r in records_from_bytes(body)]
 
 
 def test_records_come_in_the_order_of_the_calls_not_of_their_ends(recorder: Recorder) -> None:
     cid = credential()
-    first, second, third = (recorder.begin(cid) for _ in range(3))
+    first, second, third = (begin(recorder, cid) for _ in range(3))
     third.finish(record(3))
     second.fail()
     first.finish(record(1))
-    recorder.begin(cid).finish(record(4))
+    begin(recorder, cid).finish(record(4))
     assert sizes(recorder.close(cid)) == [1, 3, 4]
 
 
 def test_a_repeated_close_gets_the_same_bytes_for_a_minute_then_is_refused(recorder: Recorder, clock: Clock) -> None:
     cid = credential()
-    recorder.begin(cid).finish(record(2))
+    begin(recorder, cid).finish(record(2))
     body = recorder.close(cid)
     clock.now += 59
     assert recorder.close(cid) == body
@@ -66,22 +73,22 @@ def test_a_repeated_close_gets_the_same_bytes_for_a_minute_then_is_refused(recor
 
 def test_a_closed_credential_takes_no_calls_and_late_records_are_dropped(recorder: Recorder) -> None:
     cid, aborted = credential(), []
-    late = recorder.begin(cid)
+    late = begin(recorder, cid)
     late.on_close(lambda: aborted.append(1))
     assert sizes(recorder.close(cid)) == []
     late.finish(record(5))
     with pytest.raises(CidClosed, match="has been closed"):
-        recorder.begin(cid)
+        begin(recorder, cid)
     assert (aborted, recorder.late_records, recorder.nbytes) == ([1], 1, 0)
     assert sizes(recorder.close(cid)) == []
 
 
 def test_an_expired_credential_is_void_and_its_memory_is_freed(recorder: Recorder, clock: Clock) -> None:
     cid = credential(expires=1100)
-    recorder.begin(cid).finish(record(5))
+    begin(recorder, cid).finish(record(5))
     clock.now = 1101
     with pytest.raises(CidClosed, match="expired"):
-        recorder.begin(cid)
+        begin(recorder, cid)
     recorder.sweep()
     assert (recorder.open, recorder.nbytes) == (0, 0)
     with pytest.raises(CidClosed):
@@ -90,26 +97,26 @@ def test_an_expired_credential_is_void_and_its_memory_is_freed(recorder: Recorde
 
 def test_the_call_budget_is_kept_and_a_failed_call_is_given_back(recorder: Recorder) -> None:
     cid = credential(calls=2)
-    recorder.begin(cid).fail()
-    recorder.begin(cid).finish(record(1))
-    recorder.begin(cid)
-    with pytest.raises(BudgetSpent, match="all of its 2 calls"):
-        recorder.begin(cid)
+    begin(recorder, cid).fail()
+    begin(recorder, cid).finish(record(1))
+    begin(recorder, cid)
+    with pytest.raises(CallBudgetExceeded, match="all of its 2 calls"):
+        begin(recorder, cid)
 
 
 def test_a_forged_credential_is_refused_everywhere(recorder: Recorder) -> None:
     forged = credential()[:-1] + "x"
-    for act in (recorder.begin, recorder.close):
+    for act in (partial(begin, recorder), recorder.close):
         with pytest.raises(InvalidKey):
             act(forged)
 
 
 def test_memory_is_bounded(recorder: Recorder) -> None:
-    recorder.begin(credential("job_1_t0_0")).finish(record(300))
+    begin(recorder, credential("job_1_t0_0")).finish(record(300))
     with pytest.raises(Transient, match="fill the recorder's 4000 bytes"):
-        recorder.begin(credential("job_1_t0_1"))
+        begin(recorder, credential("job_1_t0_1"))
     recorder.close(credential("job_1_t0_0"))
-    recorder.begin(credential("job_1_t0_1"))
+    begin(recorder, credential("job_1_t0_1"))
 
 
 def test_a_rollout_that_never_called_closes_empty(recorder: Recorder) -> None:
@@ -119,7 +126,7 @@ def test_a_rollout_that_never_called_closes_empty(recorder: Recorder) -> None:
 def test_closed_records_are_let_go_when_they_fill_the_memory_the_oldest_first(recorder: Recorder) -> None:
     cids = [credential(f"job_1_t0_{i}") for i in range(4)]
     for cid in cids:
-        recorder.begin(cid).finish(record(80))
+        begin(recorder, cid).finish(record(80))
         recorder.close(cid)
     assert sizes(recorder.close(cids[-1])) == [80]
     with pytest.raises(CidClosed, match="no longer held"):
@@ -130,7 +137,7 @@ def test_an_open_rollout_that_expired_cannot_be_closed(recorder: Recorder, clock
     recorder.close(credential("job_1_t0_1"))  # has just swept
     cid = credential(expires=1000)
     clock.now = 999.5
-    recorder.begin(cid).finish(record(5))
+    begin(recorder, cid).finish(record(5))
     clock.now = 1000.0
     with pytest.raises(CidClosed, match="expired"):
         recorder.close(cid)

@@ -14,7 +14,7 @@ from synth.events import LoraShape
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles, ModelPool
+from synth.inference.serving.model_pool import ModelFiles, ModelPool, ServedModel
 from synth.inference.tokenizers import load_tokenizer
 
 
@@ -34,12 +34,12 @@ class ModelStore:
             raise UserError(Problem(what="no model 'none'", where="model"))
         return self.files
 
-    async def open(self, files: ModelFiles) -> LoadedPolicy:
+    async def open(self, files: ModelFiles) -> ServedModel:
         await self.gate.wait()
         self.loads += 1
         settings = EngineSettings(device="cpu", kv_budget_bytes=1 << 20)
         engine = await TransformersEngine.load(files.model_dir, version=files.version, settings=settings)
-        return LoadedPolicy(engine, ChatFormat(load_tokenizer(files.model_dir)))
+        return ServedModel(engine, ChatFormat(load_tokenizer(files.model_dir)))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def model_pool(store: ModelStore) -> AsyncIterator[ModelPool]:
     await made.close()
 
 
-async def use(model_pool: ModelPool, name: str) -> LoadedPolicy:
+async def use(model_pool: ModelPool, name: str) -> ServedModel:
     async with model_pool.lease(name) as loaded:
         return loaded
 
@@ -108,11 +108,11 @@ async def test_a_pinned_version_needs_no_place_of_its_own_and_goes_with_its_poli
 ) -> None:
     await model_pool.hold("job_1", store.files)
     await model_pool.hold("job_2", store.files)
-    async with model_pool.lease("job_1@v2", version_of="job_1"), model_pool.lease("job_2@v4", version_of="job_2"):
+    async with model_pool.lease("job_1@v2", pinned_from="job_1"), model_pool.lease("job_2@v4", pinned_from="job_2"):
         with pytest.raises(Transient, match="another version is in use; 'job_1@v3' has to wait"):
-            async with model_pool.lease("job_1@v3", version_of="job_1"):
+            async with model_pool.lease("job_1@v3", pinned_from="job_1"):
                 pass
-    async with model_pool.lease("job_1@v3", version_of="job_1"):
+    async with model_pool.lease("job_1@v3", pinned_from="job_1"):
         assert set(model_pool.names()) == {"job_1", "job_2", "job_1@v3", "job_2@v4"}
     await model_pool.release("job_1")
     assert set(model_pool.names()) == {"job_2", "job_2@v4"}
@@ -183,7 +183,7 @@ async def test_a_model_that_nobody_asks_for_is_unloaded_and_one_that_is_used_or_
 async def test_the_host_of_an_engine_is_released_after_the_engine_is_closed(model_dir: Path, store: ModelStore) -> None:
     release_host: list[bool] = []
 
-    async def open_on_a_host(files: ModelFiles) -> LoadedPolicy:
+    async def open_on_a_host(files: ModelFiles) -> ServedModel:
         loaded = await store.open(files)
 
         async def release() -> None:
@@ -201,8 +201,8 @@ async def test_the_host_of_an_engine_is_released_after_the_engine_is_closed(mode
 
 def test_only_weights_of_the_model_itself_that_are_replaced_leave_room_for_nothing_else() -> None:
     base, shape, file = Path("base"), LoraShape(r=8, alpha=16, targets="all-linear"), Path("v1.safetensors")
-    assert ModelFiles(base, trained=True).swaps_full_weights
+    assert ModelFiles(base, expects_new_weights=True).swaps_full_weights
     assert ModelFiles(base, weights=file, version=1).swaps_full_weights
     assert not ModelFiles(base).swaps_full_weights
-    assert not ModelFiles(base, lora=shape, trained=True).swaps_full_weights
+    assert not ModelFiles(base, lora=shape, expects_new_weights=True).swaps_full_weights
     assert not ModelFiles(base, lora=shape, weights=file, version=1).swaps_full_weights

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
-from synth.inference.serving.model_pool import LoadedPolicy, ModelFiles, ModelPool
-from synth.inference.serving.router import ServiceRouter
+from synth.inference.serving.model_pool import ModelFiles, ModelPool, ServedModel
+from synth.inference.serving.router import ModelRouter
 from synth.models import Registry
 
 
@@ -22,16 +22,16 @@ class Idle:
 async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
     opened: list[str] = []
 
-    async def open_files(files: ModelFiles) -> LoadedPolicy:
+    async def open_files(files: ModelFiles) -> ServedModel:
         opened.append(files.model_dir.name)
-        return LoadedPolicy(cast(Any, Idle()), cast(Any, None))
+        return ServedModel(cast(Any, Idle()), cast(Any, None))
 
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "qwen3"}')
     registry = Registry(tmp_path)
     # A base is found without the bus, and a folder without the blob store.
-    router = ServiceRouter(cast(Connection, None), cast(BlobStore, None), tmp_path / "cache", registry)
+    router = ModelRouter(cast(Connection, None), cast(BlobStore, None), tmp_path / "cache", registry)
     model_pool = ModelPool(router.files_of, open_files, max_models=2, load_timeout=20)
     router.attach_model_pool(model_pool)
 

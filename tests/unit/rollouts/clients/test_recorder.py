@@ -56,19 +56,21 @@ def client(replica: Replica) -> RecorderClient:
 
 async def test_rollouts_that_end_together_are_closed_by_one_request(client: RecorderClient, replica: Replica) -> None:
     cids = [f"trace_{i}" for i in range(50)]
-    taken = await asyncio.gather(*(client.take("http://replica", cid) for cid in cids))
+    taken = await asyncio.gather(*(client.close_rollout("http://replica", cid) for cid in cids))
     assert [bytes(r[0].sampled_ids.astype(np.uint8)).decode() for r in taken] == cids
     assert replica.requests == [cids]
 
 
 async def test_a_flock_is_split_so_that_an_answer_stays_small(client: RecorderClient, replica: Replica) -> None:
-    await asyncio.gather(*(client.take("http://replica", f"trace_{i}") for i in range(150)))
+    await asyncio.gather(*(client.close_rollout("http://replica", f"trace_{i}") for i in range(150)))
     assert [len(r) for r in replica.requests] == [64, 64, 22]
 
 
 async def test_a_refused_credential_costs_only_its_own_rollout(client: RecorderClient) -> None:
     kept, gone = await asyncio.gather(
-        client.take("http://replica", "trace_1"), client.take("http://replica", "gone_1"), return_exceptions=True
+        client.close_rollout("http://replica", "trace_1"),
+        client.close_rollout("http://replica", "gone_1"),
+        return_exceptions=True,
     )
     assert isinstance(kept, list)
     assert isinstance(gone, Transient)
@@ -84,6 +86,6 @@ async def test_an_answer_that_cannot_be_used_loses_the_recordings_and_says_so(
 ) -> None:
     replica.answer = answer
     with pytest.raises(Transient, match="recorder"):
-        await client.take("http://replica", "trace_1")
+        await client.close_rollout("http://replica", "trace_1")
     replica.answer = None
-    assert len(await client.take("http://replica", "trace_1")) == 1
+    assert len(await client.close_rollout("http://replica", "trace_1")) == 1

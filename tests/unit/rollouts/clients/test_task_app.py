@@ -12,7 +12,7 @@ import pytest
 from synth.http_guard import GuardPolicy
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
-from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 
 SETTINGS = RolloutSettings(
@@ -46,11 +46,11 @@ async def asked_for(settings: RolloutSettings) -> dict[str, Any]:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         settings = msgspec.structs.replace(settings, task_url=f"http://127.0.0.1:{port}")
-        client = TaskClient(settings, job_id="job_1", key="k", limit=1, guard=GuardPolicy(allow_loopback=True))
+        client = TaskAppClient(settings, job_id="job_1", key="k", limit=1, guard=GuardPolicy(allow_loopback=True))
         request = CollectRequest(iteration=1, mode="train", seeds=[7], group_size=1, oldest_version=0)
         spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
         reply = await client.play(request, spec, inference_url="http://llm/v1?cid=trace_a", cid="trace_a")
-        await client.close()
+        await client.aclose()
     assert reply.status == 200
     return bodies[0]
 

@@ -146,7 +146,7 @@ async def test_a_wait_for_a_policy_version_ends_when_it_is_served_and_not_before
     assert not waiting.done()
     await versions.record_loaded(3, "b")
     await waiting
-    assert [versions.is_at(replica, 2) for replica in ("a", "b", "c")] == [False, True, False]
+    assert [versions.serves_at_least(replica, 2) for replica in ("a", "b", "c")] == [False, True, False]
     with pytest.raises(Transient, match="version 9"):
         await versions.wait_at_least(9, timeout=0.01)
 

@@ -122,7 +122,7 @@ async def test_groups_without_a_signal_are_refilled_and_the_same_ones_whatever_t
     result = await app.collect(REFILLED)
     assert isinstance(result, RequestResult)
     assert sorted(app.played) == list(range(12)), "two dropped, and one of their refills: seeds 3, 4 and 5"
-    assert (result.groups, result.spent) == (6, 12)
+    assert (result.groups, result.num_rollouts) == (6, 12)
     assert {r.seed for r in result.rollouts} == {0, 1, 2, 3, 4, 5}
     assert batch_counts(REFILLED, result) == (3, 3, 6)
 

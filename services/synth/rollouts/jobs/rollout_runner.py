@@ -15,7 +15,7 @@ from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.keys import Cid, mint_cid
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.task_app import TaskClient
+from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import TaskAppReply, score
@@ -23,7 +23,7 @@ from synth.rollouts.collection.types import CollectRequest, RolloutSpec, TryResu
 from synth.rollouts.concurrency.controller import Overload
 from synth.runtime import logs
 
-log = logs.get("drive")
+log = logs.get("rollout_runner")
 
 #: For how long a rollout whose recording was lost is played again, before its task is handed back.
 _LOST_RECORDING_BUDGET_S = 180.0
@@ -41,9 +41,9 @@ class RolloutRunner:
     def __init__(
         self,
         job_id: str,
-        rollout: RolloutSettings,
+        rollout_settings: RolloutSettings,
         *,
-        app: TaskClient,
+        app: TaskAppClient,
         recorder: RecorderClient,
         replicas: ReplicaTable,
         versions: PolicyVersions,
@@ -57,7 +57,7 @@ class RolloutRunner:
         progress: called when a stage of a try begins.
         """
         self._job_id = job_id
-        self._rollout = rollout
+        self._rollout_settings = rollout_settings
         self._app = app
         self._recorder = recorder
         self._replicas = replicas
@@ -65,10 +65,10 @@ class RolloutRunner:
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
-        # Each stage of a try has a time limit of its own: one that begins is no sign of a hang.
+        # Every stage has a time limit, so its beginning marks the task as alive.
         self._progress = progress
-        # The number in a cid never repeats, over collectors too: a cid must not read what a predecessor left open.
-        self._cid_attempts = itertools.count(random.randrange(1, 1 << 40) << 10)
+        # A nonce never repeats, over collectors too: a cid must not read what a predecessor left open.
+        self._nonces = itertools.count(random.randrange(1, 1 << 40) << 10)
 
     async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
         """One try. It is played again when its recording is lost (its replica died): the environment is not at fault.
@@ -80,8 +80,9 @@ class RolloutRunner:
             self._progress("wait for a replica")
             for losses in itertools.count(1):
                 try:
-                    # The first call that is cut off may be our fault; the second time it is the app that hung up.
-                    return await self._play_once(request, spec, deadline, forgive_cut=losses == 1)
+                    # One aborted completion may be the replica's fault, so the rollout is played again. After a second
+                    # one the task app has hung up, and its answer counts.
+                    return await self._play_once(request, spec, deadline, retry_if_aborted=losses == 1)
                 except Transient as error:
                     deadline.mark_away(spec.index)
                     self._progress("wait for a replica")
@@ -92,17 +93,17 @@ class RolloutRunner:
         raise AssertionError("counting never ends")
 
     async def _play_once(
-        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, *, forgive_cut: bool
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, *, retry_if_aborted: bool
     ) -> TryResult:
         replica = await self._choose_replica(request, spec)
         cid = mint_cid(
             Cid(
                 rollout_id=spec.rollout_id,
-                attempt=next(self._cid_attempts),
+                nonce=next(self._nonces),
                 replica=replica.recorder,
                 version=request.pinned_version,
-                calls=max(8, 4 * self._rollout.max_turns),
-                expires=int(time.time() + self._rollout.rollout_timeout_s + 60),
+                calls=max(8, 4 * self._rollout_settings.max_turns),
+                expires=int(time.time() + self._rollout_settings.rollout_timeout_s + 60),
             ),
             self._secret,
         )
@@ -117,13 +118,13 @@ class RolloutRunner:
             await self._close_credential(replica, cid)
             raise
         try:
-            records = await self._recorder.take(replica.url, cid)
+            records = await self._recorder.close_rollout(replica.url, cid)
         except Transient:
             self._replicas.forget(replica)
             raise
-        if forgive_cut and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
+        if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
-        scored = score(reply, records, url=self._app.url, failure_reward=self._rollout.failure_reward)
+        scored = score(reply, records, url=self._app.url, failure_reward=self._rollout_settings.failure_reward)
         return TryResult(scored, records, _overload(reply))
 
     def engine_queue(self) -> tuple[int, int]:
@@ -134,7 +135,7 @@ class RolloutRunner:
     async def _close_credential(self, replica: Replica, cid: str) -> None:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._recorder.take(replica.url, cid)
+                await self._recorder.close_rollout(replica.url, cid)
         except (TimeoutError, Transient) as error:
             log.warning("a rollout's credential stays open until it expires", reason=str(error))
 
@@ -146,10 +147,12 @@ class RolloutRunner:
                 while True:
                     candidates = await self._replicas.wait_serving(self._job_id, timeout=self._replica_wait_s)
                     if trained:
-                        candidates = [r for r in candidates if self._versions.is_at(r.id, request.oldest_version)]
+                        candidates = [
+                            r for r in candidates if self._versions.serves_at_least(r.id, request.oldest_version)
+                        ]
                     if candidates:
                         break
-                    await self._versions.wait_change(timeout=_POLL_S)
+                    await self._versions.wait_for_change(timeout=_POLL_S)
         except TimeoutError as error:
             what = f"version {request.oldest_version} of {self._job_id}" if trained else self._job_id
             raise Transient(f"no replica serves {what} after {self._replica_wait_s:.0f} s") from error
