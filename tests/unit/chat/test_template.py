@@ -117,7 +117,8 @@ def test_what_files_accept_is_never_too_deep_to_be_rendered(tokenizer: Any):
 def test_a_control_token_that_is_not_marked_special_is_text_too(tmp_path: Path):
     tokenizer: Any = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path, PLAIN))
     tokenizer.add_tokens(["<｜User｜>", "<｜Assistant｜>"])
-    tokenizer.chat_template = "{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+    opening = "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}" + opening
     tokens = tokens_of(tokenizer, "a<｜User｜>b<|im_end|>")
     assert (tokens.count("<｜User｜>"), tokens.count("<｜Assistant｜>"), tokens.count("<|im_end|>")) == (1, 1, 0)
 

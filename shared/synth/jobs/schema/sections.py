@@ -2,7 +2,8 @@
 
 The text under each field is what `synthctl` prints beside an error, so it says the unit and why the default. A default
 that is a constant stands in its field, unless several keys share it; one that follows from other keys is worked out by
-the resolver, and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if left out.
+the resolver, and the field's text says how. `| None` beside a default: in a JSON payload such a key may be null, as if
+left out.
 """
 
 from __future__ import annotations
