@@ -82,7 +82,7 @@ async def setup(service: Service) -> ASGIApp:
             bus=service.bus,
             blobs=service.blobs,
             hub=hub,
-            model=model,
+            read_model=model,
             publisher=publisher,
             secrets=secrets,
             keys=key_cache,

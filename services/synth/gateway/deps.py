@@ -41,7 +41,7 @@ class Gateway:
     bus: Connection
     blobs: BlobStore
     hub: Hub
-    model: ReadModel
+    read_model: ReadModel
     publisher: Publisher
     secrets: SecretStore
     keys: ApiKeyCache
@@ -51,31 +51,31 @@ class Gateway:
 
     async def job(self, org: str, id: str) -> JobRow:
         """A job of this organisation, also one that another gateway took a moment ago. Raises a 404."""
-        row = self.model.job(org, id)
+        row = self.read_model.job(org, id)
         if row is None and _JOB_ID.fullmatch(id):
             created = await read_last(self.bus, JobCreated, org, id)
             if created is not None:
                 with suppress(TimeoutError):
                     await self.hub.wait_until_applied(created.seq, timeout=_OTHERS_TIMEOUT_S)
-                row = self.model.job(org, id)
+                row = self.read_model.job(org, id)
         if row is None:
             raise not_found("job", id)
         return row
 
     async def job_at(self, org: str, id: str, seq: int) -> JobRow:
-        """The job as it is once the model has our own event `seq`: what a write answers with."""
+        """The job as it is once the read model has our own event `seq`: what a write answers with."""
         await self.hub.wait_until_applied(seq)
         return await self.job(org, id)
 
     async def file(self, org: str, id: str) -> FileRow:
         """A file of this organisation, also one that another gateway took a moment ago. Raises a 404."""
-        row = self.model.file(org, id)
+        row = self.read_model.file(org, id)
         if row is None and _FILE_ID.fullmatch(id):
             uploaded = await read_last(self.bus, FileUploaded, org, id)
             if uploaded is not None:
                 with suppress(TimeoutError):
                     await self.hub.wait_until_applied(uploaded.seq, timeout=_OTHERS_TIMEOUT_S)
-                row = self.model.file(org, id)
+                row = self.read_model.file(org, id)
         if row is None:
             raise not_found("file", id)
         return row

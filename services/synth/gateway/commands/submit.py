@@ -31,7 +31,7 @@ async def submit_job(
     _check_size(created)
     created = msgspec.structs.replace(created, body_sha256=digest)
     id = job_id_for(org, route, key) if key else new_job_id()
-    known = gateway.model.texts(id)
+    known = gateway.read_model.texts(id)
     if known is not None:
         return await _existing_job(gateway, org, id, known.body_sha256 == digest)
     try:

@@ -62,7 +62,7 @@ async def _store(gateway: Gateway, org: OrgId, received: ReceivedForm) -> tuple[
         assert earlier is not None
         seq = earlier.seq
     await gateway.hub.wait_until_applied(seq)
-    row = gateway.model.file(org, id)
+    row = gateway.read_model.file(org, id)
     if row is None:
         raise Transient(f"{id} was deleted while it was uploaded; upload it again")
     return row, new

@@ -1,4 +1,4 @@
-"""Which kind of job a file is, and what a file that is no job is instead."""
+"""Which kind of job a file is, and what a file that is no job is instead. A filter is read here, never submitted."""
 
 from __future__ import annotations
 

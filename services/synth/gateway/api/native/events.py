@@ -53,5 +53,5 @@ async def job_events(
 async def all_events(request: Request, caller: CurrentKey, gateway: GatewayDep, after: After = None) -> Response:
     """Server-sent events from now on, or from a sequence with `Last-Event-ID` or `?after=` (0: from the beginning)."""
     cursor = read_cursor(request, after)
-    start = gateway.model.applied if cursor is None else cursor
+    start = gateway.read_model.applied if cursor is None else cursor
     return stream_response(gateway, caller, job_id=None, after=start)

@@ -60,7 +60,7 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     made = parse_finetuned(model)
     # A replica also knows the policies of running jobs, by job id.
     job_id = made.job_id if made else model if model.startswith("job_") else None
-    if job_id is not None and gateway.model.job(org, job_id) is None:
+    if job_id is not None and gateway.read_model.job(org, job_id) is None:
         raise not_found("model", model)
     return await gateway.proxy.forward(request, body, org=org, model=model)
 

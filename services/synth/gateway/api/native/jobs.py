@@ -79,7 +79,7 @@ async def list_jobs(
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     wanted = JobFilter(states=[state] if state else None, kinds=[kind] if kind else None)
-    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
@@ -111,7 +111,7 @@ async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Respon
 async def checkpoints(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Those that are still there. Each serves, is evaluated and is trained from under its `model`."""
     await gateway.job(caller.org, job_id)
-    return list_response(gateway.model.checkpoints(job_id))
+    return list_response(gateway.read_model.checkpoints(job_id))
 
 
 @router.get("/{job_id}/metrics", summary="A job's metrics by step", responses=returns(Points))
@@ -125,12 +125,12 @@ async def metrics(
 ) -> Response:
     """Every value of `train.step`, and of evaluations as `eval.…`."""
     await gateway.job(caller.org, job_id)
-    points, more = gateway.model.points(job_id, after_step=after_step, name=name, steps=limit)
+    points, more = gateway.read_model.points(job_id, after_step=after_step, name=name, steps=limit)
     return json_response(Points(points=points, more=more))
 
 
 def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
-    texts = gateway.model.texts(row.job.id)
+    texts = gateway.read_model.texts(row.job.id)
     if texts is None:
         return json_response(row.job, status)
     validated = texts.validated or {}

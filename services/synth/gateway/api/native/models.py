@@ -56,7 +56,7 @@ async def jobs_of_model(
     """The job that made it, and those that train or evaluate it, newest first."""
     model = find_model(gateway, caller.org, model_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[model.id]), before=before)
+    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[model.id]), before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
@@ -103,11 +103,11 @@ def list_made_models(
 
     after: only those that are older than this one. Raises a 404.
     """
-    last = gateway.model.model(org, after) if after else None
+    last = gateway.read_model.model(org, after) if after else None
     if after and last is None:
         raise not_found("model", after)
     before = last.created_seq if last else None
-    rows = gateway.model.models(org, limit=limit + 1, before=before, base=base, prefix=prefix)
+    rows = gateway.read_model.models(org, limit=limit + 1, before=before, base=base, prefix=prefix)
     return [row.model for row in rows[:limit]], len(rows) > limit
 
 
@@ -125,10 +125,10 @@ def find_model(gateway: Gateway, org: str, id: str) -> Model:
             raise not_found("model", id)
         return _base_model(spec)
     for spelled in _spellings(named):
-        row = gateway.model.model(org, spelled)
+        row = gateway.read_model.model(org, spelled)
         if row is not None:
             return row.model
-        checkpoint = gateway.model.checkpoint(org, spelled)
+        checkpoint = gateway.read_model.checkpoint(org, spelled)
         if checkpoint is not None:
             return checkpoint.model
     raise not_found("model", id)
@@ -155,7 +155,7 @@ def _base_model(spec: ModelSpec) -> Model:
 
 
 async def _files(gateway: Gateway, org: str, id: str) -> dict[str, BlobRef]:
-    row = gateway.model.model(org, id) or gateway.model.checkpoint(org, id)
+    row = gateway.read_model.model(org, id) or gateway.read_model.checkpoint(org, id)
     if row is None or row.tree is None:
         raise not_found("model", id)
     files = (await gateway.blobs.manifest(row.tree)).files

@@ -54,7 +54,7 @@ async def list_files(
     """Your organisation's files."""
     cursor = (await gateway.file(caller.org, after)).created_seq if after else None
     place = {"before": cursor} if order == "desc" else {"after": cursor or 0}
-    rows = gateway.model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
+    rows = gateway.read_model.files(caller.org, limit=limit + 1, purpose=purpose, **place)
     return page_response([file_object(row) for row in rows[:limit]], more=len(rows) > limit)
 
 

@@ -98,7 +98,7 @@ async def list_jobs(
         )
         raise ApiError(400, problem.text(), param="metadata", problems=[problem])
     wanted = JobFilter(kinds=_KINDS, metadata=metadata)
-    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return page_response([job_object(row, _resolved(gateway, row)) for row in rows[:limit]], more=len(rows) > limit)
 
 
@@ -155,7 +155,7 @@ async def checkpoints(
 ) -> Response:
     """Those that are still there: each serves under its `fine_tuned_model_checkpoint`."""
     await _job(gateway, caller, job_id)
-    found = [checkpoint_object(checkpoint) for checkpoint in gateway.model.checkpoints(job_id)]
+    found = [checkpoint_object(checkpoint) for checkpoint in gateway.read_model.checkpoints(job_id)]
     found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
     return page_response(found[:limit], more=len(found) > limit)
 
@@ -174,7 +174,7 @@ def _job_response(gateway: Gateway, row: JobRow) -> Response:
 
 def _resolved(gateway: Gateway, row: JobRow) -> SftJob | RlJob | None:
     """The job with every default applied: as it was validated, or as it will be when it came through this API."""
-    texts = gateway.model.texts(row.job.id)
+    texts = gateway.read_model.texts(row.job.id)
     if texts is None:
         return None
     try:

@@ -84,7 +84,7 @@ async def _stream(gateway: Gateway, caller: ApiKey, row: JobRow, span: Span) -> 
 
 
 async def _events(gateway: Gateway, row: JobRow, subject: str, span: Span) -> AsyncIterator[Recorded]:
-    end, cursor, since, more = gateway.model.applied, span.after, span.since, True
+    end, cursor, since, more = gateway.read_model.applied, span.after, span.since, True
     if span.before is not None:
         end = min(end, span.before - 1)
     while more:

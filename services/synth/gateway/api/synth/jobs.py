@@ -117,7 +117,7 @@ async def get_status(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Re
 async def get_config(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """As it was sent, and `resolved`: with every default applied, once it is validated."""
     row = await gateway.job(caller.org, job_id)
-    texts = gateway.model.texts(row.job.id)
+    texts = gateway.read_model.texts(row.job.id)
     resolved = (texts.validated or {}).get("job") if texts else None
     return json_response({"config": as_sent(texts.config if texts else None), "resolved": resolved})
 
@@ -171,7 +171,7 @@ async def get_metrics(
         start, following = await _run(gateway, row, run)
         since, until = start.time, following.time if following else None
     wanted, steps = our_metric(name) if name else None, min(limit, MAX_STEPS)
-    points = gateway.model.published_points(
+    points = gateway.read_model.published_points(
         job_id, after_step=after_step, name=wanted, steps=steps, since=since, until=until
     )
     return json_response(SynthPoints(points=[point_view(point, job_id) for point in points]))
@@ -191,7 +191,7 @@ async def get_checkpoints(
 ) -> Response:
     """Those that are still there, newest first. `after`: go on after this checkpoint's id."""
     row = await gateway.job(caller.org, job_id)
-    found = [checkpoint_view(checkpoint) for checkpoint in gateway.model.checkpoints(row.job.id)]
+    found = [checkpoint_view(checkpoint) for checkpoint in gateway.read_model.checkpoints(row.job.id)]
     found = items_after(found, after, kind="checkpoint", id_of=lambda checkpoint: checkpoint.id)
     return json_response(SynthCheckpoints(data=found[:limit], has_more=len(found) > limit))
 
@@ -215,7 +215,7 @@ async def _run(gateway: Gateway, row: JobRow, name: str) -> RunBounds:
 
 
 def _job_response(gateway: Gateway, row: JobRow, *, message: str | None = None) -> Response:
-    texts = gateway.model.texts(row.job.id)
+    texts = gateway.read_model.texts(row.job.id)
     return json_response(job_view(row, texts.config if texts else None, message=message))
 
 

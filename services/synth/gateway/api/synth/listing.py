@@ -98,5 +98,5 @@ async def _list_jobs(gateway: Gateway, caller: ApiKey, filters: Filters, kind: s
     )
     before = (await gateway.job(caller.org, filters.after)).created_seq if filters.after else None
     limit = min(filters.limit, MAX_PAGE)
-    rows = gateway.model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
+    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return json_response(SynthJobs(jobs=[job_view(row) for row in rows[:limit]], has_more=len(rows) > limit))

@@ -61,7 +61,7 @@ async def _submit(gateway: Gateway, caller: ApiKey, job: JobRequest, *, route: s
 
 def _reject_failed_file(gateway: Gateway, org: str, name: str, id: str | None) -> None:
     """Raises a 400 with the lines of a file that cannot be trained on; one that is still read is waited for."""
-    row = gateway.model.file(org, id) if id else None
+    row = gateway.read_model.file(org, id) if id else None
     if row is None or row.file.status != "failed":
         return
     lines = [
