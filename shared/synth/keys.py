@@ -26,6 +26,11 @@ _PREFIX = "synth_live_"
 _BODY_LENGTH = 30
 _MAC_LENGTH = 24
 
+#: The form of what `mint_cid` returns, as a regular expression.
+CID_PATTERN = rf"trace_[0-9a-f]+_[0-9a-f]+_[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9a-f]{{{_MAC_LENGTH}}}"
+#: What to do about a credential that does not open: the last words of each refusal.
+CID_FIX = "use the rollout's address as it was given, query included, or `ep.base_url` and `ep.api_key`"
+
 
 class InvalidKey(SynthError):
     """A key or credential that is malformed, forged or expired."""
@@ -96,10 +101,12 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
     head, _, mac = text.rpartition("_")
     body = head.removeprefix("trace_")
     if not head.startswith("trace_") or not hmac.compare_digest(_mac(body, secret).encode(), mac.encode()):
-        raise InvalidKey("not a rollout credential of this cluster")
+        raise InvalidKey(
+            f"not a rollout credential of this cluster: it was changed on the way, or is another cluster's; {CID_FIX}"
+        )
     rollout, replica, nonce, version, calls, expires = body.split("_")
     if int(expires) < (time.time() if now is None else now):
-        raise InvalidKey("the rollout credential has expired")
+        raise InvalidKey(f"the rollout credential has expired: its rollout is over; in the next one, {CID_FIX}")
     return Cid(
         rollout_id=_unhex(rollout),
         replica=_unhex(replica),

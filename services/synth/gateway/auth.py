@@ -22,6 +22,7 @@ from synth.bus.kv.secrets import API_KEYS, ApiKey, SecretStore
 from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import SECRETS
 from synth.errors import Problem
+from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import ApiError, unavailable
 from synth.ids import OrgId
 from synth.keys import key_hash, mistyped
@@ -140,14 +141,21 @@ async def authenticate(
 async def authenticate_chat(request: Request) -> OrgId:
     """The organisation of a chat call. Raises a 401 or a 403.
 
-    A task app may also send the environment key that it was started with, in `X-API-Key`.
+    A task app may also send the environment key that it was started with, in `X-API-Key` or as the bearer (clients
+    send their `api_key` so). A bearer that is an API key, revoked or not, is never taken for an environment key.
     """
     credentials = await _bearer(request)
-    environment_key = request.headers.get("x-api-key", "")
-    if credentials is not None or not environment_key:
-        return (await authenticate(request, credentials)).org
     key_cache: ApiKeyCache = request.app.state.gateway.keys
-    owners = await key_cache.owners_of_environment_key(environment_key)
+    if credentials is not None:
+        bearer = credentials.credentials
+        is_api_key = mistyped(bearer) or await key_cache.find(bearer) is not None
+        owners = [] if is_api_key else await key_cache.owners_of_environment_key(bearer)
+        if not owners:
+            return (await authenticate(request, credentials)).org
+    elif environment_key := request.headers.get("x-api-key", ""):
+        owners = await key_cache.owners_of_environment_key(environment_key)
+    else:
+        return (await authenticate(request, None)).org
     if len(owners) == 1:
         return owners[0]
     if owners:
@@ -158,8 +166,9 @@ async def authenticate_chat(request: Request) -> OrgId:
 
 def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
     """The scopes that a request requires."""
-    if path.endswith("/chat/completions"):
+    if is_chat_path(method, path):
         return (Scope.INFERENCE,)
+    path = path.rstrip("/")
     for prefix, scope in (("/api/keys", Scope.KEYS), ("/api/organisations", Scope.OPERATOR)):
         if path == prefix or path.startswith(f"{prefix}/"):
             return (scope,)

@@ -25,7 +25,7 @@ from synth.inference.serving.model_pool import ModelPool
 from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
 from synth.inference.settings import InferenceSettings
-from synth.keys import Cid, InvalidKey, has_bearer, internal_token, read_cid
+from synth.keys import CID_FIX, Cid, InvalidKey, has_bearer, internal_token, read_cid
 from synth.models import Registry
 from synth.runtime import logs
 from synth.service import Service, run
@@ -74,12 +74,12 @@ def main() -> int:
         def read_own_cid(cid_text: str) -> Cid:
             cid = read_cid(cid_text, secret, now=0)
             if cid.replica != recorder_name:
-                raise InvalidKey("this rollout is recorded by another process")
+                raise InvalidKey(f"this rollout is recorded by another process; {CID_FIX}")
             return cid
 
         async def authenticate(request: Request) -> str:
             if not has_bearer(request.headers.get("authorization", ""), bearer):
-                raise InvalidKey("calls without a rollout credential come through the gateway")
+                raise InvalidKey(f"no rollout credential: {CID_FIX}; other calls come through the gateway")
             return request.headers.get("x-synth-org", "")
 
         serve_owner = ServeTaskOwner(service.bus, service.blobs, settings, router, boot, changed)

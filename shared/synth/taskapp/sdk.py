@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
-import math
 import os
 import socket
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,80 +36,15 @@ from synth.errors import Problem, UserError
 from synth.runtime.env_file import read_env_file
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
-from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply, completions_url
+from synth.taskapp.episode import Episode, rollout_credential
+from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
+from synth.taskapp.threads import run_in_thread
 from synth.taskapp.trace import Trace
 
 log = logging.getLogger(__name__)
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "thinking_mode",
-    "thinking_budget",
-)
 _MOST_SEEDS_ASKED = 1000
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-@dataclass
-class Episode:
-    """One rollout, as the author of an environment sees it.
-
-    env_config, policy_config: from the job's file. max_turns: how often the model may be called. credential: sent to a
-    model whose address carries none, as in an evaluation by the published client.
-    """
-
-    seed: int
-    env_config: dict[str, Any]
-    policy_config: dict[str, Any]
-    max_turns: int
-    request: RolloutRequest
-    url: str
-    clients: ChatClients
-    trace: Trace | None = None
-    credential: str | None = None
-    steps: list[Step] = field(default_factory=list[Step])
-    calls: int = 0
-
-    async def chat(self, messages: list[dict[str, Any]], **extra: Any) -> Reply:
-        """Ask the policy. Model and sampling come from the request; `extra` (tools, tool_choice …) is added."""
-        if self.calls >= self.max_turns:
-            raise PolicyFailure(f"{self.max_turns} turns are used up", code="max_turns")
-        self.calls += 1
-        body = {k: self.policy_config[k] for k in _SAMPLING if self.policy_config.get(k) is not None}
-        body |= {"model": self.policy_config.get("model", "policy"), "messages": messages, **extra}
-        headers = {"X-API-Key": self.credential} if self.credential else None
-        began = time.monotonic()
-        reply = await self.clients.chat(self.url, body, headers=headers)
-        if self.trace is not None:
-            self.trace.called(messages, reply.body, seconds=time.monotonic() - began)
-        return reply
-
-    def step(
-        self,
-        *,
-        obs: Any = None,
-        reward: float | None = None,
-        done: bool = False,
-        tool_calls: list[Any] | None = None,
-        info: dict[str, Any] | None = None,
-    ) -> None:
-        """Record one decision and what it earned. The rollout's reward is the sum over its steps.
-
-        Raises ValueError when the reward is not finite: JSON would turn it into "no reward".
-        """
-        if reward is not None and not math.isfinite(reward):
-            raise ValueError(f"the environment paid a reward of {reward}")
-        if self.trace is not None:
-            self.trace.stepped(reward=reward, done=done)
-        meta = {"meta": {"inference_url": self.url}}
-        self.steps.append(
-            Step(obs=obs, reward=reward, done=done, tool_calls=tool_calls or [], info={**meta, **(info or {})})
-        )
 
 
 class TaskApp:
@@ -140,10 +73,15 @@ class TaskApp:
         self._keys = keys
         self._clients = clients or ChatClients()
         self._describe: Callable[[int], Mapping[str, Any]] = lambda seed: {}
-        self._episode: Callable[[Episode], Awaitable[None]] | None = None
+        self._episode: Callable[[Episode], Awaitable[None] | None] | None = None
 
     def episode(self, function: _F) -> _F:
-        """Register the coroutine that plays one rollout."""
+        """Register what plays one rollout: an `async def`, or a plain `def`, which runs in a thread of its own.
+
+        The deadline of a thread is the rollout's (`safety.max_time_s`), but a thread cannot be stopped: past the
+        deadline the rollout is answered with a 504, and the function goes on until it returns by itself. Its calls of
+        the model are refused once the rollout is over. Give its client a timeout. `ep.chat` is for `async def` alone.
+        """
         self._episode = function
         return function
 
@@ -158,7 +96,7 @@ class TaskApp:
             raise UserError(
                 Problem(
                     what=f"the task app {self.id!r} has no episode",
-                    expected="a coroutine that plays one rollout, registered with @episode",
+                    expected="a function that plays one rollout, registered with @episode",
                     fix="decorate it: @app.episode",
                     where=self.id,
                 )
@@ -249,7 +187,14 @@ class TaskApp:
     async def _play(self, episode: Episode) -> PolicyFailure | None:
         assert self._episode is not None
         try:
-            await self._episode(episode)
+            if inspect.iscoroutinefunction(self._episode):
+                await self._episode(episode)
+            else:
+                play = self._episode
+                pending = await run_in_thread(lambda: play(episode))
+                # A plain function may return a coroutine: functools.partial, a lambda, a callable object.
+                if pending is not None:
+                    await pending
         except PolicyFailure as failure:
             return failure
         return None
@@ -259,6 +204,7 @@ class TaskApp:
         url = config.get("inference_url")
         if not isinstance(url, str):
             raise ValueError("policy.config.inference_url is missing: where is the model?")
+        url = completions_url(url)
         if asked.env.seed is None or asked.env.seed < 0:
             raise ValueError("env.seed is missing: a whole number of 0 or more")
         named = asked.env.env_name or asked.env.env_id
@@ -272,12 +218,12 @@ class TaskApp:
             policy_config=config,
             max_turns=turns,
             request=asked,
-            url=completions_url(url),
+            url=url,
             clients=self._clients,
             # In training the platform records every token itself, and asks for traces only because some apps insist.
             trace=Trace(asked.run_id) if asked.record.return_trace and asked.mode == "eval" else None,
             # Back to where it came from: whoever names the model's address has sent this very key.
-            credential=None if "cid=" in url else environment_key,
+            credential=None if rollout_credential(url) else environment_key,
         )
 
 

@@ -29,7 +29,7 @@ _PATH = re.compile(r"(?<![\w/.<>*{}@$-])((?:[\w.<>*-]+/)*[\w.<>*-]*[\w>*])(/?)(?
 _DOTTED = re.compile(rf"(?<![\w./-])((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?![\w/(-])")
 _EVENT = re.compile(rf"(?<![\w./[-])((?:{_ENTITIES})\.[a-z][a-z_]*)(?![\w/.(=-])")
 #: What a reader of the pages writes himself.
-_OF_USERS = (".py", "guess.py")
+_OF_USERS = (".py", "guess.py", "sums.py")
 _FILE_ENDS = (".py", ".toml", ".md", ".json", ".jsonl", ".yaml", ".db", ".svg")
 #: CamelCase, snake_case, a constant: not a plain word.
 _IDENTIFIER = re.compile(r"_?[A-Z]\w+|_?[a-z0-9]+(?:_\w+)+")

@@ -88,27 +88,17 @@ class InferenceProxy:
         # What it announced is up to three seconds old; other gateways' calls are in that alone.
         return max(replica.running + replica.waiting, self._in_flight[replica.id])
 
-    def is_rollout_credential(self, text: str) -> bool:
-        """Whether this is a rollout credential of this cluster, expired or not."""
-        try:
-            read_cid(text.split("/", 1)[0], self._secret, now=0)
-        except InvalidKey:
-            return False
-        return True
-
     async def forward_rollout(self, request: Request, body: bytes, *, cid: str) -> Response:
         """Answer a rollout's call: its credential names the replica that records it. Raises a 401 for a bad one."""
-        # Some task apps append a path to the whole URL, query included.
-        text = cid.split("/", 1)[0]
         try:
-            pinned: Cid = read_cid(text, self._secret)
+            pinned: Cid = read_cid(cid, self._secret)
         except InvalidKey as error:
             raise ApiError(401, str(error)) from error
         replica = next((r for r in self._replicas.alive() if r.recorder == pinned.replica), None)
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
         try:
-            return await self._send(request, replica, body, {}, query=f"?cid={text}", retry_when_busy=False)
+            return await self._send(request, replica, body, {}, query=f"?cid={cid}", retry_when_busy=False)
         except _NoAnswer as error:
             how = "broke off the call" if error.sent else "cannot be reached"
             raise unavailable(f"the replica {replica.id!r} that records this rollout {how} ({error})") from error
@@ -199,5 +189,6 @@ async def _relay_chunks(upstream: httpx.Response) -> AsyncIterator[bytes]:
             yield chunk
     except httpx.HTTPError as error:
         # The status is sent: all that is left is to break off, which the client sees as an incomplete answer.
-        log.warning("replica broke off an answer", url=str(upstream.url), error=repr(error))
+        # Without the query, which may be a rollout's credential.
+        log.warning("replica broke off an answer", url=str(upstream.url.copy_with(query=None)), error=repr(error))
         raise

@@ -5,10 +5,11 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import ApiError, error_response
 
-#: Routes that read their bodies piece by piece, and have limits of their own.
-_STREAMED = ("/files", "/chat/completions")
+#: These, and chat completions, read their bodies piece by piece, and have limits of their own.
+_STREAMED = "/files"
 
 
 class BodyLimit:
@@ -22,7 +23,7 @@ class BodyLimit:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].rstrip("/").endswith(_STREAMED):
+        if scope["type"] != "http" or _limits_itself(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -45,3 +46,7 @@ class BodyLimit:
     @property
     def _message(self) -> str:
         return f"the body is larger than {self._limit:,} bytes; put data into files, and name them"
+
+
+def _limits_itself(method: str, path: str) -> bool:
+    return path.rstrip("/").endswith(_STREAMED) or is_chat_path(method, path)

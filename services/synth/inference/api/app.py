@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
-from urllib.parse import parse_qs
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,10 +20,10 @@ from synth.inference.api.unsupported import reject_unsupported
 from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, InvalidKey, has_bearer
+from synth.rollout_credential import find_credential
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
 _MAX_BODY_BYTES = 8 << 20
-_CREDENTIALS = ("cid", "trace", "trace_correlation_id")
 
 
 class Router(Protocol):
@@ -67,7 +66,11 @@ def build_api(
     api = _Api(router, recorder, authenticate, internal_token, timeout)
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
-    routes = [Route(f"{prefix}/chat/completions", api.chat, methods=["POST"]) for prefix in prefixes]
+    paths = [f"{prefix}/chat/completions" for prefix in prefixes]
+    paths += [f"/rollouts/{{credential}}{path}" for path in ("/v1/chat/completions", "/chat/completions")]
+    # An openai client whose base_url has a query sends the path with a slash at its end.
+    paths += [f"{path}/" for path in paths] + [f"{prefix}/" for prefix in prefixes[:3]]
+    routes = [Route(path, api.chat, methods=["POST"]) for path in paths]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
     return Starlette(routes=[*routes, *extra_routes])
@@ -84,12 +87,12 @@ class _Api:
         self._timeout = timeout
 
     async def chat(self, request: Request) -> Response:
-        """POST …/chat/completions[?cid=…]."""
+        """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
         recordings: list[ChoiceRecording] = []
         async with AsyncExitStack() as exit_stack:
             try:
                 body = decode_request(await _body(request))
-                text = cid_of(request.scope["query_string"])
+                text = cid_of(request)
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
                     route = self._router.for_rollout(recordings[0].cid)
@@ -145,16 +148,13 @@ class _Api:
             return ClosedRollout(refused=str(error))
 
 
-def cid_of(query: bytes) -> str | None:
-    """The credential in a query string, under any of the names that clients give it, or None.
-
-    Some clients append the path to the whole URL, so it may arrive as `cid=trace_x/v1/chat/completions`.
-    """
-    if not query:
-        return None
-    given = parse_qs(query.decode("latin-1"))
-    values = next((given[name] for name in _CREDENTIALS if name in given), None)
-    return values[0].split("/", 1)[0] if values else None
+def cid_of(request: Request) -> str | None:
+    """The credential of a request, unchecked, or None."""
+    return find_credential(
+        path=request.scope["path"],
+        query=request.scope["query_string"].decode("latin-1"),
+        authorization=request.headers.get("authorization", ""),
+    )
 
 
 async def _body(request: Request) -> bytes:

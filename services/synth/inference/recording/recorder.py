@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from synth.errors import SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
-from synth.keys import Cid
+from synth.keys import CID_FIX, Cid
 from synth.trajectories import CompletionRecord, records_to_bytes
 
 _CLOSED_KEPT_S = 60.0
@@ -121,10 +121,12 @@ class Recorder:
         if rollout is None:
             cid = self._read(cid_text)
             if cid_text in self._expiry_of_closed:
-                raise CidClosed("this rollout has been closed; its credential takes no more calls")
+                raise CidClosed(
+                    f"this rollout has been closed, and its credential takes no more calls; in the next one, {CID_FIX}"
+                )
             rollout = OpenRollout(cid)
         if rollout.cid.expires <= self._now():
-            raise CidClosed("this rollout's credential has expired")
+            raise CidClosed(f"the rollout credential has expired: its rollout is over; in the next one, {CID_FIX}")
         if rollout.calls >= rollout.cid.calls:
             raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
         if rollout.calls + choices > rollout.cid.calls:

@@ -255,12 +255,31 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
             reply = await user.http.post(path, params={name: text}, json={"model": "any"}, headers=own_key)
             assert reply.status_code == 200, (path, name)
             assert reply.json()["query"] == f"cid={text}"
+    agents = ("/rollouts/{}/v1/chat/completions", "/rollouts/{}/chat/completions/")
+    agents += tuple(f"{path}?cid={{}}chat/completions" for path in ("/v1/", "/v1/chat/completions/", "/api/v1/"))
+    for path in agents:
+        reply = await user.http.post(path.format(text), json={"model": "any"}, headers=own_key)
+        assert (reply.status_code, path) == (200, path)
+        assert reply.json()["query"] == f"cid={text}"
+        assert "authorization" not in reply.json()["headers"]
+    for path in ("/v1/chat/completions", "/chat/completions/", "/api/inference/v1/"):
+        reply = await user.http.post(path, json={"model": "any"}, headers={"Authorization": f"Bearer {text}"})
+        assert (reply.status_code, reply.json().get("query")) == (200, f"cid={text}"), path
     of_the_app = await user.http.post("/v1/chat/completions", params={"trace": "trace_mine"}, json={"model": "tiny-f"})
     assert of_the_app.status_code == 401
     assert "no API key" in of_the_app.json()["detail"]
     forged = text[:-1] + ("0" if text[-1] != "0" else "1")
-    reply = await user.http.post("/v1/chat/completions", params={"cid": forged}, json={"model": "any"})
-    assert reply.status_code == 401
+    wrong = {"/v1/": {"cid": forged}, f"/rollouts/{forged}/v1/chat/completions": {}, "/v1/chat/completions/": {}}
+    for path, params in wrong.items():
+        as_key = {} if forged in path or params else {"Authorization": f"Bearer {forged}"}
+        reply = await user.http.post(path, params=params, json={"model": "any"}, headers=as_key)
+        assert reply.status_code == 401
+        assert "as it was given, query included, or `ep.base_url` and `ep.api_key`" in reply.json()["detail"]
+        assert forged not in reply.text
+    metrics = (await user.http.get("/metrics")).text
+    assert "/rollouts/{credential}/v1/chat/completions" in metrics
+    assert text not in metrics
+    assert forged not in metrics
     elsewhere = mint_cid(msgspec.structs.replace(cid, replica="records-0"), SECRET)
     gone = await user.http.post("/v1/chat/completions", params={"cid": elsewhere}, json={"model": "any"})
     assert gone.status_code == 503

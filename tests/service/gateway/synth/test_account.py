@@ -26,6 +26,10 @@ def sealed(public_key: str, text: bytes) -> str:
     return base64.b64encode(SealedBox(PublicKey(base64.b64decode(public_key))).encrypt(text)).decode()
 
 
+def with_bearer(running: Any, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=running.service.url, headers={"Authorization": f"Bearer {key}"})
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 async def test_a_sealed_key_is_opened_and_kept(user, bus_as, prefix):
     said = (await user.http.get(f"{prefix}/crypto/public-key")).json()
@@ -195,9 +199,28 @@ async def test_the_environment_key_of_one_organisation_opens_a_chat_and_nothing_
         assert "environment key" in unknown.json()["detail"]
         bearer = {"Authorization": "Bearer nobodys"}
         assert (await http.post("/v1/chat/completions", json=body, headers=bearer)).status_code == 401
+    # As the bearer, which is how a client sends its `api_key`.
+    async with with_bearer(running, "env_chat_1") as http:
+        for path in ("/v1/chat/completions", "/v1/chat/completions/", "/v1/"):
+            assert (await http.post(path, json=body)).status_code == opened.status_code
+        for path in ("/api/jobs", "/api/me", "/v1/models"):
+            assert (await http.get(path)).status_code == 401
+        assert (await http.post("/api/keys", json={"name": "x", "scopes": ["read"]})).status_code == 401
+    # An API key is never taken for an environment key, also where one organisation stored another's as such.
+    mine = user.http.headers["Authorization"].removeprefix("Bearer ")
+    await other.http.post("/api/environment-keys", json={"key": mine})
+    async with with_bearer(running, mine) as http:
+        assert (await http.get("/api/me")).json() == (await user.http.get("/api/me")).json()
+    revoked = (await user.http.post("/api/keys", json={"name": "old", "scopes": ["inference"]})).json()
+    await other.http.post("/api/environment-keys", json={"key": revoked["key"]})
+    await user.http.delete(f"/api/keys/{revoked['id']}")
+    async with with_bearer(running, revoked["key"]) as http:
+        refused = await http.post("/v1/chat/completions", json=body)
+        assert (refused.status_code, "revoked" in refused.json()["detail"]) == (401, True)
     await user.http.post("/api/environment-keys", json={"key": "env_shared"})
     await other.http.post("/api/environment-keys", json={"key": "env_shared"})
-    async with httpx.AsyncClient(base_url=running.service.url, headers={"X-API-Key": "env_shared"}) as http:
-        refused = await http.post("/v1/chat/completions", json=body)
+    for headers in ({"X-API-Key": "env_shared"}, {"Authorization": "Bearer env_shared"}):
+        async with httpx.AsyncClient(base_url=running.service.url, headers=headers) as http:
+            refused = await http.post("/v1/chat/completions", json=body)
         assert refused.status_code == 401
         assert "several organisations" in refused.json()["detail"]

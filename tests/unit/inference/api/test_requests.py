@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from synth.inference.api.app import cid_of
 from synth.inference.api.requests import JobSampling, build_sampling_params, decode_request, one_call
 from synth.inference.api.sampling_plan import build_conversation
 from synth.jobs.resolved import RolloutSettings, Sampling
@@ -86,10 +85,3 @@ def test_a_rollout_is_sampled_as_its_jobs_file_says():
     params = build_sampling_params(read(temperature=2, top_p=0.1, max_tokens=400), job)
     assert (params.temperature, params.max_tokens, params.top_p, params.top_k) == (0.5, 9, 0.9, 4)
     assert (job.thinking, job.thinking_budget, job.constrain_tools) == (True, 3, True)
-
-
-@pytest.mark.parametrize("name", ["cid", "trace", "trace_correlation_id"])
-def test_a_credential_is_found_under_each_of_its_names(name):
-    assert cid_of(f"{name}=trace_x".encode()) == "trace_x"
-    assert cid_of(f"a=b&{name}=trace_x/v1/chat/completions".encode()) == "trace_x"
-    assert cid_of(b"") is None

@@ -8,15 +8,14 @@ from starlette.responses import Response
 
 from synth.errors import Problem
 from synth.gateway.auth import authenticate_chat
+from synth.gateway.chat_proxy.paths import CHAT_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.models import parse_finetuned
+from synth.rollout_credential import find_credential
 
 router = APIRouter(tags=["inference"])
 
-_OTHER_PATHS = ("/chat/completions", *(f"{p}/v1/chat/completions" for p in ("/api", "/api/inference", "/api/api")))
-# What else clients call the credential; apps mean things of their own by these names, too.
-_CID_ALIASES = ("trace", "trace_correlation_id")
 _CHAT_REQUEST = {
     "required": True,
     "content": {
@@ -47,7 +46,11 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
 
     Without a bearer, `X-API-Key` with an environment key of your organisation opens it.
     """
-    cid = _cid_of(request, gateway)
+    cid = find_credential(
+        path=request.scope["path"],
+        query=request.url.query,
+        authorization=request.headers.get("authorization", ""),
+    )
     if cid is not None:
         return await gateway.proxy.forward_rollout(request, await _read_body(request, gateway), cid=cid)
     org = await authenticate_chat(request)
@@ -65,18 +68,8 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     return await gateway.proxy.forward(request, body, org=org, model=model)
 
 
-for _path in _OTHER_PATHS:
+for _path in CHAT_PATHS:
     router.add_api_route(_path, chat_completions, methods=["POST"], include_in_schema=False)
-
-
-def _cid_of(request: Request, gateway: Gateway) -> str | None:
-    given = request.query_params
-    if "cid" in given:
-        return given["cid"]
-    return next(
-        (given[name] for name in _CID_ALIASES if name in given and gateway.proxy.is_rollout_credential(given[name])),
-        None,
-    )
 
 
 async def _read_body(request: Request, gateway: Gateway) -> bytes:

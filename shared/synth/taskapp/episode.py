@@ -1,0 +1,102 @@
+"""One rollout, as an environment's author sees it: the task, the policy, and the record of what was earned."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from synth.rollout_credential import find_credential
+from synth.taskapp.contract import RolloutRequest, Step
+from synth.taskapp.llm import ChatClients, PolicyFailure, Reply
+from synth.taskapp.trace import Trace
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "thinking_mode",
+    "thinking_budget",
+)
+
+
+@dataclass
+class Episode:
+    """One rollout, as the author of an environment sees it.
+
+    env_config, policy_config: from the job's file. max_turns: how often `chat` may call the model. credential: sent to
+    a model whose address carries none, as in an evaluation by the published client.
+
+    An agent with a client of its own is attached by two texts, `OpenAI(base_url=ep.base_url, api_key=ep.api_key)`, or
+    by the environment variables OPENAI_BASE_URL and OPENAI_API_KEY.
+    """
+
+    seed: int
+    env_config: dict[str, Any]
+    policy_config: dict[str, Any]
+    max_turns: int
+    request: RolloutRequest
+    url: str
+    clients: ChatClients
+    trace: Trace | None = None
+    credential: str | None = None
+    steps: list[Step] = field(default_factory=list[Step])
+    calls: int = 0
+
+    @property
+    def base_url(self) -> str:
+        """The model's address for an OpenAI client: `…/v1`, without a query. `api_key` opens it."""
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, parts.netloc, parts.path.removesuffix("/chat/completions"), "", ""))
+
+    @property
+    def api_key(self) -> str:
+        """The key that goes with `base_url`, a secret: this rollout's credential, else the environment key."""
+        return rollout_credential(self.url) or self.credential or ""
+
+    async def chat(self, messages: list[dict[str, Any]], **extra: Any) -> Reply:
+        """Ask the policy. Model and sampling come from the request; `extra` (tools, tool_choice …) is added."""
+        if self.calls >= self.max_turns:
+            raise PolicyFailure(f"{self.max_turns} turns are used up", code="max_turns")
+        self.calls += 1
+        body = {k: self.policy_config[k] for k in _SAMPLING if self.policy_config.get(k) is not None}
+        body |= {"model": self.policy_config.get("model", "policy"), "messages": messages, **extra}
+        headers = {"X-API-Key": self.credential} if self.credential else None
+        began = time.monotonic()
+        reply = await self.clients.chat(self.url, body, headers=headers)
+        if self.trace is not None:
+            self.trace.called(messages, reply.body, seconds=time.monotonic() - began)
+        return reply
+
+    def step(
+        self,
+        *,
+        obs: Any = None,
+        reward: float | None = None,
+        done: bool = False,
+        tool_calls: list[Any] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> None:
+        """Record one decision and what it earned. The rollout's reward is the sum over its steps.
+
+        Raises ValueError when the reward is not finite: JSON would turn it into "no reward".
+        """
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"the environment paid a reward of {reward}")
+        if self.trace is not None:
+            self.trace.stepped(reward=reward, done=done)
+        meta = {"meta": {"inference_url": self.url}}
+        self.steps.append(
+            Step(obs=obs, reward=reward, done=done, tool_calls=tool_calls or [], info={**meta, **(info or {})})
+        )
+
+
+def rollout_credential(url: str) -> str | None:
+    """The credential in a model's address, or None."""
+    parts = urlsplit(url)
+    return find_credential(path=parts.path, query=parts.query)

@@ -1,0 +1,45 @@
+"""Runs a blocking function in a thread of its own, so that the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+async def run_in_thread(function: Callable[[], _T]) -> _T:
+    """What `function` returns or raises. A cancellation ends the wait alone: a thread cannot be stopped.
+
+    The thread is a daemon, and none of a pool: one that never ends holds up neither the others nor the process's end.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = context.run(function)
+        except BaseException as raised:  # noqa: BLE001 - the waiting coroutine gets it, whatever it is
+            # These would end the server, or are taken by no future.
+            ends_more = isinstance(raised, StopIteration) or not isinstance(raised, Exception)
+            error = RuntimeError(repr(raised)) if ends_more else raised
+        # The loop is closed where nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="episode", daemon=True).start()
+    return await done
