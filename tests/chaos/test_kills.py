@@ -52,7 +52,7 @@ async def test_a_job_and_its_watcher_outlive_each_service(
         await log.until("job.succeeded", timeout=180)
         figures.info("\n".join(["each kill:", *report]))
 
-        whole(log, steps=STEPS)
+        assert_whole(log, steps=STEPS)
         resumes = log.of("train.resumed")
         assert len(log.of("job.started")) == len(resumes) + 1 > 1
         assert await log.dead_letters() == []
@@ -73,7 +73,7 @@ async def test_a_job_goes_on_after_a_power_cut(platform: Platform, record_events
     await asyncio.to_thread(shell.ok, "up", "--detach", "--port", str(shell.port))
     async with record_events(job) as log:
         await log.until("job.succeeded", timeout=90)
-        whole(log, steps=20)
+        assert_whole(log, steps=20)
         assert len(log.of("job.started")) == 2
         assert await log.dead_letters() == []
 
@@ -97,7 +97,7 @@ async def test_steps_that_a_checkpoint_covers_are_announced_by_whoever_goes_on(
         assert all(math.isfinite(s.values["loss"]) for s in trained)
 
 
-def whole(log: EventRecorder, *, steps: int) -> None:
+def assert_whole(log: EventRecorder, *, steps: int) -> None:
     """Every step and batch once, in order, on what the policy of that very step sampled; resumed exactly."""
     trained = [r.event for r in log.of("train.step") if isinstance(r.event, TrainStep)]
     assert [s.step for s in trained] == list(range(1, steps + 1))

@@ -12,7 +12,7 @@ import pytest
 from synth.events import JobPaused, JobStarted, TrainResumed, TrainStep
 from tests.chaos.conftest import demo
 from tests.chaos.event_recorder import pid_of
-from tests.chaos.test_kills import whole
+from tests.chaos.test_kills import assert_whole
 from tests.e2e.platform import Platform
 
 STEPS = 12
@@ -56,7 +56,7 @@ async def test_a_paused_rl_job_lets_another_one_run_and_then_goes_on(
         assert (await steer(platform, "resume", job))["state"] != "paused"
         await steer(platform, "resume", job)
         await log.until("job.succeeded", timeout=120)
-        whole(log, steps=STEPS)
+        assert_whole(log, steps=STEPS)
         assert [r.type for r in log.seen if r.type in ("job.pause_requested", "job.paused", "job.resumed")] == [
             "job.pause_requested",
             "job.paused",
@@ -84,7 +84,7 @@ async def test_a_job_is_paused_and_resumed_at_once_again_and_again(
             await log.until("job.paused", after=len(log.seen) - 1, timeout=60)
             await steer(platform, "resume", job)
         await log.until("job.succeeded", timeout=150)
-        whole(log, steps=STEPS)
+        assert_whole(log, steps=STEPS)
         assert len(log.of("job.resumed")) == 3
         assert await log.dead_letters() == []
 

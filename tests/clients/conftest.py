@@ -61,7 +61,7 @@ def sums(platform: Platform) -> Path:
 
 
 @pytest.fixture(scope="session")
-def taught(platform: Platform, sums: Path) -> str:
+def sft_model(platform: Platform, sums: Path) -> str:
     """A model that sometimes gets a sum right, so that RL has something to learn from."""
     demo = Path(__file__).parents[2] / "configs" / "demo" / "sft.toml"
     job = platform.shell.ok("submit", str(demo), "--dataset", str(sums), "--model", BASE, "--detach").strip()

@@ -39,8 +39,8 @@ limit = 5
 """
 
 
-def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published, taught: str, platform: Platform):
-    config = synth_ai.write(evaluation(taught, f"{synth_ai.root}/api/inference"))
+def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published, sft_model: str, platform: Platform):
+    config = synth_ai.write(evaluation(sft_model, f"{synth_ai.root}/api/inference"))
     evaluated = synth_ai.evaluate(config, "traces.db")
     assert evaluated.code == 0, evaluated.text
     for seed in range(1_000_000, 1_000_008):

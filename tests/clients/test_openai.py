@@ -28,7 +28,7 @@ def test_a_file_is_uploaded_and_processed(seen: dict[str, Any]):
 
 
 def test_a_supervised_job_makes_a_model(seen: dict[str, Any]):
-    job = seen["taught"]
+    job = seen["sft_job"]
     assert job["status"] == "succeeded", job["error"]
     assert job["fine_tuned_model"] == f"fft:{BASE}:{job['id']}"
     assert (job["object"], job["seed"], job["metadata"]) == ("fine_tuning.job", 7, {"who": "openai"})
@@ -46,14 +46,14 @@ def test_its_checkpoints_name_models(seen: dict[str, Any]):
     assert seen["checkpoints"]
     for checkpoint in seen["checkpoints"]:
         step = checkpoint["step_number"]
-        assert checkpoint["fine_tuned_model_checkpoint"] == f"{seen['taught']['fine_tuned_model']}:step_{step}"
+        assert checkpoint["fine_tuned_model_checkpoint"] == f"{seen['sft_job']['fine_tuned_model']}:step_{step}"
         assert checkpoint["metrics"]["train_loss"] > 0
 
 
 def test_the_model_answers_whole_and_in_pieces(seen: dict[str, Any]):
     assert seen["said"]
     assert seen["streamed"] == seen["said"]
-    assert seen["taught"]["fine_tuned_model"] in seen["models"]
+    assert seen["sft_job"]["fine_tuned_model"] in seen["models"]
 
 
 def test_a_reinforcement_job_goes_on_from_it(seen: dict[str, Any]):

@@ -39,10 +39,10 @@ def test_an_sft_job_is_followed_to_its_terminal_event_by_every_poller(synth_ai: 
 
 
 def test_an_rl_job_is_followed_to_its_terminal_event(
-    synth_ai: Published, platform: Platform, taught: str, math_url: str
+    synth_ai: Published, platform: Platform, sft_model: str, math_url: str
 ):
-    config = json.dumps(tomllib.loads(rl(taught, iterations=4)))
-    seen = synth_ai.script("rl.py", math_url, config, taught)
+    config = json.dumps(tomllib.loads(rl(sft_model, iterations=4)))
+    seen = synth_ai.script("rl.py", math_url, config, sft_model)
     assert seen["result"]["status"] == "succeeded"
     completed = seen["events"][-1]
     assert completed["type"] == "rl.job.completed"

@@ -30,7 +30,7 @@ def client(platform: Platform) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def taught(platform: Platform, client: openai.OpenAI, rows: Path) -> FineTuningJob:
+def sft_job(platform: Platform, client: openai.OpenAI, rows: Path) -> FineTuningJob:
     """A supervised job that has succeeded: one pass over 512 rows in 32 steps."""
     with rows.open("rb") as body:
         file = client.files.create(file=body, purpose="fine-tune")
@@ -42,46 +42,46 @@ def taught(platform: Platform, client: openai.OpenAI, rows: Path) -> FineTuningJ
     return client.fine_tuning.jobs.retrieve(job.id)
 
 
-def test_a_supervised_job_ends_in_a_model(taught: FineTuningJob):
-    assert (taught.status, taught.fine_tuned_model) == ("succeeded", f"fft:{MODEL}:{taught.id}")
-    assert (taught.seed, taught.hyperparameters.batch_size, taught.hyperparameters.n_epochs) == (7, 16, 1)
-    assert taught.hyperparameters.learning_rate_multiplier == 500
-    assert taught.trained_tokens is not None
-    assert taught.trained_tokens > 512
-    assert taught.finished_at is not None
-    assert taught.finished_at >= taught.created_at
+def test_a_supervised_job_ends_in_a_model(sft_job: FineTuningJob):
+    assert (sft_job.status, sft_job.fine_tuned_model) == ("succeeded", f"fft:{MODEL}:{sft_job.id}")
+    assert (sft_job.seed, sft_job.hyperparameters.batch_size, sft_job.hyperparameters.n_epochs) == (7, 16, 1)
+    assert sft_job.hyperparameters.learning_rate_multiplier == 500
+    assert sft_job.trained_tokens is not None
+    assert sft_job.trained_tokens > 512
+    assert sft_job.finished_at is not None
+    assert sft_job.finished_at >= sft_job.created_at
 
 
-def test_its_events_tell_each_step_once_newest_first(taught: FineTuningJob, client: openai.OpenAI):
-    events = list(client.fine_tuning.jobs.list_events(taught.id, limit=9))
+def test_its_events_tell_each_step_once_newest_first(sft_job: FineTuningJob, client: openai.OpenAI):
+    events = list(client.fine_tuning.jobs.list_events(sft_job.id, limit=9))
     steps: list[Any] = [event.data for event in events if event.type == "metrics"]
     assert [data["step"] for data in steps] == list(range(32, 0, -1))
     assert steps[0]["train_loss"] < steps[-1]["train_loss"]
     assert len({event.id for event in events}) == len(events)
-    assert taught.fine_tuned_model is not None
-    assert taught.fine_tuned_model in events[0].message
+    assert sft_job.fine_tuned_model is not None
+    assert sft_job.fine_tuned_model in events[0].message
 
 
-def test_the_model_and_its_checkpoints_talk(taught: FineTuningJob, client: openai.OpenAI):
-    checkpoints = list(client.fine_tuning.jobs.checkpoints.list(taught.id))
+def test_the_model_and_its_checkpoints_talk(sft_job: FineTuningJob, client: openai.OpenAI):
+    checkpoints = list(client.fine_tuning.jobs.checkpoints.list(sft_job.id))
     assert checkpoints
     assert checkpoints[0].step_number == 32
     assert checkpoints[0].metrics.train_loss is not None
-    assert taught.fine_tuned_model is not None
-    assert taught.fine_tuned_model in [model.id for model in client.models.list()]
+    assert sft_job.fine_tuned_model is not None
+    assert sft_job.fine_tuned_model in [model.id for model in client.models.list()]
     said: list[str] = []
-    for model in (taught.fine_tuned_model, checkpoints[0].fine_tuned_model_checkpoint):
+    for model in (sft_job.fine_tuned_model, checkpoints[0].fine_tuned_model_checkpoint):
         assert client.models.retrieve(model).id == model
         whole = client.chat.completions.create(model=model, messages=ASK, max_tokens=16, temperature=0)
         said.append(whole.choices[0].message.content or "")
     chunks = client.chat.completions.create(
-        model=taught.fine_tuned_model, messages=ASK, max_tokens=16, temperature=0, stream=True
+        model=sft_job.fine_tuned_model, messages=ASK, max_tokens=16, temperature=0, stream=True
     )
     assert said[0] == said[1] == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def test_reinforcement_goes_on_from_it(
-    taught: FineTuningJob, platform: Platform, client: openai.OpenAI, letters_app: Served
+    sft_job: FineTuningJob, platform: Platform, client: openai.OpenAI, letters_app: Served
 ):
     grader = {"type": "task_app", "url": letters_app.url, "env_name": "letters", "policy_config": {"max_tokens": 12}}
     hyperparameters = {"batch_size": 4, "compute_multiplier": 0.5}
@@ -89,8 +89,8 @@ def test_reinforcement_goes_on_from_it(
     # A grader that is not OpenAI's is none of the types that a strict client knows.
     loose = client.copy()
     loose._strict_response_validation = False
-    assert taught.fine_tuned_model is not None
-    job = loose.fine_tuning.jobs.create(model=taught.fine_tuned_model, training_file="seeds:0-7", method=method)
+    assert sft_job.fine_tuned_model is not None
+    job = loose.fine_tuning.jobs.create(model=sft_job.fine_tuned_model, training_file="seeds:0-7", method=method)
     platform.succeeded(job.id)
     learned = loose.fine_tuning.jobs.retrieve(job.id)
     assert (learned.fine_tuned_model, learned.training_file) == (f"rl:{MODEL}:{job.id}", "seeds:0-7")
@@ -102,10 +102,10 @@ def test_reinforcement_goes_on_from_it(
     assert reply.choices[0].finish_reason in ("stop", "length")
 
 
-def test_another_job_is_cancelled(taught: FineTuningJob, platform: Platform, client: openai.OpenAI):
+def test_another_job_is_cancelled(sft_job: FineTuningJob, platform: Platform, client: openai.OpenAI):
     hyperparameters: Any = {"n_epochs": 1000}
     job = client.fine_tuning.jobs.create(
-        model=MODEL, training_file=taught.training_file, hyperparameters=hyperparameters
+        model=MODEL, training_file=sft_job.training_file, hyperparameters=hyperparameters
     )
     asked = client.fine_tuning.jobs.cancel(job.id)
     assert asked.status in ("running", "cancelled")
@@ -115,9 +115,9 @@ def test_another_job_is_cancelled(taught: FineTuningJob, platform: Platform, cli
     assert (cancelled.status, cancelled.fine_tuned_model, cancelled.error) == ("cancelled", None, None)
 
 
-def test_a_mistake_is_told_at_once_and_makes_no_job(taught: FineTuningJob, client: openai.OpenAI):
+def test_a_mistake_is_told_at_once_and_makes_no_job(sft_job: FineTuningJob, client: openai.OpenAI):
     before = client.fine_tuning.jobs.list(limit=1).data
     with pytest.raises(openai.BadRequestError, match="unknown model 'tiny-qwen4'") as refused:
-        client.fine_tuning.jobs.create(model="tiny-qwen4", training_file=taught.training_file)
+        client.fine_tuning.jobs.create(model="tiny-qwen4", training_file=sft_job.training_file)
     assert "did you mean 'tiny-qwen3'" in refused.value.message
     assert client.fine_tuning.jobs.list(limit=1).data == before

@@ -34,14 +34,14 @@ supervised = client.fine_tuning.jobs.create(
         "supervised": {"hyperparameters": {"n_epochs": 1, "batch_size": 32, "learning_rate_multiplier": 500}},
     },
 )
-taught = ended(supervised.id)
+sft_job = ended(supervised.id)
 events = list(client.fine_tuning.jobs.list_events(supervised.id, limit=50))
 checkpoints = list(client.fine_tuning.jobs.checkpoints.list(supervised.id))
 said = client.chat.completions.create(
-    model=taught.fine_tuned_model or "", messages=[{"role": "user", "content": "12+34="}], max_tokens=32, temperature=0
+    model=sft_job.fine_tuned_model or "", messages=[{"role": "user", "content": "12+34="}], max_tokens=32, temperature=0
 )
 pieces = client.chat.completions.create(
-    model=taught.fine_tuned_model or "",
+    model=sft_job.fine_tuned_model or "",
     messages=[{"role": "user", "content": "12+34="}],
     max_tokens=32,
     temperature=0,
@@ -49,7 +49,7 @@ pieces = client.chat.completions.create(
 )
 streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
 reinforced = client.fine_tuning.jobs.create(
-    model=taught.fine_tuned_model or "",
+    model=sft_job.fine_tuned_model or "",
     training_file="seeds:0-31",
     method={
         "type": "reinforcement",
@@ -77,7 +77,7 @@ print(
     json.dumps(
         {
             "file": file.to_dict(mode="json"),
-            "taught": taught.to_dict(mode="json"),
+            "sft_job": sft_job.to_dict(mode="json"),
             "events": [event.to_dict(mode="json") for event in events],
             "checkpoints": [checkpoint.to_dict(mode="json") for checkpoint in checkpoints],
             "said": said.choices[0].message.content,
