@@ -27,7 +27,8 @@ MOST_SHARED_CLASS_NAMES = 0
 
 def violations(root: Path = ROOT) -> list[str]:
     """Every broken rule of the repository in `root`, as one line for a person."""
-    return [*_crowded(root), *_long(root), *_unguarded(root), *_single_modules(root), *_shared_names(root)]
+    checks = (_crowded, _long, _unguarded, _upward, _single_modules, _shared_names)
+    return [line for check in checks for line in check(root)]
 
 
 def _sources(root: Path) -> list[Path]:
@@ -66,6 +67,20 @@ def _unguarded(root: Path) -> Iterator[str]:
     for folder in sorted((root / "services/synth").iterdir()):
         if any(folder.glob("*.py")) and folder.name not in layers:
             yield f"{folder.relative_to(root)} is in no layer of .importlinter: name it among the services"
+
+
+def _upward(root: Path) -> Iterator[str]:
+    services = {f"synth.{path.stem}" for path in (root / "services/synth").iterdir()}
+    for file in sorted((root / "shared").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                imported = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            if any(".".join(name.split(".")[:2]) in services for name in imported):
+                yield f"{file.relative_to(root)}:{node.lineno} imports a service: shared modules stand below them"
 
 
 def _single_modules(root: Path) -> Iterator[str]:

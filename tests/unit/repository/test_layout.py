@@ -77,3 +77,12 @@ def test_a_class_name_with_two_definitions_is_found(repository: Path, monkeypatc
     assert layout.violations(repository)[1:] == [
         "  Checkpoint: services/synth/inference/app.py:1, services/synth/trainer/rules.py:1"
     ]
+
+
+@pytest.mark.parametrize(
+    "line", ["import synth.trainer.rules", "from synth.trainer.rules import x", "from synth import trainer"]
+)
+def test_a_shared_module_that_imports_a_service_is_found(repository: Path, line: str):
+    (repository / "shared/synth/blobs.py").write_text(f"{line}\n")
+    (found,) = layout.violations(repository)
+    assert found.startswith("shared/synth/blobs.py:1 imports a service")
