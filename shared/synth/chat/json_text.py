@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-#: How deep a message, a tool or a call's arguments may be nested: no client's are, and Python's stack has an end.
+#: How deep a conversation may be nested as a template takes it: no client's is, and Python's stack has an end.
 MAX_NESTING = 200
+#: How deep a tool, a call's arguments or another object in it may be, so that the levels around it never count.
+MAX_VALUE_NESTING = MAX_NESTING // 2
 
 
 class BadJson(ValueError):
@@ -35,14 +37,13 @@ def write_json(value: Any) -> str:
         raise BadJson(str(error)) from error
 
 
-def is_too_deep(text: str, limit: int = MAX_NESTING) -> bool:
-    """Whether a JSON text has more than `limit` levels of lists and objects. Raises `BadJson`."""
-    # Nearly every text is decided by this count.
-    if text.count("{") + text.count("[") <= limit:
-        return False
-    level: list[Any] = [read_json(text)]
+def is_too_deep(value: Any, limit: int) -> bool:
+    """Whether a JSON value has more than `limit` levels of lists and objects."""
+    level: list[Any] = [value]
     for _ in range(limit):
         level = [child for item in level for child in _children(item)]
+        if not level:
+            return False
     return any(isinstance(item, dict | list) for item in level)
 
 

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from synth.chat.families import THINK, THINK_CLOSING, THINK_END
-from synth.chat.json_text import MAX_NESTING, BadJson, is_too_deep, read_json
+from synth.chat.json_text import MAX_VALUE_NESTING, BadJson, is_too_deep, read_json
 from synth.errors import Problem, UserError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -273,13 +273,11 @@ def call_arguments(arguments: Any) -> Any:
         value: Any = read_json(arguments)
         if "\\u" in arguments:
             json.dumps(value, ensure_ascii=False).encode()
-        # The row around it may be nested as deep again.
-        too_deep = is_too_deep(arguments, MAX_NESTING // 2)
     except (BadJson, UnicodeEncodeError, RecursionError):
         return arguments
-    if too_deep:
+    if not isinstance(value, dict) or is_too_deep(value, MAX_VALUE_NESTING):
         return arguments
-    return cast(dict[str, Any], value) if isinstance(value, dict) else arguments
+    return cast(dict[str, Any], value)
 
 
 def _template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:

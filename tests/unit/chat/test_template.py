@@ -110,8 +110,16 @@ def test_what_files_accept_is_never_too_deep_to_be_rendered(tokenizer: Any):
         line = json.dumps(row).encode()
         assert isinstance(read_line(line), LineStats)
         template.encode(template.prompt(decode_row(line).conversation()))
-    refused = {"messages": row["messages"], "tools": [{"name": "f", "parameters": {"a": nested(MAX_NESTING)}}]}
-    assert read_line(json.dumps(refused).encode()) == ("$", "nested too deeply; expected at most 100 levels")
+    deep = {"a": nested(MAX_NESTING)}
+    for message, tools in (
+        ({"tool_calls": [{"name": "f", "arguments": deep}]}, None),
+        ({"tool_calls": [{"name": "f", "id": deep}]}, None),
+        ({"content": deep}, None),
+        ({"content": [{"tool_name": "f", "arguments": deep}]}, None),
+        ({"content": "b"}, [{"name": "f", "parameters": deep}]),
+    ):
+        refused = {"messages": [row["messages"][0], {"role": "assistant", **message}], "tools": tools}
+        assert read_line(json.dumps(refused).encode()) == ("$", "nested too deeply; expected at most 100 levels")
 
 
 def test_a_control_token_that_is_not_marked_special_is_text_too(tmp_path: Path):

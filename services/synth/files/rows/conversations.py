@@ -9,12 +9,13 @@ that only rows with images are ever written anew.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from synth.chat.json_text import MAX_NESTING, BadJson, is_too_deep
+from synth.chat.json_text import MAX_VALUE_NESTING, is_too_deep
 from synth.chat.messages import (
     IMAGE_TYPES,
     PART_TYPES,
@@ -56,7 +57,7 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
     """What is on this line, or where in it something is wrong, and what: (`$.messages[0].role`, reason)."""
     try:
         # The decoder does not look into values that it skips, and whoever trains on the line will.
-        text = line.decode()
+        line.decode()
         row = decode_row(line)
     except UnicodeDecodeError as error:
         if line.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -71,18 +72,22 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
         if line.startswith(_BYTE_ORDER_MARK):
             return "$", "the line begins with a byte order mark; save the file as UTF-8 without one"
         return "$", _malformed(line, str(error))
-    # Half as deep as a template may get: what an argument's text holds comes on top.
-    if _is_too_deep(text):
-        return "$", f"nested too deeply; expected at most {MAX_NESTING // 2} levels"
+    if any(is_too_deep(value, MAX_VALUE_NESTING) for value in _nested_values(row)):
+        return "$", f"nested too deeply; expected at most {MAX_VALUE_NESTING} levels"
     return _line_stats(row)
 
 
-def _is_too_deep(text: str) -> bool:
-    try:
-        return is_too_deep(text, MAX_NESTING // 2)
-    except BadJson:
-        # A value that is skipped here and that nobody can read, such as a number of 10,000 digits.
-        return True
+def _nested_values(row: TrainingRow) -> Iterator[Any]:
+    """The values of a row that are rendered and may be nested at will."""
+    yield row.tools
+    for message in row.messages:
+        if isinstance(message.content, dict):
+            yield message.content
+        elif isinstance(message.content, list):
+            yield from (part.arguments for part in message.content if isinstance(part, ContentPart))
+        for call in message.tool_calls or ():
+            yield call.id
+            yield call.called.arguments
 
 
 def _located(error: msgspec.ValidationError) -> tuple[str, str]:
