@@ -10,7 +10,10 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.commands import chat, cluster, config, doctor, evaluate, files, jobs, keys, models, serve, setup, submit
+from synth.cli.commands import chat, config, evaluate, files, keys, models, submit
+from synth.cli.commands.cluster import doctor, run, setup
+from synth.cli.commands.jobs import app as jobs
+from synth.cli.commands.task_app import serve
 from synth.cli.connect import Backend, EnvFiles
 
 # One line a paragraph: the terminal wraps them.
@@ -59,9 +62,9 @@ def options(
 
 for name, command, panel in (
     ("setup", setup.setup, "Cluster"),
-    ("up", cluster.up, "Cluster"),
-    ("down", cluster.down, "Cluster"),
-    ("status", cluster.status, "Cluster"),
+    ("up", run.up, "Cluster"),
+    ("down", run.down, "Cluster"),
+    ("status", run.status, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
     ("submit", submit.submit, "Work"),
     ("eval", evaluate.evaluate, "Work"),

@@ -1,0 +1,23 @@
+"""`synthctl jobs …`: find, watch, measure, pause and cancel jobs."""
+
+from __future__ import annotations
+
+import typer
+
+from synth.cli.commands.jobs import control, follow, listing, metrics
+
+app = typer.Typer(
+    help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
+)
+for name, command in (
+    ("ls", listing.ls),
+    ("get", listing.get),
+    ("watch", follow.watch),
+    ("events", follow.events),
+    ("metrics", metrics.metrics),
+    ("checkpoints", metrics.checkpoints),
+    ("pause", control.pause),
+    ("resume", control.resume),
+    ("cancel", control.cancel),
+):
+    app.command(name)(command)

@@ -1,0 +1,39 @@
+"""`synthctl jobs pause | resume | cancel`."""
+
+from __future__ import annotations
+
+import typer
+
+from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.connect import open_client
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+
+def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """Ask a job that runs to let go of its workers for a while. Pausing twice is pausing once."""
+    with open_client(ctx) as client:
+        found = client.pause(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    output.message(f"{found.id} {found.state}")
+    return output.hint(f"to go on with it: synthctl jobs resume {found.id}")
+
+
+def resume(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """Go on with a paused job from its last checkpoint."""
+    with open_client(ctx) as client:
+        found = client.resume(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    output.message(f"{found.id} goes on")
+    return output.hint(f"watch it with: synthctl jobs watch {found.id}")
+
+
+def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """Ask a job to stop. Cancelling twice is cancelling once; a job that has ended is an error."""
+    with open_client(ctx) as client:
+        found = client.cancel(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    return output.message(f"{found.id} {found.state}")

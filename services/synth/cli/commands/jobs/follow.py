@@ -1,0 +1,61 @@
+"""`synthctl jobs watch | events`: what happens to a job, and what happened."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.connect import open_client
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+
+def watch(
+    ctx: typer.Context,
+    job: JobArgument,
+    after: Annotated[int, typer.Option(min=0, help="Begin behind this event's seq, as -o json prints it.")] = 0,
+    timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds; then exit 124. The job goes on.")] = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Follow a job to its end; the exit code is its outcome.
+
+    `-o json` prints one event a line, each once and in order. Ctrl-C stops watching (exit 130) and leaves the job.
+    """
+    from synth.cli.tui.follow import FollowOptions, follow_job
+
+    with open_client(ctx) as client:
+        raise typer.Exit(follow_job(client, job, format=fmt, options=FollowOptions(timeout=timeout), after=after))
+
+
+def events(
+    ctx: typer.Context,
+    job: JobArgument,
+    after: Annotated[int, typer.Option(min=0, help="Only events behind this seq.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; all without it.")] = None,
+    type: Annotated[str | None, typer.Option(help="Only this type, as `train.step`.")] = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Print the log of a job as it is now; `-o json` prints one event a line."""
+    from synth.api.schemas import EventView
+    from synth.cli.tui.progress import describe
+
+    rows: list[list[str]] = []
+    left = limit
+    with open_client(ctx) as client:
+        while left is None or left > 0:
+            page = client.events(job, after=after)
+            wanted: list[EventView] = [e for e in page.events if type in (None, e.type)][:left]
+            for event in wanted:
+                if fmt is Format.JSON:
+                    output.print_json_line(event)
+                else:
+                    said = describe(event) or ""
+                    rows.append([str(event.seq), f"{event.time.astimezone():%H:%M:%S}", event.type, said])
+            left = None if left is None else left - len(wanted)
+            if not page.more or not page.events:
+                break
+            after = page.events[-1].seq
+    if fmt is Format.TABLE:
+        output.print_table(("seq", "time", "type", "what"), rows, shrink="what")

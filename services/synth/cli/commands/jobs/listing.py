@@ -1,0 +1,106 @@
+"""`synthctl jobs ls | get`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.connect import open_client
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.api.schemas import Job
+
+
+class Kind(StrEnum):
+    """Kinds of job."""
+
+    SFT = "sft"
+    RL = "rl"
+    EVAL = "eval"
+
+
+def ls(
+    ctx: typer.Context,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only jobs in this state, as `started`.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only jobs of this kind.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many, newest first.")] = 20,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """List jobs, newest first."""
+    with open_client(ctx) as client:
+        jobs = client.jobs(state=state, kind=kind, limit=limit)
+    if fmt is Format.JSON:
+        return output.print_json(jobs)
+    rows = [
+        [j.id, j.name.rpartition("/")[2], j.kind or "-", j.state, _steps(j), output.age(j.created_at), j.model or ""]
+        for j in jobs
+    ]
+    output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, shrink="model")
+    if not jobs:
+        output.hint("no such jobs" if state or kind else "no jobs yet: synthctl submit FILE")
+    return None
+
+
+def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
+    """Show one job."""
+    with open_client(ctx) as client:
+        found = client.job(job)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    output.print_pairs(_pairs(found))
+    for warning in found.warnings:
+        output.warn(warning)
+    for warned in found.warned.values():
+        output.warn(warned.problem.text())
+    output.show_problems(found.problems, label="problem")
+    return None
+
+
+def _steps(job: Job) -> str:
+    return "-" if not job.step else f"{job.step}/{job.steps}" if job.steps else str(job.step)
+
+
+def _pairs(job: Job) -> list[tuple[str, str]]:
+    from synth.cli.tui.progress import HEADLINES
+
+    waiting = job.waiting
+    pairs = [
+        ("id", job.id),
+        ("name", job.name),
+        ("kind", job.kind or ""),
+        ("state", job.state),
+        ("step", _steps(job) if job.step else ""),
+        ("attempt", str(job.attempt) if (job.attempt or 0) > 1 else ""),
+        ("source", job.source_model or ""),
+        ("stand-in", f"{job.stand_in} runs in its place" if job.stand_in else ""),
+        ("model", job.model or ""),
+        ("created", _moment(job.created_at)),
+        ("ended", _moment(job.ended_at)),
+        ("took", _took(job)),
+        ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
+        ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
+        ("values", "  ".join(f"{n}={output.number(job.values[n])}" for n in HEADLINES if n in job.values)),
+        ("evaluation", "  ".join(f"{n}={output.number(v)}" for n, v in (job.eval or {}).items())),
+        ("tags", "  ".join(f"{k}={v}" for k, v in job.tags.items())),
+    ]
+    return [(label, text) for label, text in pairs if text]
+
+
+def _moment(moment: object) -> str:
+    from datetime import datetime
+
+    if not isinstance(moment, datetime):
+        return ""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({output.age(moment)} ago)"
+
+
+def _took(job: Job) -> str:
+    if job.created_at is None or job.ended_at is None:
+        return ""
+    return output.duration((job.ended_at - job.created_at).total_seconds())
