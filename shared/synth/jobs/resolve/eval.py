@@ -51,7 +51,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
         env_name=context.first("rollout.env_name", [(section, "env_name"), (beside, "env_name")], section.app_id),
         policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")]),
-        max_turns=context.first("rollout.max_turns", turns, 1),
+        max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")]),
         env_config=context.first(
             "rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]
