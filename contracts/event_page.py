@@ -106,13 +106,17 @@ def _names(hint: Any) -> Iterator[str]:
 
 def _tasks() -> str:
     rows = [
-        f"| `work.{kind}.<pool>.<org>.<job>.<term>{'.<i>' if kind == 'serve' else ''}` | {' or '.join(q.value for q in queuers)} | {taker.value} |\n"
+        f"| `{_task_subject(kind)}` | {' or '.join(q.value for q in queuers)} | {taker.value} |\n"
         for kind, (taker, queuers) in TASKS.items()
     ]
     return (
         "\n## Tasks\n\nA task is work, not a fact: exactly one owner does it. Tasks wait in the work-queue stream "
         "`WORK`, at most one a subject,\nso that one cannot be queued twice; an owner that dies loses its task to the "
-        "next one. A task says only whose job it is:\nwhat its owner needs is in that job's log. `<term>` is how often the job had been resumed, from 0; `<i>` is which of the\n"
-        "job's replicas, from 0.\n\n"
+        "next one. A task says only whose job it is:\nwhat its owner needs is in that job's log. `<term>` is how often "
+        "the job had been resumed, from 0; `<i>` is which of the\njob's replicas, from 0.\n\n"
         "| subject | queued by | taken by |\n|---|---|---|\n" + "".join(rows)
     )
+
+
+def _task_subject(kind: str) -> str:
+    return f"work.{kind}.<pool>.<org>.<job>.<term>" + (".<i>" if kind == "serve" else "")

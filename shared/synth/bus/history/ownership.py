@@ -1,7 +1,7 @@
 """Owning a job: one attempt takes it, runs it until something interrupts it, and ends it.
 
 Invariants. Only the last attempt that started can end a job. The ending is decided on the log as it is then: a job that
-has ended stays ended, and one whose cancellation was requested ends cancelled, whatever else its ending would have been.
+has ended stays ended, and one whose cancellation was requested ends cancelled, whatever its ending would have been.
 """
 
 from __future__ import annotations
