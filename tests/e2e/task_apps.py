@@ -32,6 +32,18 @@ def letters(key: str = KEY) -> TaskApp:
     return app
 
 
+def paying(reward: float) -> TaskApp:
+    """One turn; paid the same whatever the reply."""
+    app = TaskApp("paying", name="Paying", description="The same reward for all.", keys=[KEY])
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        reply = await ep.chat([{"role": "user", "content": f"Anything, please: {ep.seed % 10}"}])
+        ep.step(obs=reply.content, reward=reward, done=True)
+
+    return app
+
+
 def countdown(pause_s: float = 0.0) -> TaskApp:
     """Three turns, each of which goes on from the reply before. pause_s: how long the environment takes for each."""
     app = TaskApp("countdown", name="Countdown", description="Three turns.", max_turns=3, keys=[KEY])
