@@ -19,7 +19,8 @@ class CompletionRecord:
     logprobs: float32 [C], nats, of the sampled tokens under the policy that sampled them (T applied).
     versions: int32 [C], the policy version that sampled each token.
     sampled: bool [C], False where a token was forced (a thinking budget, a grammar) and so is not trained.
-    finish_reason: "stop", "length" or "abort".
+    finish_reason: "stop", "length" or "abort". malformed_call: whether the reply has a tool call that cannot be read,
+    or whose arguments are no JSON object.
     """
 
     prompt_ids: Int32
@@ -28,6 +29,7 @@ class CompletionRecord:
     versions: Int32
     sampled: Bool
     finish_reason: str
+    malformed_call: bool = False
 
 
 def records_to_bytes(records: list[CompletionRecord]) -> bytes:
@@ -39,7 +41,8 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
         arrays[f"{i}.logprobs"] = r.logprobs
         arrays[f"{i}.versions"] = r.versions
         arrays[f"{i}.sampled"] = r.sampled
-    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records]})
+    malformed = [i for i, r in enumerate(records) if r.malformed_call]
+    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed})
 
 
 def records_from_bytes(body: bytes) -> list[CompletionRecord]:
@@ -49,6 +52,7 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
         CompletionRecord(
             *(arrays[f"{i}.{k}"] for k in ("prompt_ids", "sampled_ids", "logprobs", "versions", "sampled")),
             finish_reason=reason,
+            malformed_call=i in meta["malformed_calls"],
         )
         for i, reason in enumerate(meta["finish_reasons"])
     ]
