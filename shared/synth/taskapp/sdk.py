@@ -143,7 +143,8 @@ class TaskApp:
     async def _task_info(self, request: Request) -> Response:
         asked = request.query_params.getlist("seed")
         if not asked:
-            return JSONResponse({"taskset": {**self._dataset, "task": self._task}})
+            taskset = {**self._dataset, "task": self._task}
+            return JSONResponse({"taskset": taskset, "env_names": [self.id]})
         if len(asked) > _MOST_SEEDS_ASKED or not all(s.isascii() and s.isdigit() and len(s) < 17 for s in asked):
             return error(422, "bad_seed", f"seed: at most {_MOST_SEEDS_ASKED} whole numbers of 0 or more")
         infos = [self._info_of(int(s)) for s in asked]
