@@ -113,8 +113,8 @@ def explain(
     if output.is_terminal():
         output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
     else:
-        for s in settings:
-            output.print_line("\t".join((s.field, format_value(s.value), s.origin, s.why)))
+        rows = [[s.field, format_value(s.value), s.origin, s.why] for s in settings]
+        output.print_table(("setting", "value", "from", "why"), rows)
     for warning in warnings:
         # Why a value was changed stands with the value.
         if not any(why in warning for why in found.changed.values()):
