@@ -42,5 +42,17 @@ class InferenceSettings(ServiceSettings):
     load_timeout_s: float = 600.0
     """How long a model may take to load."""
 
+    max_schema_bytes: int = 64 << 10
+    """The longest JSON schema that a request may have, in bytes."""
+
+    max_schema_depth: int = 64
+    """How many levels a JSON schema of a request may be nested."""
+
+    schema_compile_s: float = 5.0
+    """CPU seconds that compiling a JSON schema of a request may take."""
+
+    schema_compile_bytes: int = 512 << 20
+    """Memory that compiling a JSON schema of a request may take."""
+
     idle_unload_s: float = 900.0
     """A served model that nobody has asked for during so many seconds gives its memory back."""
