@@ -266,7 +266,7 @@ async def test_the_jobs_thinking_counts_before_the_clients_and_the_reply_says_so
     reply = (await served.ask(credential(), **asked)).json()
     assert reply["choices"][0]["message"]["reasoning"]
     assert reply["warnings"] == [
-        "chat_template_kwargs.enable_thinking has no effect: the job's thinking_mode counts, and it is \"think\"",
+        'chat_template_kwargs.enable_thinking has no effect: the job\'s thinking_mode counts, and it is "think"',
         f"chat_template_kwargs.thinking_budget 400 has no effect: the job's is {BUDGET}",
         "temperature 0.5 has no effect: the job's is 0",
     ]
@@ -275,7 +275,7 @@ async def test_the_jobs_thinking_counts_before_the_clients_and_the_reply_says_so
     told = (await served.ask(None, **mixed)).json()
     assert "reasoning" not in told["choices"][0]["message"]
     assert told["warnings"] == [
-        "chat_template_kwargs.enable_thinking has no effect: thinking_mode counts, and it is \"no_think\""
+        'chat_template_kwargs.enable_thinking has no effect: thinking_mode counts, and it is "no_think"'
     ]
 
 
