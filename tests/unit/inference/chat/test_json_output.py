@@ -88,9 +88,20 @@ async def test_reasoning_is_free_and_the_answer_after_it_is_json(served: Served)
 
 async def test_json_that_is_cut_off_says_so(served: Served) -> None:
     asked: dict[str, Any] = {"model": "tiny", "seed": 1, "max_tokens": 4}
-    reply = await both(served, **asked, response_format={"type": "json_object"})
+    reply = await both(served, **asked, response_format=schema_format(VERDICT))
     assert reply["choices"][0]["finish_reason"] == "length"
-    assert reply["choices"][0]["message"]["content"].startswith("{")
+    assert reply["choices"][0]["message"]["content"].startswith('{"')
+
+
+async def test_an_object_is_an_object_or_the_beginning_of_one(served: Served) -> None:
+    draws = [
+        served.ask(None, model="tiny", max_tokens=40, seed=i, response_format={"type": "json_object"}) for i in range(6)
+    ]
+    for drawn in await asyncio.gather(*draws):
+        choice = drawn.json()["choices"][0]
+        whole = choice["finish_reason"] == "stop"
+        assert choice["message"]["content"].startswith("{")
+        assert not whole or isinstance(json.loads(choice["message"]["content"]), dict)
 
 
 async def test_a_forced_call_of_a_strict_function_has_arguments_that_fit(served: Served) -> None:

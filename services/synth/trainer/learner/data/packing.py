@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from synth.trainer.learner.model.allowed_tokens import AllowedTokens
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trajectories import TokenMasks
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synth.trainer.learner.model.allowed_tokens import AllowedTokens
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 
 # Elements in one chunk of logits: 128 MiB in float32, 220 positions at a vocabulary of 152k; 512 MiB on a GPU, which
 # is faster with large products.

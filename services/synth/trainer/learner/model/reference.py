@@ -17,9 +17,9 @@ from torch import Tensor
 
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from synth.trainer.learner.model.allowed_tokens import AllowedTokens
 from synth.trainer.learner.model.policy import Policy, load_policy
 
 _REFERENCE_ADAPTER = "reference"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from synth.trainer.learner.model.allowed_tokens import AllowedTokens
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trajectories import TokenMasks, TokenSet
 
