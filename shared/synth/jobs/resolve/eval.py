@@ -12,7 +12,7 @@ from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given
 from synth.jobs.resolve.vision import check_images
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
-from synth.jobs.schema.eval import EvalConfig, EvalSection, FlatEvalConfig
+from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
@@ -48,7 +48,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     concurrency = [(section, "concurrency"), (section, "parallel_episodes")]
     rollout = RolloutSettings(
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
-        env_name=context.first("rollout.env_name", [(section, "env_name"), (beside, "env_name")], section.app_id),
+        env_name=_env_name(section, beside, context),
         policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")]),
         max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")]),
@@ -112,6 +112,15 @@ def _refuse_filters(section: EvalSection, context: ResolveContext) -> None:
                 expected="the seeds themselves",
                 fix="list them in seeds, and remove this key",
             )
+
+
+def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: ResolveContext) -> str | None:
+    """The environment that the file names; else its `app_id`."""
+    key = "rollout.env_name"
+    named: str | None = context.first(key, [(section, "env_name"), (beside, "env_name")])
+    if named is None and section.app_id is not None:
+        return context.record(key, section.app_id, context.document.where(context.at(section, "app_id")))
+    return named
 
 
 def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:

@@ -6,4 +6,28 @@ from typing import Annotated
 
 import typer
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
+from synth.cli.connect import open_client
+from synth.cli.tui.completion import complete_jobs
+
+
+def _find_job(ctx: typer.Context, value: str | None) -> str | None:
+    # A shell that completes a later word parses this one too.
+    if value is None or ctx.resilient_parsing:
+        return value
+    from synth.cli.job_ids import find_job_id
+
+    with open_client(ctx) as client:
+        return find_job_id(client, value)
+
+
+#: A command that takes it is given the whole id.
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="The job's id, its beginning, or @last.",
+        show_default=False,
+        callback=_find_job,
+        autocompletion=complete_jobs,
+    ),
+]
