@@ -186,7 +186,10 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key without its secret. created_by: the id of the key that made it."""
+    """An API key without its secret. created_by: the id of the key that made it.
+
+    url: it is part of a URL, which opens chat completions and nothing else; model: the one model that it opens there.
+    """
 
     id: str
     object: Literal["key"] = "key"
@@ -197,12 +200,18 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    url: bool = False
+    model: str | None = None
 
 
 class MadeKey(Key, frozen=True, kw_only=True):
-    """An API key as it is shown once. key: what goes into SYNTH_API_KEY."""
+    """An API key as it is shown once. key: what goes into SYNTH_API_KEY.
+
+    path: of the base URL that a URL key opens, with the key in it; below this API's address.
+    """
 
     key: str
+    path: str | None = None
 
 
 class MadeOrganisation(Organisation, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ class CompletionRecord:
     versions: int32 [C], the policy version that sampled each token.
     sampled: bool [C], False where a token was forced (a thinking budget, a tool call, a grammar that allowed no other)
     and so is not trained. finish_reason: "stop", "length" or "abort".
+    malformed_call: whether the reply has a tool call that cannot be read, or whose arguments are no JSON object.
     masks: of the C sampled tokens, which others could have come in their place; None where any could.
     """
 
@@ -30,6 +31,7 @@ class CompletionRecord:
     versions: Int32
     sampled: Bool
     finish_reason: str
+    malformed_call: bool = False
     masks: TokenMasks | None = None
 
     @property
@@ -50,7 +52,8 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
         arrays[f"{i}.sampled"] = r.sampled
         masks = r.masks.arrays() if r.masks is not None else {}
         arrays |= {f"{i}.{name}": array for name, array in masks.items()}
-    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records]})
+    malformed = [i for i, r in enumerate(records) if r.malformed_call]
+    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed})
 
 
 def records_from_bytes(body: bytes) -> list[CompletionRecord]:
@@ -60,6 +63,7 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
         CompletionRecord(
             *(arrays[f"{i}.{k}"] for k in ("prompt_ids", "sampled_ids", "logprobs", "versions", "sampled")),
             finish_reason=reason,
+            malformed_call=i in meta["malformed_calls"],
             masks=TokenMasks.from_arrays(arrays, prefix=f"{i}."),
         )
         for i, reason in enumerate(meta["finish_reasons"])

@@ -35,7 +35,7 @@ def test_the_key_alone_is_data_and_the_rest_is_said_beside_it(tmp_path: Path):
     with backend_that(lambda _: Answer(201, MADE)) as (backend, client):
         surroundings = {"SYNTH_API_KEY": "k", "BACKEND_BASE_URL": client.root}
         flags = ("--name", "ci", "--scopes", "read, write", "--expires-in", "2d")
-        made = synthctl("keys", "new", *flags, cwd=tmp_path, **surroundings)
+        made = synthctl("keys", "create", *flags, cwd=tmp_path, **surroundings)
         rotated = synthctl("keys", "rotate", "key_1", "--grace", "30m", cwd=tmp_path, **surroundings)
         wrong = synthctl("keys", "rotate", "key_1", "--grace", "soon", cwd=tmp_path, **surroundings)
     for run in (made, rotated):

@@ -178,8 +178,17 @@ class Client:
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
         """Make a key of this organisation, or, as an operator, of another one."""
+        return self._add_key(org, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+
+    def add_url_key(
+        self, *, name: str, expires_in_s: int | None, model: str | None = None, org: str | None = None
+    ) -> MadeKey:
+        """Make a key that is part of a URL, for one model or for all of the organisation."""
+        return self._add_key(org, {"name": name, "url": True, "expires_in_s": expires_in_s, "model": model})
+
+    def _add_key(self, org: str | None, body: dict[str, Any]) -> MadeKey:
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
-        return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+        return self._post_once(path, MadeKey, body)
 
     def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
         """Replace a key."""

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from synth.errors import Problem, SynthError, UserError
+from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
@@ -20,7 +20,7 @@ from synth.inference.api.requests import decode_request, num_choices
 from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
 from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
-from synth.keys import Cid, InvalidKey, has_bearer
+from synth.keys import Cid, has_bearer
 from synth.rollout_credential import find_credential
 from synth.trajectories import ClosedRollout, closed_to_bytes
 

@@ -33,7 +33,7 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.limits import clamp_max_tokens
 from synth.inference.engines.protocol import Engine
 from synth.inference.grammar.compiler import SchemaLimits
-from synth.inference.recording.recorder import ChoiceRecording
+from synth.inference.recording.recorder import ChoiceRecording, CidClosed
 from synth.trajectories import CompletionRecord, TokenMasks, TokenSet
 
 # The status that proxies log for a client that went away; nobody reads it.
@@ -160,13 +160,17 @@ class Completion:
             self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
-        """Sample to the end, record the choices, and reply with one JSON body. Raises what the engine raises."""
+        """Sample to the end, record the choices, and reply with one JSON body.
+
+        Raises what the engine raises, and `CidClosed` where the rollout ended meanwhile.
+        """
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
             await _gather_or_cancel([choice.sample() for choice in self._choices])
         finally:
             watch.cancel()
         replies = [(await self._finish(choice))[0] for choice in self._choices]
+        self._refuse_if_closed()
         if any(choice.aborted for choice in self._choices):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         tokenizer = self._chat.tokenizer
@@ -190,6 +194,7 @@ class Completion:
                         await send(_sse_event(chunk))
                     if delta.finish_reason is not None:
                         reply, rest = await self._finish(choice)
+                        self._refuse_if_closed()
                         replies.append(reply)
                         for chunk in choice.writer.last_chunks(reply, rest):
                             await send(_sse_event(chunk))
@@ -240,12 +245,17 @@ class Completion:
         reply, rest = choice.parser.close(last.finish_reason or "abort")
         recording = choice.recording
         if recording is not None and not recording.settled:
-            recording.finish(await _record(self._prompt_ids, choice.deltas))
+            recording.finish(await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 reply_ids = [token_id for delta in choice.deltas for token_id in delta.token_ids]
                 self._chat.remember(recording.history, self._conversation, reply.message, self._prompt_ids, reply_ids)
         return reply, rest
+
+    def _refuse_if_closed(self) -> None:
+        """Raise `CidClosed` for a call whose rollout ended while it ran, since its reply is in no record."""
+        if any(choice.recording is not None and choice.recording.closed for choice in self._choices):
+            raise CidClosed.to_calls()
 
     async def _record_unfinished(self, choice: _Choice) -> None:
         """Record the tokens of a reply that has not ended; the stream is over."""
@@ -307,7 +317,9 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _record(prompt_ids: list[int], deltas: Sequence[ReplyDelta]) -> CompletionRecord:
+async def _record(
+    prompt_ids: list[int], deltas: Sequence[ReplyDelta], *, malformed_call: bool = False
+) -> CompletionRecord:
     """The record of a reply. A token that a grammar allowed no other than is not sampled (decision 33)."""
     constrained = any(delta.grammar is not None for delta in deltas)
     # Thousands of masks take a second.
@@ -326,6 +338,7 @@ async def _record(prompt_ids: list[int], deltas: Sequence[ReplyDelta]) -> Comple
         sampled=sampled,
         finish_reason=deltas[-1].finish_reason or "abort",
         masks=masks,
+        malformed_call=malformed_call,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from synth.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.json_text import BadJson, read_json
 from synth.chat.messages import FunctionCall, Message, MessageToolCall
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.tokenizers import Tokenizer
@@ -26,11 +27,15 @@ class TextDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning."""
+    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning.
+
+    malformed_call: whether it began a tool call that cannot be read, or one whose arguments are no JSON object.
+    """
 
     message: Message
     finish_reason: str
     reasoning_tokens: int
+    malformed_call: bool
 
 
 class ReplyParser:
@@ -97,7 +102,9 @@ class ReplyParser:
             reasoning_content=reasoning or None,
         )
         finish = "tool_calls" if calls and finish_reason == "stop" else finish_reason
-        return ParsedReply(message, finish, self._reasoning_tokens() if self._split.reasoned else 0), text
+        malformed = (self._split.in_calls and not read) or any(not _is_object(call.arguments) for call in read)
+        reasoning_tokens = self._reasoning_tokens() if self._split.reasoned else 0
+        return ParsedReply(message, finish, reasoning_tokens, malformed), text
 
     def _without_stop(self, stop_text: str | None) -> str:
         at = self._pending.find(stop_text) if stop_text is not None else -1
@@ -139,6 +146,11 @@ class _ReplySplitter:
         self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
         self._held = ""
         self._at_start = True  # nothing of the reasoning, or of the content after it, was given out yet
+
+    @property
+    def in_calls(self) -> bool:
+        """Whether the text has come to what begins like a tool call."""
+        return self._state == "calls"
 
     def feed(self, text: str) -> list[_Piece]:
         self._held += text
@@ -226,6 +238,13 @@ class _StreamDecoder:
             return ""
         known = len(self._tokenizer.decode(self._before)) if self._before else 0
         return self._tokenizer.decode([*self._before, *self._ids])[known:]
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(read_json(arguments), dict)
+    except BadJson:
+        return False
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -84,6 +84,25 @@ def calls(message: Message) -> list[tuple[str, Any]]:
     return [(c.called.name, json.loads(str(c.called.arguments))) for c in message.tool_calls or ()]
 
 
+@pytest.mark.parametrize(
+    ("text", "malformed"),
+    [
+        ("so", False),
+        (JSON_CALL, False),
+        (f"so\n{JSON_CALL}", False),
+        ('<tool_call>\n{"name": "move", "arguments": {"n": 1}\n</tool_call>', True),
+        ("<tool_call>\nmove left\n</tool_call>", True),
+        ('<tool_call>\n{"name": "move", "arguments": {"n"', True),
+        ('<tool_call>\n{"name": "move", "arguments": "n = 1"}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "move", "arguments": [1]}\n</tool_call>', True),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_marked_so(tokenizer: Tokenizer, text: str, malformed: bool) -> None:
+    parser = ReplyParser(tokenizer, family("qwen3"), in_reasoning=False, tools=TOOLS, stop=())
+    parser.feed(ReplyDelta(tokenizer.encode(text), [], [], finish_reason="stop"))
+    assert parser.close("stop")[0].malformed_call is malformed
+
+
 def test_the_template_says_which_family_a_model_is_of() -> None:
     for name in TEMPLATES:
         assert family(name).thinks is (name in ("qwen3", "qwen3.5"))
