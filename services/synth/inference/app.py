@@ -13,6 +13,7 @@ from synth.bus.kv.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
 from synth.errors import InvalidKey
 from synth.inference.api.app import build_api
+from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.metrics import RecorderMetrics
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.engine_factory import (
@@ -108,6 +109,12 @@ def main() -> int:
             recorder,
             authenticate,
             internal_token=bearer,
+            schema_limits=SchemaLimits(
+                size=settings.max_schema_bytes,
+                depth=settings.max_schema_depth,
+                seconds=settings.schema_compile_s,
+                memory=settings.schema_compile_bytes,
+            ),
             extra_routes=service.observability(),
         )
 

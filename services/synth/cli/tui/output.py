@@ -27,7 +27,7 @@ _STYLES = {
     "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
     "started": "cyan", "processing": "cyan", "starting": "cyan",
     "failed": "red", "rejected": "red", "down": "red", "fail": "red",
-    "cancelled": "yellow", "cancelling": "yellow", "ill": "yellow", "warn": "yellow",
+    "cancelled": "yellow", "cancelling": "yellow", "unhealthy": "yellow", "warn": "yellow",
     "pausing": "yellow", "paused": "yellow",
 }  # fmt: skip
 

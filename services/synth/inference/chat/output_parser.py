@@ -39,17 +39,28 @@ class ParsedReply:
 
 
 class ReplyParser:
-    """Reads one reply. in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off."""
+    """Reads one reply.
+
+    in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off.
+    must_call: the functions of which it was made to call one; this call is read even where its arguments are not JSON.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, family: Family, *, in_reasoning: bool, tools: Tools, stop: tuple[str, ...]
+        self,
+        tokenizer: Tokenizer,
+        family: Family,
+        *,
+        in_reasoning: bool,
+        tools: Tools,
+        stop: tuple[str, ...],
+        must_call: tuple[str, ...] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._text = _StreamDecoder(tokenizer)
         self._pending = ""
         self._stop = stop
         self._tools = tools
-        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning)
+        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning, must_call=must_call)
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._sampled_ids: list[int] = []
@@ -126,9 +137,10 @@ class _ReplySplitter:
     reasoned: whether there was any reasoning.
     """
 
-    def __init__(self, family: Family, tools: Tools, *, in_reasoning: bool) -> None:
+    def __init__(self, family: Family, tools: Tools, *, in_reasoning: bool, must_call: tuple[str, ...]) -> None:
         self._family = family
         self._tools = tools
+        self._must_call = must_call
         self.reasoned = in_reasoning
         # "start": the text may yet begin with reasoning. "calls": what is held may be a call.
         self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
@@ -155,8 +167,14 @@ class _ReplySplitter:
         """What was held back, and the calls."""
         if self._state == "reasoning":
             return [("reasoning", self._unpadded().rstrip("\n"))], []
-        calls = self._family.calls.read(self._held.lstrip(), self._tools) if self._state == "calls" else []
-        return ([], calls) if calls else ([("content", self._held)], [])
+        if self._state != "calls":
+            return [("content", self._held)], []
+        text, format = self._held.lstrip(), self._family.calls
+        if self._must_call:
+            calls, rest = format.read_forced(text, self._tools, self._must_call)
+        else:
+            calls, rest = format.read(text, self._tools), ""
+        return ([("content", rest)], calls) if calls else ([("content", self._held)], [])
 
     def _split_start(self) -> None:
         begun = self._held.lstrip()

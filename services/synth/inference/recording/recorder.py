@@ -155,11 +155,8 @@ class Recorder:
             self.late_records += 1
             return
         rollout.records[number] = record
-        size = sum(
-            a.nbytes for a in (record.prompt_ids, record.sampled_ids, record.logprobs, record.versions, record.sampled)
-        )
-        rollout.nbytes += size
-        self.nbytes += size
+        rollout.nbytes += record.nbytes
+        self.nbytes += record.nbytes
 
     def close(self, cid_text: str) -> bytes:
         """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.
