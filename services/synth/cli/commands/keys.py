@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from click.core import ParameterSource
 
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
@@ -39,8 +38,12 @@ def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Option(help="A label for people.")] = "key",
     scopes: Annotated[
-        str, typer.Option(help="What it may do: some of read, write, inference, keys, operator, with commas.")
-    ] = "read,write,inference",
+        str | None,
+        typer.Option(
+            help="What it may do: some of read, write, inference, keys, operator, with commas.",
+            show_default="read,write,inference",
+        ),
+    ] = None,
     url: Annotated[
         bool,
         typer.Option("--url", help="For a client that can send nothing but a URL: print one that opens chat alone."),
@@ -54,9 +57,8 @@ def create(
 ) -> None:
     """Make a key; prints it, which happens once. It can do no more than the key that makes it."""
     seconds = None if expires_in is None else _seconds(expires_in, "--expires-in")
-    given = ctx.get_parameter_source("scopes") is not ParameterSource.DEFAULT
-    wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
-    if url and given and wanted != ["inference"]:
+    wanted = [scope.strip() for scope in (scopes or "read,write,inference").split(",") if scope.strip()]
+    if url and scopes is not None and wanted != ["inference"]:
         raise UsageProblem(f"a URL cannot open {scopes[:60]!r}", expected="inference alone", where="--scopes")
     if model is not None and not url:
         raise UsageProblem("a key is for every model", expected="--url with it, or no --model", where="--model")
