@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -72,9 +72,11 @@ class Client:
         """Submit a job; the same key with the same body, any number of times, is one job."""
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
-    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[JobWithConfig]:
-        """List jobs, newest first."""
-        params = {"state": state, "kind": kind, "limit": limit}
+    def jobs(
+        self, *, state: str | None = None, kind: str | None = None, tags: Sequence[str] = (), limit: int = 50
+    ) -> list[JobWithConfig]:
+        """List jobs, newest first. tags: each as `owner=ada`; a job has them all."""
+        params = {"state": state, "kind": kind, "tag": list(tags) or None, "limit": limit}
         return self._list("/jobs", JobWithConfig, params=params)
 
     def job(self, job_id: str) -> JobWithConfig:

@@ -112,7 +112,7 @@ class Progress:
         data = _fields(event)
         match event.type:
             case "job.created":
-                self.name = str(data.get("config_name") or "")
+                self.name = str(data.get("name") or data.get("config_name") or "")
             case "job.validated":
                 job: dict[str, Any] = data.get("job") or {}
                 self.kind = str(job.get("kind") or "")

@@ -29,12 +29,16 @@ def ls(
     ctx: typer.Context,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only jobs in this state, as `started`.")] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only jobs of this kind.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only jobs with this tag; repeatable.", show_default=False),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many, newest first.")] = 20,
     fmt: Output = Format.TABLE,
 ) -> None:
     """List jobs, newest first."""
     with open_client(ctx) as client:
-        jobs = client.jobs(state=state, kind=kind, limit=limit)
+        jobs = client.jobs(state=state, kind=kind, tags=tag or (), limit=limit)
     if fmt is Format.JSON:
         return output.print_json(jobs)
     rows = [
@@ -43,7 +47,7 @@ def ls(
     ]
     output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, shrink="model")
     if not jobs:
-        output.hint("no such jobs" if state or kind else "no jobs yet: synthctl submit FILE")
+        output.hint("no such jobs" if state or kind or tag else "no jobs yet: synthctl submit FILE")
     return None
 
 
