@@ -27,6 +27,7 @@ from synth.api.schemas import (
     Model,
     ModelFile,
     Point,
+    Points,
 )
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
@@ -105,9 +106,15 @@ class Client:
         return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
-        """Read the metrics of a job, ascending by step."""
-        params = {"name": name, "after_step": after_step}
-        return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
+        """Read all metrics of a job, or all of one, ascending by step."""
+        points: list[Point] = []
+        while True:
+            params = {"name": name, "after_step": after_step}
+            page = self._get("GET", f"/jobs/{quote(job_id, safe='')}/metrics", Points, params=params)
+            points += page.points
+            if not page.more or not page.points:
+                return points
+            after_step = page.points[-1].step
 
     # -- files --
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from synth.cli.commands.jobs import config, control, follow, listing, metrics
+from synth.cli.commands.jobs import compare, config, control, follow, listing, metrics
 
 app = typer.Typer(
-    help="Jobs: ls, get, config, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
+    help="Jobs: ls, get, config, watch, metrics, compare, events, checkpoints, pause, resume, cancel.",
+    no_args_is_help=True,
 )
 for name, command in (
     ("ls", listing.ls),
@@ -16,6 +17,7 @@ for name, command in (
     ("watch", follow.watch),
     ("events", follow.events),
     ("metrics", metrics.metrics),
+    ("compare", compare.compare),
     ("checkpoints", metrics.checkpoints),
     ("pause", control.pause),
     ("resume", control.resume),
