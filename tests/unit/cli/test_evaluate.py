@@ -26,5 +26,5 @@ def test_a_pipe_gets_the_result_alone(tmp_path: Path):
         asked = ("--model", "tiny", "--seeds", "0-1", "--task-url", "http://127.0.0.1:1", "--backend", backend.url)
         run = synthctl("eval", *asked, cwd=tmp_path, SYNTH_API_KEY="sk_x")
     assert run.returncode == 0, run.stderr
-    assert run.stdout == "reward_mean\t0.5\nrollouts\t2\n"
+    assert run.stdout == "measure\tresult\nreward_mean\t0.5\nrollouts\t2\n"
     assert "created" in run.stderr

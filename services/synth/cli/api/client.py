@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from synth.access import Organisation
+from synth.api.limits import MAX_PAGE
 from synth.api.schemas import (
     Account,
     Checkpoint,
@@ -34,11 +35,19 @@ from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, Usa
 from synth.errors import Problem
 
 T = TypeVar("T")
+_Listed = TypeVar("_Listed", JobWithConfig, File)
 
 RETRY_BUDGET_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
 _RETRIED = frozenset({429, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class _Page(msgspec.Struct):
+    """One page of a list."""
+
+    data: msgspec.Raw
+    has_more: bool = False
 
 
 def backoff(attempt: int) -> float:
@@ -49,14 +58,17 @@ def backoff(attempt: int) -> float:
 class Client:
     """Talks to one backend with one key. Idempotent calls are retried when they fail."""
 
-    def __init__(self, config: Config, *, retry_budget: float = RETRY_BUDGET_S) -> None:
+    def __init__(
+        self, config: Config, *, retry_budget: float = RETRY_BUDGET_S, timeout: float = REQUEST_TIMEOUT_S
+    ) -> None:
+        """retry_budget, timeout: seconds, of all tries of a request and of one."""
         self.root = config.backend.text
         self.origin = config.backend.origin
         self.retry_budget = retry_budget
         host = urlsplit(self.root).hostname
         self.http = httpx.Client(
             headers={"Authorization": f"Bearer {config.require_api_key()}"},
-            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=5.0),
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
             # A proxy that the environment names cannot reach this machine's own loopback.
             trust_env=host not in _LOOPBACK,
         )
@@ -74,11 +86,20 @@ class Client:
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
     def jobs(
-        self, *, state: str | None = None, kind: str | None = None, tags: Sequence[str] = (), limit: int = 50
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        prefix: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int = 50,
     ) -> list[JobWithConfig]:
-        """List jobs, newest first. tags: each as `owner=ada`; a job has them all."""
-        params = {"state": state, "kind": kind, "tag": list(tags) or None, "limit": limit}
-        return self._list("/jobs", JobWithConfig, params=params)
+        """List jobs, newest first; any number of them.
+
+        prefix: only those whose id begins so. tags: each as `owner=ada`; a job has them all.
+        """
+        params = {"state": state, "kind": kind, "prefix": prefix, "tag": list(tags) or None}
+        return self._pages("/jobs", JobWithConfig, limit, params)
 
     def job(self, job_id: str) -> JobWithConfig:
         """Read one job."""
@@ -130,8 +151,8 @@ class Client:
             return self.decode(self._retried(send).content, File)
 
     def files(self, *, limit: int = 100) -> list[File]:
-        """List files, newest first."""
-        return self._list("/files", File, params={"limit": limit})
+        """List files, newest first; any number of them."""
+        return self._pages("/files", File, limit, {})
 
     def file(self, file_id: str) -> File:
         """Read one file's record."""
@@ -246,6 +267,16 @@ class Client:
         reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
         return self.decode(reply.content, type)
 
+    def _pages(self, path: str, type: type[_Listed], limit: int, params: dict[str, Any]) -> list[_Listed]:
+        """The first `limit` items of a list, in as many pages as that takes."""
+        items: list[_Listed] = []
+        while True:
+            asked = {**params, "limit": min(limit - len(items), MAX_PAGE), "after": items[-1].id if items else None}
+            page = self._get("GET", path, _Page, params=asked)
+            items += self.decode(bytes(page.data), list[type])
+            if not page.has_more or len(items) >= limit:
+                return items
+
     def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
         body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
         if field not in body:
@@ -314,7 +345,7 @@ def _error_of(reply: httpx.Response) -> CliError:
     match reply.status_code:
         case 401 | 403:
             if not any(p.fix or "SYNTH_API_KEY" in p.what for p in problems):
-                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then ./.env)")
+                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then .env)")
             return NotAuthorised.of(problems)
         case 404:
             return NotFound.of(problems)

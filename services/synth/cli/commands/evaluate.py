@@ -22,6 +22,7 @@ from synth.cli.commands.submit import (
 from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 
@@ -31,7 +32,9 @@ def evaluate(
         Path | None,
         typer.Argument(metavar="FILE", help="A TOML with [eval]; or say it with the flags.", show_default=False),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="ID", help="The model to evaluate.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="ID", help="The model to evaluate.", autocompletion=complete_models)
+    ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
     task_url: TaskUrl = None,
     env_name: Annotated[

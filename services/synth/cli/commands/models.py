@@ -12,6 +12,7 @@ from synth.cli.commands.submit import DEFAULT_DATA, Data
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def unalias(
 @app.command("download")
 def download(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False)],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False, autocompletion=complete_models)
+    ],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 TaskUrl = Annotated[
@@ -75,7 +76,8 @@ def submit(
         Path, typer.Argument(metavar="FILE", help="A TOML job file, or - for standard input.", show_default=False)
     ],
     model: Annotated[
-        str | None, typer.Option(metavar="ID", help="Train from this model instead of the file's.")
+        str | None,
+        typer.Option(metavar="ID", help="Train from this model instead of the file's.", autocompletion=complete_models),
     ] = None,
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSONL to train on (SFT): uploaded and checked.")

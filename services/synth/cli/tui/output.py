@@ -35,6 +35,17 @@ _STYLES = {
 }  # fmt: skip
 
 
+class Cell(str):
+    """A value as people read it; `raw` is the whole value, as it is printed where a program reads the output."""
+
+    raw: str
+
+    def __new__(cls, text: str, raw: object) -> Cell:
+        cell = super().__new__(cls, text)
+        cell.raw = str(raw)
+        return cell
+
+
 class Format(StrEnum):
     """How data is printed."""
 
@@ -145,15 +156,20 @@ def print_sentence(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> None:
-    """Print rows under headings; off a terminal, values separated by tabs and never cut.
+    """Print rows under headings; off a terminal, a line of names and the raw values, separated by tabs and never cut.
 
     shrink: the column that gives way where the terminal is too narrow, and goes where it is far too narrow.
     """
     if not is_terminal():
-        for row in rows:
-            print_line("\t".join(row))
+        for row in (columns, *rows):
+            print_line("\t".join(_raw(cell) for cell in row))
         return
     out().print(table(columns, rows, shrink=shrink))
+
+
+def _raw(cell: str) -> str:
+    """The whole value of a cell, on one line and without a tab."""
+    return " ".join((cell.raw if isinstance(cell, Cell) else cell).split())
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> RenderableType:
@@ -181,7 +197,7 @@ def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     """Print the fields of one object, a line each."""
     if not is_terminal():
         for label, text in pairs:
-            print_line(f"{label}\t{text}")
+            print_line(f"{label}\t{_raw(text)}")
         return
     from rich.table import Table
     from rich.text import Text
@@ -223,13 +239,18 @@ def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
 
 
 def age(moment: datetime | None) -> str:
-    """How long ago that was, as `3m05s`."""
-    return "-" if moment is None else duration((datetime.now(UTC) - moment).total_seconds())
+    """How long ago that was, as `3m05s`; raw is the moment itself."""
+    if moment is None:
+        return "-"
+    return Cell(duration((datetime.now(UTC) - moment).total_seconds()), moment.isoformat())
 
 
 def duration(seconds: float) -> str:
-    """`12s`, `4m05s`, `2h10m`, `3d4h`."""
-    s = max(0, round(seconds))
+    """`12s`, `4m05s`, `2h10m`, `3d4h`; raw in seconds."""
+    return Cell(_duration(max(0, round(seconds))), round(seconds, 3))
+
+
+def _duration(s: int) -> str:
     if s < 60:
         return f"{s}s"
     if s < 3600:
@@ -240,12 +261,18 @@ def duration(seconds: float) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes, as `1.2 MB`."""
+    """Bytes, as `1.2 MB`; raw in bytes."""
+    whole = n
     for unit in ("B", "kB", "MB", "GB"):
         if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+            return Cell(f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}", whole)
         n /= 1000
-    return f"{n:.1f} TB"
+    return Cell(f"{n:.1f} TB", whole)
+
+
+def count(n: int | None) -> str:
+    """A number of things, as `12,345`; "-" for none."""
+    return Cell(f"{n:,}", n) if n else "-"
 
 
 def number(value: float | None) -> str:
@@ -253,7 +280,7 @@ def number(value: float | None) -> str:
     if value is None or value != value:
         return "nan"
     if 1000 <= abs(value) < 1e9:
-        return f"{value:,.0f}"
+        return Cell(f"{value:,.0f}", value)
     if abs(value) < 1000 and value == int(value):
         return str(int(value))
-    return f"{value:.4g}"
+    return Cell(f"{value:.4g}", value)

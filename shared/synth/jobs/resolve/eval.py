@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
-from synth.jobs.schema.eval import EvalConfig, EvalSection, FlatEvalConfig
+from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
 
@@ -49,9 +49,9 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     concurrency = [(section, "concurrency"), (section, "parallel_episodes")]
     rollout = RolloutSettings(
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
-        env_name=context.first("rollout.env_name", [(section, "env_name"), (beside, "env_name")], section.app_id),
+        env_name=_env_name(section, beside, context),
         policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")]),
-        max_turns=context.first("rollout.max_turns", turns, 1),
+        max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")]),
         env_config=context.first(
             "rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]
@@ -70,6 +70,15 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     if spec is None or seeds is None or context.problems:
         return None
     return EvalJob(model=spec.id, base_model=spec.base, seeds=seeds, rollout=rollout, tags=tags)
+
+
+def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: ResolveContext) -> str | None:
+    """The environment that the file names; else its `app_id`."""
+    key = "rollout.env_name"
+    named: str | None = context.first(key, [(section, "env_name"), (beside, "env_name")])
+    if named is None and section.app_id is not None:
+        return context.record(key, section.app_id, context.document.where(context.at(section, "app_id")))
+    return named
 
 
 def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:

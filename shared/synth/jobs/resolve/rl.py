@@ -183,7 +183,7 @@ def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
         task_url=context.task_url(config.services.task_url, ("services", "task_url")),
         env_name=context.take("rollout.env_name", section, "env_name"),
         policy_name=context.take("rollout.policy_name", section, "policy_name"),
-        max_turns=context.first("rollout.max_turns", turns, 1),
+        max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
         env_config=context.take("rollout.env_config", section, "env_config"),
         policy_config=passthrough(context.take("rollout.policy_config", section, "policy_config")),

@@ -15,7 +15,6 @@ from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
 
 LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
-_BATCH = 32
 
 
 def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | None:
@@ -219,7 +218,7 @@ def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:
     """Rows an optimizer step. What fits into memory at once is micro_batch_tokens' business."""
     device = context.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
     accumulation = hyper.gradient_accumulation_steps
-    if hyper.global_batch is not None:
+    if is_written(hyper, "global_batch"):
         if device and accumulation and device * accumulation != hyper.global_batch:
             context.problem(
                 ("hyperparameters", "global_batch"),
@@ -229,7 +228,7 @@ def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:
             )
         return context.take("batch_size", hyper, "global_batch")
     if accumulation is None:
-        return device or context.record("batch_size", _BATCH, "default")
+        return device or context.take("batch_size", hyper, "global_batch")
     if device is None:
         return context.take("batch_size", hyper, "gradient_accumulation_steps")
     return context.record_change(

@@ -46,8 +46,8 @@ class EvalSection(Section):
     """the environment that the task app is asked for; `app_id`, else the app's own"""
     policy_name: Name | None = "policy"
     """the policy that the task app is asked for"""
-    max_turns: Positive | None = None
-    """calls of the model a rollout; `policy_config.max_llm_calls`, else 1"""
+    max_turns: Positive | None = 1
+    """calls of the model a rollout; where it is not given, `policy_config.max_llm_calls` decides"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
     ops: Ops | None = Field(default=OPS)

@@ -95,8 +95,9 @@ class RolloutSection(Section):
     """the environment that the task app is asked for; the app's own when not said"""
     policy_name: Name = "policy"
     """the policy that the task app is asked for"""
-    max_turns: Positive | None = None
-    """calls of the model a rollout; `[training] max_turns`, else `policy_config.max_llm_calls`, else 1"""
+    max_turns: Positive | None = 1
+    """calls of the model a rollout; where it is not given, `[training] max_turns`, else `policy_config.max_llm_calls`
+    decides"""
     episodes_per_batch: Positive | None = None
     """a hint; what counts is `[training] batch_size` x `group_size`"""
     max_concurrent_rollouts: Positive = 64
@@ -191,8 +192,8 @@ class TrainingSection(RewardsSection):
     """largest norm of the gradient"""
     minibatches: Positive = 4
     """optimizer steps a batch: with 1 the ratio is always 1 and the clip never acts"""
-    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = None
-    """the policy-gradient loss, as in docs/losses.md; the one that `[algorithm] variety` names, else gspo"""
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = "gspo"
+    """the policy-gradient loss, as in docs/losses.md; where it is not given, `[algorithm] variety` may name it"""
     clip_low: PositiveFloat | None = None
     """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
     0.2), probability of a token (dppo: 0.2)"""

@@ -127,8 +127,8 @@ class HyperparametersSection(BestModelSection):
     """the same as `total_steps`"""
     batch_size: Positive | None = None
     """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
-    global_batch: Positive | None = None
-    """rows an optimizer step; per_device_batch x gradient_accumulation_steps, else 32"""
+    global_batch: Positive | None = 32
+    """rows an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps decide"""
     per_device_batch: Positive | None = None
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None

@@ -166,6 +166,18 @@ async def test_jobs_are_listed_newest_first_by_page_and_state(user, bus_as):
     assert (await user.http.get("/api/jobs", params={"state": "jolly"})).status_code == 422
 
 
+async def test_jobs_are_found_by_the_beginning_of_their_id(user):
+    ids = [(await user.submit())["id"] for _ in range(4)]
+
+    async def found(prefix: str) -> list[str]:
+        return [j["id"] for j in (await user.http.get("/api/jobs", params={"prefix": prefix})).json()["data"]]
+
+    assert await found("job_") == ids[::-1]
+    for id in ids:
+        assert await found(id[:12]) == [id]
+    assert await found("job_%") == await found("JOB_") == []
+
+
 async def test_a_job_that_nobody_owns_is_withdrawn(user, bus_as):
     id = (await user.submit())["id"]
     replies = await asyncio.gather(*(user.http.post(f"/api/jobs/{id}/cancel") for _ in range(10)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from synth.cli.commands.jobs.listing import job_name, steps_done, took
+from synth.cli.commands.jobs.options import JobsArgument
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
@@ -41,9 +42,7 @@ class _Compared:
 
 def compare(
     ctx: typer.Context,
-    jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB JOB…", help="The ids of two jobs or more.", show_default=False)
-    ],
+    jobs: JobsArgument,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show what differs between jobs: their settings, their final and best figures, their curves over each other."""
@@ -138,9 +137,7 @@ def _print_rows(title: str, compared: Sequence[_Compared], rows: Sequence[tuple[
     if not rows:
         return
     if not output.is_terminal():
-        output.print_line("\t".join((title, *(c.job.id for c in compared))))
-        for label, values in rows:
-            output.print_line("\t".join((label.strip(), *values)))
+        output.print_table((title, *(c.job.id for c in compared)), [[label, *values] for label, values in rows])
         output.print_line("")
         return
     styles = [colour_of(i) for i in range(len(compared))]

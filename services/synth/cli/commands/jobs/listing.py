@@ -11,7 +11,7 @@ import typer
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Cell, Format, Output
 
 if TYPE_CHECKING:
     from synth.api.schemas import Job
@@ -33,7 +33,7 @@ def ls(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Only jobs with this tag; repeatable.", show_default=False),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 20,
     fmt: Output = Format.TABLE,
 ) -> None:
     """List jobs, newest first."""
@@ -107,7 +107,7 @@ def _moment(moment: object) -> str:
 
     if not isinstance(moment, datetime):
         return ""
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({output.age(moment)} ago)"
+    return Cell(f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({output.age(moment)} ago)", moment.isoformat())
 
 
 def took(job: Job) -> str:
