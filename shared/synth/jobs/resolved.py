@@ -140,7 +140,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts on fixed seeds after every `every_n_iters` iterations."""
+    """Rollouts on fixed seeds before the first iteration, and after every `every_n_iters` iterations."""
 
     every_n_iters: int
     seeds: list[int]

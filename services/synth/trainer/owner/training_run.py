@@ -192,9 +192,9 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
     keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
     try:
         run.raise_for_collapse()
-        if run.ready.step:
-            # The previous attempt may have died between this step and the request of its evaluation.
-            await feed.request_evaluation(run.ready.step)
+        # Step 0 is the source model, which the steps after it are compared with. At a later step, the previous attempt
+        # may have died between the step and the request of its evaluation.
+        await feed.request_evaluation(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()

@@ -56,7 +56,11 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         mode=mode,
         lora=lora,
         training_file=training_file,
-        examples=context.record("examples", examples, "--examples" if examples else "default"),
+        examples=(
+            context.take("examples", config.job, "examples")
+            if examples is None
+            else context.record("examples", examples, "--examples")
+        ),
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,

@@ -35,6 +35,8 @@ class JobSection(Section):
     """the dataset, a JSONL of rows with `messages`: a path, or the id of an uploaded file"""
     data_path: Name | None = None
     """the same as `data`"""
+    examples: Positive | None = None
+    """only the first rows of the dataset, for a trial; `--examples` replaces it"""
     poll_seconds: PositiveFloat | None = None
     """seconds between two looks at the job"""
     modalities: list[Literal["text", "image"]] | None = None
