@@ -7,7 +7,7 @@ import typer
 from synth.cli.commands.jobs import control, follow, listing, metrics
 
 app = typer.Typer(
-    help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel.", no_args_is_help=True
+    help="Jobs: ls, get, watch, metrics, events, checkpoints, pause, resume, cancel, rm.", no_args_is_help=True
 )
 for name, command in (
     ("ls", listing.ls),
@@ -19,5 +19,6 @@ for name, command in (
     ("pause", control.pause),
     ("resume", control.resume),
     ("cancel", control.cancel),
+    ("rm", control.rm),
 ):
     app.command(name)(command)

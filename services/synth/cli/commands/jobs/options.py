@@ -31,3 +31,20 @@ JobArgument = Annotated[
         autocompletion=complete_jobs,
     ),
 ]
+
+
+def _find_jobs(ctx: typer.Context, value: list[str] | None) -> list[str] | None:
+    return None if value is None else [found for text in value if (found := _find_job(ctx, text)) is not None]
+
+
+#: The same for a command that takes several.
+JobsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB…",
+        help="Ids of jobs, their beginnings, or @last.",
+        show_default=False,
+        callback=_find_jobs,
+        autocompletion=complete_jobs,
+    ),
+]

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from synth.errors import Problem
+from synth.gateway.api.native.models import is_deleted_model
 from synth.gateway.auth import authenticate_chat
 from synth.gateway.chat_proxy.paths import CHAT_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
@@ -63,7 +64,7 @@ async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     made = parse_finetuned(model)
     # A replica also knows the policies of running jobs, by job id.
     job_id = made.job_id if made else model if model.startswith("job_") else None
-    if job_id is not None and gateway.read_model.job(org, job_id) is None:
+    if job_id is not None and (gateway.read_model.job(org, job_id) is None or is_deleted_model(gateway, org, made)):
         raise not_found("model", model)
     return await gateway.proxy.forward(request, body, org=org, model=model)
 
