@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from synth.cli.commands import chat, config, files, keys, models, submit
-from synth.cli.commands.cluster import doctor, run, setup
+from synth.cli.commands.cluster import doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import serve
@@ -79,6 +79,7 @@ for name, command, panel in (
     ("up", run.up, "Cluster"),
     ("down", run.down, "Cluster"),
     ("status", run.status, "Cluster"),
+    ("logs", logs.logs, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
     ("submit", submit.submit, "Work"),
     ("chat", chat.chat, "Work"),
