@@ -13,7 +13,7 @@ import typer
 from synth.cli.commands import chat, config, evaluate, files, keys, models, submit
 from synth.cli.commands.cluster import doctor, run, setup
 from synth.cli.commands.jobs import app as jobs
-from synth.cli.commands.task_app import serve
+from synth.cli.commands.task_app import play, serve
 from synth.cli.connect import Backend, EnvFiles
 
 # One line a paragraph: the terminal wraps them.
@@ -70,6 +70,7 @@ for name, command, panel in (
     ("eval", evaluate.evaluate, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
+    ("play", play.play, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
