@@ -134,6 +134,15 @@ class Session:
             raise BlockFailed(f"{command}:\n{terminal.text[-4000:]}")
         return terminal.text
 
+    def made(self) -> list[dict[str, Any]]:
+        """The jobs that the last page's commands made, oldest first."""
+        return self._jobs()[self.made_before :]
+
+    def metric(self, job: str, name: str) -> list[float]:
+        """A figure of a job, step by step."""
+        found = self._json("jobs", "metrics", job, "--name", name)
+        return [float(point["value"]) for point in found["points"]]
+
     def close(self) -> None:
         """End what runs in the background, then the cluster."""
         for terminal in self.background:
@@ -198,7 +207,7 @@ class Session:
         """The page's n-th job is the n-th that its commands have made."""
         if not _JOB.search(text):
             return text
-        made = self._jobs()[self.made_before :]
+        made = self.made()
 
         def real(found: re.Match[str]) -> str:
             at = ids.index(found[0])
@@ -209,9 +218,12 @@ class Session:
         return _JOB.sub(real, text)
 
     def _jobs(self) -> list[dict[str, Any]]:
-        """The cluster's jobs, oldest first."""
+        """The cluster's jobs, oldest first; none where no cluster answers."""
+        return list(reversed(self._json("jobs", "ls", "--limit", "200") or []))
+
+    def _json(self, *arguments: str) -> Any:
         run = subprocess.run(
-            ["synthctl", "jobs", "ls", "--limit", "200", "-o", "json"],
+            ["synthctl", *arguments, "-o", "json"],
             cwd=self.folder,
             env=self._env,
             capture_output=True,
@@ -219,4 +231,4 @@ class Session:
             check=False,
             timeout=60,
         )
-        return list(reversed(json.loads(run.stdout))) if run.returncode == 0 else []
+        return json.loads(run.stdout) if run.returncode == 0 else None

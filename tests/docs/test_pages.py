@@ -12,7 +12,8 @@ from tests.docs.session import Session
 
 #: These begin with nothing but the repository.
 FROM_NOTHING = [ROOT / "README.md", ROOT / "docs" / "quickstart.md"]
-OTHERS = [page for page in session_pages() if page not in FROM_NOTHING]
+TASK_APPS = ROOT / "docs" / "task-apps.md"
+OTHERS = [page for page in session_pages() if page not in (*FROM_NOTHING, TASK_APPS)]
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -43,11 +44,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         session.close()
 
 
+@pytest.fixture
+def session(cluster: Session) -> Iterator[Session]:
+    """The cluster for one page: what the page runs in its second terminal ends with it."""
+    yield cluster
+    while cluster.background:
+        cluster.background.pop().end()
+
+
 @pytest.mark.parametrize("page", OTHERS, ids=name)
-def test_a_page_runs_as_written(page: Path, cluster: Session):
-    try:
-        cluster.run_page(page)
-    finally:
-        # The next page's own task app takes the same port.
-        while cluster.background:
-            cluster.background.pop().end()
+def test_a_page_runs_as_written(page: Path, session: Session):
+    session.run_page(page)
+
+
+def test_the_sample_job_of_the_task_app_page_learns(session: Session):
+    session.run_page(TASK_APPS)
+    [job] = [job for job in session.made() if job["kind"] == "rl"]
+    assert job["state"] == "succeeded"
+    reward = session.metric(job["id"], "reward_mean")
+    assert len(reward) == 12
+    # The mean of the last third against that of the first.
+    assert sum(reward[-4:]) / 4 > 2 * sum(reward[:4]) / 4, reward
