@@ -12,6 +12,7 @@ from synth.cli.commands.submit import DEFAULT_DATA, Data
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def alias(
 ) -> None:
     """Let a local model run under the id of a base whose weights are not here, as `alias Qwen/Qwen3-0.6B tiny-qwen3`.
 
-    Every service of this machine's cluster knows it at once. Jobs, events and models say what really ran.
+    Every service of this machine's cluster knows it within a second. Jobs, events and models say what really ran.
     """
     from synth.models import Registry
 
@@ -101,7 +102,9 @@ def unalias(
 @app.command("download")
 def download(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False)],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False, autocompletion=complete_models)
+    ],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:

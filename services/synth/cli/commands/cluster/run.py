@@ -48,8 +48,8 @@ def up(
 ) -> None:
     """Start a cluster on this machine: the bus and every service, restarted when they die.
 
-    Keys and the address go into ./.env (or the first --env-file), beside what is there. Without --detach it runs
-    until Ctrl-C.
+    Keys and the address go into the nearest .env (or the first --env-file), beside what is there. Without --detach
+    it runs until Ctrl-C.
     """
     from synth.bus.server.topology import SERVICES
     from synth.cli.cluster.control import prepare_cluster, start_detached

@@ -9,7 +9,7 @@ import typer
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Cell, Format, Output
 
 
 def watch(
@@ -52,7 +52,8 @@ def events(
                     output.print_json_line(event)
                 else:
                     said = describe(event) or ""
-                    rows.append([str(event.seq), f"{event.time.astimezone():%H:%M:%S}", event.type, said])
+                    time = Cell(f"{event.time.astimezone():%H:%M:%S}", event.time.isoformat())
+                    rows.append([str(event.seq), time, event.type, said])
             left = None if left is None else left - len(wanted)
             if not page.more or not page.events:
                 break
