@@ -17,11 +17,10 @@ import msgspec
 
 from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.cluster.gpus import Environments
 from synth.cli.cluster.plan import HOST, choose_ports
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
-from synth.cli.cluster.vllm_env import vllm_python
+from synth.cli.devices.plan import DevicePlan
 from synth.cli.errors import CliError
 from synth.runtime.env_file import read_env_file
 
@@ -68,21 +67,22 @@ def prepare_cluster(
     *,
     port: int,
     env_file: Path,
-    engine: str = "transformers",
-    gpus: Environments | None = None,
+    plan: Callable[[], tuple[DevicePlan, str]],
 ) -> PreparedCluster:
-    """Under the lock: end what a dead supervisor left, choose ports, keep or make secrets, write `.env`.
+    """Under the lock: end what a dead supervisor left, plan devices, choose ports, keep or make secrets, write `.env`.
 
-    Raises `CliError`, having started nothing, when the port is taken, or nats-server or vLLM is missing.
+    plan: decides what each process computes on, and with which Python inference runs ("" for ours); called when nothing
+    of an earlier cluster holds a GPU any more.
+    Raises `CliError`, having started nothing, when the port is taken, when nats-server is missing, and what `plan`
+    raises.
     """
     binary()
-    python = vllm_python() if engine == "vllm" else ""
     state = file.read() or ClusterState()
     notes: list[str] = []
     if ended := end_leftovers(state):
         notes.append(f"ended what an earlier cluster left behind: {', '.join(ended)}")
+    state.devices, state.inference_python = plan()
     choose_ports(state, services, port=port)
-    state.engine, state.inference_python, state.gpus = engine, python, gpus or {}
     present = read_env_file(env_file) | {k: v for k, v in os.environ.items() if v}
     # A key that the user's clients already send must be one that the cluster knows.
     state.api_key = present.get("SYNTH_API_KEY", state.api_key)
