@@ -72,7 +72,8 @@ def test_the_turn_of_a_dead_process_is_free(file: Path, holder: subprocess.Popen
     taking.join(30)
     assert turn.held
     found = read_holder(file)
-    assert found is not None and found.who == "inference-0"
+    assert found is not None
+    assert found.who == "inference-0"
 
 
 def test_a_dead_process_waits_no_more(file: Path) -> None:

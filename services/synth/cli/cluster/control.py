@@ -21,6 +21,7 @@ from synth.cli.cluster.plan import HOST, choose_ports
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.devices.plan import DevicePlan
+from synth.cli.devices.report import GpuReport, describe_device, report_gpus
 from synth.cli.errors import CliError
 from synth.runtime.env_file import read_env_file
 
@@ -44,12 +45,17 @@ class ProcessReport(msgspec.Struct, kw_only=True):
 
 
 class ClusterReport(msgspec.Struct, kw_only=True):
-    """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down."""
+    """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down.
+
+    gpus: of this machine. device: what the cluster computes on where that is no GPU, and why; "" where it is one.
+    """
 
     state: str
     url: str
     supervisor_pid: int | None
     processes: list[ProcessReport]
+    gpus: list[GpuReport] = []
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def _wait_all_healthy(
     while True:
         if supervisor.poll() is not None:
             raise _failed("the supervisor ended", data, "supervisor")
-        report = inspect_cluster(file)
+        report = inspect_cluster(file, with_gpus=False)
         late = [p for p in report.processes if p.health != "healthy"]
         if report.state == "healthy" and report.supervisor_pid == supervisor.pid:
             return
@@ -185,11 +191,12 @@ def stop_cluster(file: StateFile) -> bool:
     return ran or bool(left)
 
 
-def inspect_cluster(file: StateFile) -> ClusterReport:
-    """Ask every process for its health, and report on the cluster."""
+def inspect_cluster(file: StateFile, *, with_gpus: bool = True) -> ClusterReport:
+    """Ask every process for its health, and report on the cluster. with_gpus: ask for the GPUs too, which is slow."""
     state = file.read()
+    gpus = report_gpus(state, file.path.parent) if with_gpus else []
     if state is None:
-        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[])
+        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[], gpus=gpus)
     supervised = is_alive(state.supervisor_pid, state.supervisor_started)
     processes = asyncio.run(_report_all(state))
     up = [p for p in processes if p.pid is not None]
@@ -198,7 +205,8 @@ def inspect_cluster(file: StateFile) -> ClusterReport:
     else:
         health = "healthy" if all(p.health == "healthy" for p in processes) else "degraded"
     pid = state.supervisor_pid if supervised else None
-    return ClusterReport(state=health, url=state.url, supervisor_pid=pid, processes=processes)
+    device = "" if health == "down" else describe_device(state.devices)
+    return ClusterReport(state=health, url=state.url, supervisor_pid=pid, processes=processes, gpus=gpus, device=device)
 
 
 async def _report_all(state: ClusterState) -> list[ProcessReport]:

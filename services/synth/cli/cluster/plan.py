@@ -11,6 +11,7 @@ from pathlib import Path
 from synth.bus.server.embedded import ServerConfig, binary, free_port
 from synth.bus.server.topology import SERVICES
 from synth.cli.cluster.state import ClusterState, ProcessState
+from synth.cli.devices.report import turn_file
 from synth.cli.errors import CliError
 
 HOST = "127.0.0.1"
@@ -148,7 +149,7 @@ def _environment(name: str, service: str, port: int, state: ClusterState, data: 
         # The plan has heard what the user says of these; the rest holds as the user says it.
         env[key] = value if key in _PLANNED else env.get(key, value)
     if state.devices.shared and service in ("inference", "trainer"):
-        env["SYNTH_TURN_FILE"] = str(data / "work" / "turn")
+        env["SYNTH_TURN_FILE"] = str(turn_file(data))
     if name == "gateway":
         env |= {
             "SYNTH_READ_MODEL_PATH": str(data / "gateway.db"),

@@ -114,7 +114,7 @@ def read_gpus() -> GpuList:
         gpus = _ask_smi(tool, f"--query-gpu={','.join(_GPU_FIELDS)}")
         holders = _ask_smi(tool, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
         slices = _run([tool, "-L"]) if any(row[7] == "Enabled" for row in gpus) else ""
-    except _NoAnswer as error:
+    except _ProbeFailed as error:
         return GpuList((), problem=f"nvidia-smi does not answer ({error})")
     return select_visible(parse_gpus(gpus, holders, slices), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -191,7 +191,7 @@ def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
         return None, ()
     try:
         answer = msgspec.json.decode(_run([sys.executable, "-c", _TORCH_PROBE]), type=_TorchAnswer)
-    except (_NoAnswer, msgspec.DecodeError):
+    except (_ProbeFailed, msgspec.DecodeError):
         return None, ()
     build = TorchBuild(
         version=answer.version,
@@ -216,12 +216,12 @@ def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
 def _read_vllm(python: Path) -> Literal["", "cpu", "cuda"]:
     try:
         said = _run([str(python), "-c", _VLLM_PROBE]).strip()
-    except _NoAnswer:
+    except _ProbeFailed:
         return ""
     return "cpu" if said == "cpu" else "cuda" if said == "cuda" else ""
 
 
-class _NoAnswer(Exception):
+class _ProbeFailed(Exception):
     """A program that was asked did not answer; the text says why."""
 
 
@@ -235,12 +235,12 @@ def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, check=False)
     except subprocess.TimeoutExpired:
-        raise _NoAnswer(f"nothing after {deadline:.0f} s") from None
+        raise _ProbeFailed(f"nothing after {deadline:.0f} s") from None
     except OSError as error:
-        raise _NoAnswer(error.strerror or str(error)) from error
+        raise _ProbeFailed(error.strerror or str(error)) from error
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise _NoAnswer(lines[-1] if lines else f"status {done.returncode}")
+        raise _ProbeFailed(lines[-1] if lines else f"status {done.returncode}")
     return done.stdout
 
 

@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 
 
-class Deadline:
+class RequestDeadline:
     """When one request has to be done, by the event loop's clock. Enter `limit()` around each wait."""
 
     def __init__(self, at: float | None, left: float) -> None:
@@ -39,7 +39,7 @@ class Deadline:
 
 
 class _Limit:
-    def __init__(self, deadline: Deadline) -> None:
+    def __init__(self, deadline: RequestDeadline) -> None:
         self._deadline = deadline
         self._timeout: asyncio.Timeout
 
@@ -58,17 +58,17 @@ class Deadlines:
     """The deadlines of one engine's requests."""
 
     def __init__(self) -> None:
-        self._open: set[Deadline] = set()
+        self._open: set[RequestDeadline] = set()
         self._paused = False
 
-    def begin(self, seconds: float) -> Deadline:
+    def begin(self, seconds: float) -> RequestDeadline:
         """A deadline in so many seconds, not counting those during which the engine sleeps; `end` it."""
         now = asyncio.get_running_loop().time()
-        deadline = Deadline(None if self._paused else now + seconds, seconds)
+        deadline = RequestDeadline(None if self._paused else now + seconds, seconds)
         self._open.add(deadline)
         return deadline
 
-    def end(self, deadline: Deadline) -> None:
+    def end(self, deadline: RequestDeadline) -> None:
         self._open.discard(deadline)
 
     def pause(self) -> None:
