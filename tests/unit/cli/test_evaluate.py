@@ -42,6 +42,10 @@ LOGS = {
 
 def answer(request: Request) -> Answer:
     path, _, query = request.path.partition("?")
+    if request.method == "GET" and path == "/api/jobs":
+        named = query.partition("prefix=")[2].partition("&")[0]
+        found = [job_body(State.SUCCEEDED, id=id) for id in LOGS if id.startswith(named)]
+        return Answer(body={"data": found, "has_more": False})
     id = path.split("/")[3] if path.count("/") > 2 else "job_1"
     events = [{"seq": i, "time": TIME, "job_id": id, **e} for i, e in enumerate(LOGS[id], start=1)]
     if path.endswith("/events") and request.headers.get("Accept") == "text/event-stream":
