@@ -112,9 +112,9 @@ def _cluster(data: Path, port: int) -> CheckResult:
             fix = f"synthctl up --port {port + 1}"
             return CheckResult(check="cluster", result="warn", found=f"not running; port {port} is in use", fix=fix)
         case state:
-            ill = ", ".join(p.name for p in report.processes if p.health != "healthy") or "its supervisor"
+            unhealthy = ", ".join(p.name for p in report.processes if p.health != "healthy") or "its supervisor"
             fix = f"see {data / 'logs'}; `synthctl down` and `up` start anew"
-            return CheckResult(check="cluster", result="fail", found=f"{state}: {ill}", fix=fix)
+            return CheckResult(check="cluster", result="fail", found=f"{state}: {unhealthy}", fix=fix)
 
 
 def _api_key(config: Config) -> CheckResult:

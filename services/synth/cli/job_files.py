@@ -40,7 +40,9 @@ class LenientRegistry(Registry):
             self.unknown_models += error.problems
             base = finetuned.base if finetuned else model_id
             targets = LORA_TARGETS["qwen3"]
-            return ModelSpec(id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets)
+            return ModelSpec(
+                id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets, assumed=True
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@
     serve(math, port=8001)
 
 Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
-InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504.
+InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504. What an agent's
+own client or framework raises is one of these, too (`synth.taskapp.blame`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from synth.errors import Problem, UserError
+from synth.errors import InvalidKey, Problem, UserError
 from synth.runtime.env_file import read_env_file
 from synth.taskapp.auth import configured_keys, error, refusal
+from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
 from synth.taskapp.episode import Episode, rollout_credential
 from synth.taskapp.faults import fault_of
@@ -129,7 +131,7 @@ class TaskApp:
             except asyncio.CancelledError:
                 # The server cancels what is under way when it stops; whoever asked learns why.
                 return error(503, "stopping", "the task app is being stopped")
-            except Exception as broken:
+            except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
                 return _broken(f"{request.method} {request.url.path}", broken)
 
         return guarded
@@ -180,7 +182,7 @@ class TaskApp:
             first = bad.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             return error(422, "bad_request", f"{place}: {first['msg']}")
-        except ValueError as bad:
+        except (ValueError, InvalidKey) as bad:
             return error(422, "bad_request", str(bad))
         overtime = asyncio.timeout(asked.safety.max_time_s)
         try:
@@ -189,7 +191,7 @@ class TaskApp:
             body = _response(self, episode, failure).model_dump_json()
         except InferenceUnavailable as unavailable:
             return error(502, "inference_unavailable", str(unavailable))
-        except Exception as broken:
+        except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
             if overtime.expired():
                 return error(504, "rollout_timeout", f"not done within {asked.safety.max_time_s:g} s")
             return _broken(f"the episode of seed {episode.seed}, run {asked.run_id}", broken)
@@ -206,8 +208,13 @@ class TaskApp:
                 # A plain function may return a coroutine: functools.partial, a lambda, a callable object.
                 if pending is not None:
                     await pending
-        except PolicyFailure as failure:
-            return failure
+        except Exception as raised:
+            fault = blame(raised, url=episode.url)
+            if isinstance(fault, PolicyFailure):
+                return fault
+            if fault is not None and fault is not raised:
+                raise fault from raised
+            raise
         return None
 
     def _begin(self, asked: RolloutRequest, environment_key: str) -> Episode:

@@ -117,6 +117,10 @@ class Client:
         """Resume a paused job."""
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job that has ended, with what it made; again changes nothing."""
+        self._retried(lambda: self.http.delete(f"{self.root}/jobs/{quote(job_id, safe='')}"))
+
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
         """Read one page of a job's events after the sequence `after`."""
         params = {"after": after, "limit": limit}
@@ -168,6 +172,10 @@ class Client:
         """List every model that can be served or trained from."""
         return self._list("/models", Model)
 
+    def delete_model(self, model: str) -> None:
+        """Delete a model that a job made; again changes nothing."""
+        self._retried(lambda: self.http.delete(f"{self.root}/models/{quote(model, safe='/')}"))
+
     def model_files(self, model: str) -> list[ModelFile]:
         """List the files of a model."""
         return self._list("/model-files", ModelFile, params={"model": model})
@@ -195,8 +203,17 @@ class Client:
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
         """Make a key of this organisation, or, as an operator, of another one."""
+        return self._add_key(org, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+
+    def add_url_key(
+        self, *, name: str, expires_in_s: int | None, model: str | None = None, org: str | None = None
+    ) -> MadeKey:
+        """Make a key that is part of a URL, for one model or for all of the organisation."""
+        return self._add_key(org, {"name": name, "url": True, "expires_in_s": expires_in_s, "model": model})
+
+    def _add_key(self, org: str | None, body: dict[str, Any]) -> MadeKey:
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
-        return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+        return self._post_once(path, MadeKey, body)
 
     def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
         """Replace a key."""

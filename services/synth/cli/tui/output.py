@@ -30,7 +30,7 @@ _STYLES = {
     "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
     "started": "cyan", "processing": "cyan", "starting": "cyan",
     "failed": "red", "rejected": "red", "down": "red", "fail": "red",
-    "cancelled": "yellow", "cancelling": "yellow", "ill": "yellow", "warn": "yellow",
+    "cancelled": "yellow", "cancelling": "yellow", "unhealthy": "yellow", "warn": "yellow",
     "pausing": "yellow", "paused": "yellow",
 }  # fmt: skip
 
@@ -97,6 +97,22 @@ def warn(text: str) -> None:
     from rich.text import Text
 
     err().print(Text("warning: ", style="yellow").append(text, style="default"), soft_wrap=not err().is_terminal)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal before what cannot be undone. yes: it was said already. Raises `CliError` for a no."""
+    from synth.cli.errors import CliError, UsageProblem
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageProblem("nobody is there to confirm this", fix="say --yes", where=question)
+    try:
+        sure = typer.confirm(question, err=True)
+    except typer.Abort:
+        sure = False
+    if not sure:
+        raise CliError("nothing was deleted")
 
 
 @contextmanager

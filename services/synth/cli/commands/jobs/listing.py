@@ -88,7 +88,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("step", steps_done(job) if job.step else ""),
         ("attempt", str(job.attempt) if (job.attempt or 0) > 1 else ""),
         ("source", job.source_model or ""),
-        ("stand-in", f"{job.stand_in} runs in its place" if job.stand_in else ""),
+        ("stand-in", f"{job.stand_in}, for {_base(job)}" if job.stand_in else ""),
         ("model", job.model or ""),
         ("created", _moment(job.created_at)),
         ("ended", _moment(job.ended_at)),
@@ -100,6 +100,13 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("tags", "  ".join(f"{k}={v}" for k, v in job.tags.items())),
     ]
     return [(label, text) for label, text in pairs if text]
+
+
+def _base(job: Job) -> str:
+    from synth.models import parse_finetuned
+
+    made = parse_finetuned(job.source_model or "")
+    return made.base if made else job.source_model or ""
 
 
 def _moment(moment: object) -> str:
