@@ -111,7 +111,7 @@ def test_two_evaluations_are_paired_by_the_seeds_that_both_have(tmp_path: Path):
     found = json.loads(evaluated("compare", "job_1", "job_2", "-o", "json", cwd=tmp_path).stdout)["difference"]
     assert (found["seeds"], found["mean"], found["better"], found["worse"], found["equal"]) == (8, 0.5, 4, 0, 4)
     run = evaluated("compare", "job_1", "job_2", cwd=tmp_path)
-    assert "B is better on 4 seeds, worse on 0, the same on 4" in run.stdout
+    assert "seeds: B is better on 4, worse on 0, the same on 4" in run.stdout
     assert "B is better: the interval does not hold 0" in run.stdout
 
 
