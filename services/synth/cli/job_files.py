@@ -11,7 +11,7 @@ import msgspec
 from synth.api.limits import MAX_CONFIG_BYTES
 from synth.cli.config import ConfigValue
 from synth.cli.errors import UsageProblem
-from synth.cli.job_text.set_values import Setting, set_values
+from synth.cli.job_text.set_values import Assignment, set_values
 from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document
@@ -56,7 +56,7 @@ class Flags:
     examples: int | None = None
     seed: int | None = None
     allow_experimental: bool = False
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[Assignment, ...] = ()
 
 
 def name_of(path: Path) -> str:

@@ -42,6 +42,10 @@ LOGS = {
 
 def answer(request: Request) -> Answer:
     path, _, query = request.path.partition("?")
+    if request.method == "GET" and path == "/api/jobs":
+        named = query.partition("prefix=")[2].partition("&")[0]
+        found = [job_body(State.SUCCEEDED, id=id) for id in LOGS if id.startswith(named)]
+        return Answer(body={"data": found, "has_more": False})
     id = path.split("/")[3] if path.count("/") > 2 else "job_1"
     events = [{"seq": i, "time": TIME, "job_id": id, **e} for i, e in enumerate(LOGS[id], start=1)]
     if path.endswith("/events") and request.headers.get("Accept") == "text/event-stream":
@@ -107,7 +111,7 @@ def test_two_evaluations_are_paired_by_the_seeds_that_both_have(tmp_path: Path):
     found = json.loads(evaluated("compare", "job_1", "job_2", "-o", "json", cwd=tmp_path).stdout)["difference"]
     assert (found["seeds"], found["mean"], found["better"], found["worse"], found["equal"]) == (8, 0.5, 4, 0, 4)
     run = evaluated("compare", "job_1", "job_2", cwd=tmp_path)
-    assert "B is better on 4 seeds, worse on 0, the same on 4" in run.stdout
+    assert "seeds: B is better on 4, worse on 0, the same on 4" in run.stdout
     assert "B is better: the interval does not hold 0" in run.stdout
 
 

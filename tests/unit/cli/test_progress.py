@@ -99,6 +99,26 @@ def test_an_evaluation_job_is_one_batch_of_its_seeds():
     assert p.collecting == ("eval", 2, 3)
 
 
+def test_the_evaluations_of_a_job_are_a_curve_that_begins_with_the_source():
+    evaluated = [
+        ("eval.completed", {"step": k, "iteration": k, "values": {"reward_mean": r}}) for k, r in ((0, 0.1), (5, 0.4))
+    ]
+    p = fold(*BEGIN, evaluated[0], step(5, reward_mean=0.5), evaluated[1])
+    assert (p.evaluation.values, p.evaluated_step) == ([0.1, 0.4], 5)
+    assert "evaluation  ▁█  0.4  0.1 … 0.4  at step 5" in drawn(p)
+    event = EventView(seq=1, time=START, type="eval.completed", data={**evaluated[0][1], "instances": 4})
+    assert describe(event) == "evaluation of step 0 over 4 instances: reward_mean=0.1"
+    # One of which nothing came back has no reward.
+    assert fold(*BEGIN, ("eval.completed", {"step": 0, "values": {"rollouts": 0.0}})).evaluation.values == []
+
+
+def test_figures_look_the_same_in_the_log_and_in_the_view():
+    values = {"tokens_per_second": 33996.7, "loss": -0.00015741}
+    line = describe(EventView(seq=1, time=START, type="train.step", data={"step": 1, "of": 2, "values": values}))
+    assert line == "step 1/2 loss=-0.0001574 tokens_per_second=33,997"
+    assert "tokens/s 33,997" in drawn(fold(*BEGIN, ("train.step", {"step": 1, "of": 2, "values": values})))
+
+
 def test_a_later_attempt_does_not_undo_a_cancellation():
     p = fold(*BEGIN, ("job.cancel_requested", {}), ("job.started", {"attempt": 2}))
     assert p.state == "cancelling"

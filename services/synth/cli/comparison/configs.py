@@ -33,7 +33,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """The settings of a configuration by their dotted keys."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, dict) and value and set(cast(dict[str, Any], value)) != _SEEDS:
+        if isinstance(value, dict) and set(cast(dict[str, Any], value)) != _SEEDS:
             settings |= flatten(cast(dict[str, Any], value), f"{prefix}{key}.")
         else:
             settings[prefix + key] = value

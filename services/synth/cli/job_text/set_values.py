@@ -28,7 +28,7 @@ _TOML_OPENINGS = ("[", "{", '"', "'")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Assignment:
     """A key that the command line sets. flag: how a problem names it, such as `--set training.learning_rate`.
 
     tag: path is the name of a tag alone; in which table tags stand depends on the kind of job.
@@ -40,12 +40,12 @@ class Setting:
     tag: bool = False
 
 
-def settings_of_flags(sets: Sequence[str] | None, tags: Sequence[str] | None) -> tuple[Setting, ...]:
+def settings_of_flags(sets: Sequence[str] | None, tags: Sequence[str] | None) -> tuple[Assignment, ...]:
     """What the flags `--set` and `--tag` of a command line set. Raises `UsageProblem`."""
     return (*map(parse_setting, sets or ()), *map(parse_tag, tags or ()))
 
 
-def parse_setting(text: str) -> Setting:
+def parse_setting(text: str) -> Assignment:
     """Read `training.learning_rate=1e-5`. The value is TOML, or text that needs no quotes. Raises `UsageProblem`."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -55,13 +55,13 @@ def parse_setting(text: str) -> Setting:
             expected="key=value, such as training.learning_rate=1e-5",
             fix="an empty text is ''" if key and equals else "",
         )
-    return Setting(_path(key), _value(key, value), f"--set {key}")
+    return Assignment(_path(key), _value(key, value), f"--set {key}")
 
 
-def parse_tag(text: str) -> Setting:
+def parse_tag(text: str) -> Assignment:
     """Read `owner=ada`. The value is text. Raises `UsageProblem`."""
     name, value = split_tag(text)
-    return Setting((name,), value, f"--tag {name}", tag=True)
+    return Assignment((name,), value, f"--tag {name}", tag=True)
 
 
 def split_tag(text: str) -> tuple[str, str]:
@@ -72,7 +72,7 @@ def split_tag(text: str) -> tuple[str, str]:
     return name, value
 
 
-def set_values(text: str, *, name: str, settings: Sequence[Setting]) -> tuple[str, Document]:
+def set_values(text: str, *, name: str, settings: Sequence[Assignment]) -> tuple[str, Document]:
     """A job file's text with keys set, and read; a later setting of the same key wins.
 
     name: of the file, for messages. Raises `UserError` for text that is no TOML, `UsageProblem` for a setting that the
@@ -128,14 +128,14 @@ def _value(key: str, text: str) -> Any:
     return found["value"] if len(found) == 1 else text
 
 
-def _full_path(setting: Setting, data: dict[str, Any]) -> Keys:
+def _full_path(setting: Assignment, data: dict[str, Any]) -> Keys:
     if not setting.tag:
         return setting.path
     # The tags of an evaluation's own table come before those beside it.
     return ("eval", "tags", *setting.path) if isinstance(data.get("eval"), dict) else ("tags", *setting.path)
 
 
-def _set(data: dict[str, Any], path: Keys, setting: Setting, document: Document) -> None:
+def _set(data: dict[str, Any], path: Keys, setting: Assignment, document: Document) -> None:
     table = data
     for depth, part in enumerate(path[:-1], start=1):
         inner = table.setdefault(part, {})
@@ -150,7 +150,7 @@ def _set(data: dict[str, Any], path: Keys, setting: Setting, document: Document)
     table[path[-1]] = copy.deepcopy(setting.value)
 
 
-def _set_in_text(edited: tomlkit.TOMLDocument, path: Keys, setting: Setting) -> None:
+def _set_in_text(edited: tomlkit.TOMLDocument, path: Keys, setting: Assignment) -> None:
     table: Any = edited
     inline = False
     for part in path[:-1]:

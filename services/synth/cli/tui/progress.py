@@ -253,7 +253,8 @@ def describe(event: EventView) -> str | None:
         case "train.progressed" if data:
             return f"{_step(data['steps'][-1], data)} (not saved yet)"
         case "eval.completed":
-            shown = " ".join(f"{n}={number(v)}" for n, v in values.items())
+            shown = " ".join(f"{n}={number(values[n])}" for n in ("reward_mean", "reward_std") if n in values)
+            shown += f" rollouts_failed={number(values['rollouts_failed'])}" if values.get("rollouts_failed") else ""
             of = "" if data.get("step") is None else f" of step {data['step']}"
             return f"evaluation{of} over {data.get('instances')} instances: {shown}"
         case "job.succeeded":

@@ -84,7 +84,7 @@ def compare(
         ["B - A", "", _signed(found.mean), str(found.seeds), _range(found.interval)],
     ]
     output.print_table(("", "evaluation", "mean", "seeds", "95 % interval"), rows, shrink="evaluation")
-    output.print_sentence(f"B is better on {found.better} seeds, worse on {found.worse}, the same on {found.equal}")
+    output.print_sentence(f"seeds: B is better on {found.better}, worse on {found.worse}, the same on {found.equal}")
     return output.print_sentence(_verdict(found.interval))
 
 

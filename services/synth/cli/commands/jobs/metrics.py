@@ -80,7 +80,7 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
     output.print_table(columns, rows, shrink="values")
     if not found:
         return output.hint("none yet, or all have expired")
-    if best is not None and best.step not in {c.step for c in found}:
+    if best is not None and not any(c.values.get(EVALUATION) == best.value for c in found):
         where = "of the source model" if best.step == 0 else f"of step {best.step}, whose checkpoint is not kept"
         output.hint(f"the best evaluation, {output.number(best.value)}, is that {where}")
     return None
@@ -91,8 +91,8 @@ def _evaluation(checkpoint: Checkpoint, best: Point | None) -> str:
 
     if EVALUATION not in checkpoint.values:
         return "-"
-    mark = " best" if best is not None and checkpoint.step == best.step else ""
-    return output.number(checkpoint.values[EVALUATION]) + mark
+    value = checkpoint.values[EVALUATION]
+    return output.number(value) + (" best" if best is not None and value == best.value else "")
 
 
 def _points(client: Client, job: str, names: list[str], after_step: int | None) -> list[Point]:
