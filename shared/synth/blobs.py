@@ -173,6 +173,18 @@ class BlobStore:
             except FileNotFoundError:
                 continue
 
+    async def uris_below(self, folder: str) -> list[str]:
+        """The blobs of a folder and of those in it; none of one that is not there."""
+        found: list[str] = []
+        pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
+        async for page in pages:
+            found += [f"blob://{item['path']}" for item in page]
+        return found
+
+    async def files_of_tree(self, tree: str) -> list[str]:
+        """The blobs of a tree without its manifest, which is named by its URI alone."""
+        return await self.uris_below(tree.removeprefix("blob://").removesuffix(_MANIFEST))
+
     def _temporary(self) -> Path:
         assert self.root is not None
         folder = self.root / ".incoming"

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from synth.cli.commands import chat, config, files, keys, models, submit
-from synth.cli.commands.cluster import doctor, run, setup
+from synth.cli.commands.cluster import doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
-from synth.cli.commands.task_app import serve
+from synth.cli.commands.task_app import play, serve
 from synth.cli.connect import Backend, EnvFiles
 from synth.cli.tui.stdio import end_quietly_without_reader
 
@@ -79,10 +79,12 @@ for name, command, panel in (
     ("up", run.up, "Cluster"),
     ("down", run.down, "Cluster"),
     ("status", run.status, "Cluster"),
+    ("logs", logs.logs, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
     ("submit", submit.submit, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
+    ("play", play.play, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")

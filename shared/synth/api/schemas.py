@@ -29,7 +29,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
     model: the id that the result serves under. metadata: the client's own. stand_in: the local model that
-    stands in for the source model's base. values: of the last training step; eval: of the last evaluation. waiting:
+    stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
+    it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
     what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
     last_seq: the last event of the job.
     """
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     validation_file: str | None = None
     model: str | None = None
     step: int = 0
+    provisional_step: int | None = None
     steps: int | None = None
     trained_tokens: int = 0
     attempt: int = 0

@@ -146,3 +146,13 @@ class JobFailed(Event, frozen=True, kw_only=True):
 
     code: str
     problem: Problem
+
+
+@event("job.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW})
+class JobDeleted(Event, frozen=True, kw_only=True):
+    """A job that had ended is gone for everybody, with what it made; its blobs go when nothing needs them any more.
+
+    No part of the lifecycle: a job that has ended stays as it ended.
+    """
+
+    requested_by: str

@@ -117,6 +117,10 @@ class Client:
         """Resume a paused job."""
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job that has ended, with what it made; again changes nothing."""
+        self._retried(lambda: self.http.delete(f"{self.root}/jobs/{quote(job_id, safe='')}"))
+
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
         """Read one page of a job's events after the sequence `after`."""
         params = {"after": after, "limit": limit}
@@ -167,6 +171,10 @@ class Client:
     def models(self) -> list[Model]:
         """List every model that can be served or trained from."""
         return self._list("/models", Model)
+
+    def delete_model(self, model: str) -> None:
+        """Delete a model that a job made; again changes nothing."""
+        self._retried(lambda: self.http.delete(f"{self.root}/models/{quote(model, safe='/')}"))
 
     def model_files(self, model: str) -> list[ModelFile]:
         """List the files of a model."""

@@ -18,7 +18,7 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.models import ModelSpec
 
-app = typer.Typer(help="Models: ls, known, download, make, alias, aliases, unalias.", no_args_is_help=True)
+app = typer.Typer(help="Models: ls, known, download, rm, make, alias, aliases, unalias.", no_args_is_help=True)
 make_app = typer.Typer(help="Make a small base model on this machine.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 
@@ -119,6 +119,30 @@ def download(
     if fmt is Format.JSON:
         return output.print_json({"model": model, "path": str(target), "files": [str(f) for f in files]})
     return output.print_line(str(target))
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context,
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL…", help="Ids of models.", show_default=False, autocompletion=complete_models),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Delete models that jobs made, or checkpoints of jobs that have ended; prints their ids.
+
+    Their files stay while a job that was started from them runs, and below an adapter that is there.
+    """
+    output.confirm(f"delete {', '.join(models)}?", yes=yes)
+    with open_client(ctx) as client:
+        for model in models:
+            client.delete_model(model)
+            if fmt is Format.TABLE:
+                output.print_line(model)
+    if fmt is Format.JSON:
+        output.print_json({"deleted": models})
 
 
 @make_app.command("tiny-qwen3")

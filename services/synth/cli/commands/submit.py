@@ -42,6 +42,10 @@ PollInterval = Annotated[
         help="Seconds between looks, where events cannot be streamed; streamed ones come at once.",
     ),
 ]
+Patience = Annotated[
+    float,
+    typer.Option(metavar="S", min=0, help="Seconds that the cluster may be away while the job is followed."),
+]
 Idempotency = Annotated[
     str | None,
     typer.Option("--idempotency", metavar="KEY", help="The same key and job, sent twice, is one job; else a new one."),
@@ -94,6 +98,7 @@ def submit(
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
     poll_interval: PollInterval = 1.0,
+    patience: Patience = 600.0,
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
@@ -128,5 +133,5 @@ def submit(
     with open_client(ctx) as client:
         created = submit_job(client, settings, job, key=idempotency, name=name)
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
-        options = FollowOptions(timeout=poll_timeout, interval=poll_interval)
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))

@@ -99,6 +99,22 @@ def warn(text: str) -> None:
     err().print(Text("warning: ", style="yellow").append(text, style="default"), soft_wrap=not err().is_terminal)
 
 
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal before what cannot be undone. yes: it was said already. Raises `CliError` for a no."""
+    from synth.cli.errors import CliError, UsageProblem
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageProblem("nobody is there to confirm this", fix="say --yes", where=question)
+    try:
+        sure = typer.confirm(question, err=True)
+    except typer.Abort:
+        sure = False
+    if not sure:
+        raise CliError("nothing was deleted")
+
+
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
     """Say what is being waited for, on a terminal with a spinner; yields what changes the text."""

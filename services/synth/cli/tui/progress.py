@@ -34,8 +34,10 @@ Batch = tuple[str, int]
 class Progress:
     """The state of a job after its events so far. Times are unix seconds; `reached`: lifecycle fact → when.
 
-    steps_seen: the first and the last step that was seen, with their times. evaluated_step: whose model was evaluated
-    last, 0 for the source; None before.
+    step: the last durable one. trained: the newest one of this attempt. shown: the newest one of any attempt, so that a
+    step that is trained again, or that becomes durable, is not taken for another one. steps_seen: the first and the
+    last step that was seen, with their times. evaluated_step: whose model was evaluated last, 0 for the source; None
+    before. away: why the cluster cannot be asked now, "" while it can.
     """
 
     job_id: str
@@ -47,6 +49,8 @@ class Progress:
     reached: dict[str, float] = field(default_factory=dict[str, float])
     seq: int = 0
     step: int = 0
+    trained: int = 0
+    shown: int = 0
     steps: int = 0
     attempt: int = 0
     steps_seen: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
@@ -60,6 +64,8 @@ class Progress:
     failed: int = 0
     waiting: str = ""
     warning: str = ""
+    away: str = ""
+    asked_to_resume: bool = False
     problems: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     code: str = ""
 
@@ -78,7 +84,7 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the last step at the pace so far; None while there is no pace."""
-        if len(self.steps_seen) < 2 or self.step >= self.steps:
+        if len(self.steps_seen) < 2 or self.trained >= self.steps:
             return None
         (first, since), (last, now) = self.steps_seen
         return (now - since) / (last - first) * (self.steps - last) if last > first else None
@@ -118,8 +124,12 @@ class Progress:
             case "job.started":
                 self.attempt = int(data.get("attempt") or 1)
                 self.waiting = ""
+                # What no checkpoint covers is trained again.
+                self.trained = self.step
                 if self.attempt > 1 and before in (State.STARTED, State.CANCELLING, State.PAUSING):
                     self.warning = f"attempt {self.attempt}: an earlier owner of the job died"
+            case "job.resumed":
+                self.asked_to_resume = True
             case "job.paused":
                 # The pace before the pause says nothing of the time left.
                 self.steps_seen, self.waiting = [], ""
@@ -137,15 +147,12 @@ class Progress:
         data = _fields(event)
         match event.type:
             case "train.step" if data:
-                self.step, self.steps = int(data["step"]), int(data["of"])
-                self.values = _numbers(data.get("values"))
-                if "reward_mean" in self.values:
-                    self.reward.add(self.values["reward_mean"])
-                if "loss" in self.values:
-                    self.loss.add(self.values["loss"])
-                self.waiting = ""
+                self.step = int(data["step"])
+                self._take_step(self.step, data, event)
                 self._forget_batches("train", self.step)
-                self.steps_seen[1:] = [(self.step, event.time.timestamp())]
+            case "train.progressed" if data:
+                for step in data["steps"]:
+                    self._take_step(int(step["step"]), {**step, "of": data["of"]}, event)
             case "rollout.requested":
                 self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
             case "rollout.completed":
@@ -166,13 +173,31 @@ class Progress:
             case "train.warned":
                 self.warning = _warning_text(data)
             case "train.resumed":
-                self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
+                self.trained = self.step = max(self.step, int(data.get("step") or 0))
+                self.steps_seen = []
+                if self.state is State.STARTED and not self.asked_to_resume:
+                    self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
+                self.asked_to_resume = False
             case "queue.waiting":
                 position = int(data.get("position") or 1)
                 place = f", {position - 1} before it" if position > 1 else ""
                 self.waiting = f"no free {data.get('need')} worker in pool {data.get('pool')}{place}"
             case _:
                 pass
+
+    def _take_step(self, step: int, data: dict[str, Any], event: EventView) -> None:
+        self.steps, self.waiting = int(data["of"]), ""
+        if step > self.trained:
+            self.trained = step
+            self.steps_seen[1:] = [(step, event.time.timestamp())]
+        if step <= self.shown:
+            return
+        self.shown = step
+        self.values = _numbers(data.get("values"))
+        if "reward_mean" in self.values:
+            self.reward.add(self.values["reward_mean"])
+        if "loss" in self.values:
+            self.loss.add(self.values["loss"])
 
     def _count_rollout(self, data: dict[str, Any]) -> None:
         batch = self._batch_of(data)
@@ -202,6 +227,20 @@ def exit_code(state: str | None) -> ExitCode:
             return ExitCode.JOB_FAILED
 
 
+def describe_new(event: EventView, *, shown: int) -> list[str]:
+    """An event as lines of text, without what was said before. shown: the newest step that was."""
+    data = _fields(event)
+    match event.type:
+        case "train.step" if data and int(data["step"]) <= shown:
+            return []
+        case "train.progressed" if data:
+            new = [step for step in data["steps"] if int(step["step"]) > shown]
+            return [f"{_step(step, data)} (not saved yet)" for step in new]
+        case _:
+            line = describe(event)
+            return [] if line is None else [line]
+
+
 def describe(event: EventView) -> str | None:
     """An event as one line of text; None for those that only show that the job is alive."""
     data = _fields(event)
@@ -210,8 +249,9 @@ def describe(event: EventView) -> str | None:
         case "watch.heartbeat" | "rollout.completed" | "blob.expired":
             return None
         case "train.step" if data:
-            shown = " ".join(f"{n}={number(values[n])}" for n in HEADLINES if n in values)
-            return f"step {data.get('step')}/{data.get('of')} {shown}".rstrip()
+            return _step(data, data)
+        case "train.progressed" if data:
+            return f"{_step(data['steps'][-1], data)} (not saved yet)"
         case "eval.completed":
             shown = " ".join(f"{n}={number(v)}" for n, v in values.items())
             of = "" if data.get("step") is None else f" of step {data['step']}"
@@ -230,7 +270,7 @@ def describe(event: EventView) -> str | None:
         case "train.resumed":
             return f"resumed behind step {data.get('step')}"
         case "checkpoint.saved":
-            return f"checkpoint of step {data.get('step')}"
+            return f"checkpoint: every step up to {data.get('step')} is saved"
         case "policy.loaded":
             return f"policy {data.get('version')} serves on {data.get('replica')}"
         case "queue.waiting":
@@ -242,6 +282,12 @@ def describe(event: EventView) -> str | None:
             return f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
         case type:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+def _step(step: dict[str, Any], data: dict[str, Any]) -> str:
+    values = _numbers(step.get("values"))
+    shown = " ".join(f"{n}={number(values[n])}" for n in HEADLINES if n in values)
+    return f"step {step.get('step')}/{data.get('of')} {shown}".rstrip()
 
 
 def _fields(event: EventView) -> dict[str, Any]:

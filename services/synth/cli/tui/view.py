@@ -48,6 +48,8 @@ class JobView:
             yield _row("go on", Text(f"synthctl jobs resume {p.job_id}"), width)
         if p.waiting and not p.over:
             yield _row("waiting", Text(p.waiting, style="yellow"), width)
+        if p.away:
+            yield _row("away", Text(f"{p.away}; looking for the cluster", style="yellow"), width)
         if p.warning:
             yield _row("warning", Text(p.warning, style="yellow"), width)
 
@@ -75,7 +77,7 @@ class JobView:
         line = Text(no_wrap=True)
         pending = not p.over
         for label, fact in STAGES:
-            if fact in p.reached or p.step > 0:
+            if fact in p.reached or p.trained > 0:
                 line.append("✓ ", style="green").append(f"{label}  ")
             elif pending:
                 frame = self._spinner.render(time.monotonic())
@@ -101,9 +103,13 @@ class JobView:
     def _figures(self, width: int) -> list[Table]:
         p = self.progress
         rows: list[Table] = []
-        if p.steps and not (p.over and p.step == 0):
+        if p.steps and not (p.over and p.trained == 0):
             unit = "iteration" if p.kind == "rl" else "step"
-            rows.append(_bar(unit, p.step, p.steps, width, note=self._left()))
+            saved = f"saved to {p.step}" if p.trained > p.step and not p.over else ""
+            note = ", ".join(part for part in (saved, self._left()) if part)
+            rows.append(_bar(unit, p.trained, p.steps, width, note=note))
+            if p.shown > p.trained and not p.over:
+                rows.append(_row("", Text(f"up to step {p.shown} a second time", style="dim"), width))
         if (batch := p.collecting) and not p.over and p.state is not State.PAUSED:
             mode, done, wanted = batch
             failed = f"{p.failed} failed" if p.failed else ""

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from synth.errors import Problem
+from synth.bus.publish import Publisher
+from synth.errors import Problem, Transient
 from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
+from synth.trainer.errors import NO_TURN
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
@@ -26,8 +28,9 @@ from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.learner_config import build_train_config, check_world_size
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
+from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch, TurnConfig
 from synth.weights.local_model import LocalModel, training_source
 
 log = logs.get("training")
@@ -38,6 +41,9 @@ _T = TypeVar("_T")
 #: How long hashing and storing the weights and the checkpoint of a step may take: 100 GB on a slow disk.
 _PUBLISH_S = 3600.0
 
+#: Between an attempt that waited for its device in vain and the next one.
+_NO_TURN_DELAY_S = 5.0
+
 
 async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
     """Run an attempt to its success, or until it is paused, and announce all that it made.
@@ -46,7 +52,12 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
     """
     async with learners.acquire() as learner:
         run = await _TrainingRun.open(attempt, job, learner)
-        done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
+        showing = asyncio.create_task(run.provisional.run())
+        try:
+            done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
         if isinstance(done, Paused):
             attempt.lease.progress("publish", deadline=_PUBLISH_S)
             await run.announcer.announce_pause(done)
@@ -64,6 +75,7 @@ class _TrainingRun:
     verified: JobVerified
     values: dict[str, float]
     watch: CollapseWatch | None
+    provisional: ProvisionalSteps
 
     @classmethod
     async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
@@ -90,15 +102,30 @@ class _TrainingRun:
         watch = CollapseWatch(attempt.bus, fence, job) if isinstance(job, RlJob) else None
         if watch is not None:
             await watch.catch_up()
+        provisional = ProvisionalSteps(
+            Publisher(attempt.bus),
+            fence,
+            total=ready.total,
+            every_s=settings.progress_s,
+            ttl_s=settings.progress_ttl_s,
+        )
         announcer = Announcer(
-            attempt.bus, attempt.blobs, fence, announced, total=ready.total, model_at=model_at, watch=watch
+            attempt.bus,
+            attempt.blobs,
+            fence,
+            announced,
+            total=ready.total,
+            model_at=model_at,
+            watch=watch,
+            provisional=provisional,
         )
         reports = {k: _batch_values(announced, k) | values for k, values in ready.reports.items()}
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
         log.info("training", step=ready.step, of=ready.total, resumed=announced.checkpoint is not None)
-        return cls(attempt, job, learner, ready, announcer, verified, reports.get(ready.step, {}), watch)
+        values = reports.get(ready.step, {})
+        return cls(attempt, job, learner, ready, announcer, verified, values, watch, provisional)
 
     async def wait_unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something else while the learner lives and nobody asks for a pause.
@@ -243,6 +270,19 @@ async def _build_start(
         dataset=data[0],
         validation=data[1],
         cache_dir=str(work_dir / "tokens"),
+        turn=_turn(attempt),
+    )
+
+
+def _turn(attempt: Attempt) -> TurnConfig | None:
+    settings = attempt.settings
+    if settings.turn_file is None:
+        return None
+    return TurnConfig(
+        file=str(settings.turn_file),
+        turn_s=settings.turn_s,
+        wait_s=settings.turn_wait_s,
+        job_id=attempt.fence.job_id,
     )
 
 
@@ -273,6 +313,8 @@ def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) ->
 
 async def _recv(learner: LearnerProcess, silence: float, *kinds: type[_M]) -> _M:
     message = await learner.recv(silence=silence)
+    if isinstance(message, Failed) and message.code == NO_TURN:
+        raise Transient(message.detail, delay=_NO_TURN_DELAY_S)
     if isinstance(message, Failed):
         raise JobFailure(message.code, Problem(what=message.detail))
     assert isinstance(message, kinds)

@@ -17,6 +17,7 @@ from synth.cli.commands.submit import (
     Idempotency,
     Name,
     NoPoll,
+    Patience,
     PollInterval,
     PollTimeout,
     Set,
@@ -61,6 +62,7 @@ def evaluate(
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
     poll_interval: PollInterval = 1.0,
+    patience: Patience = 600.0,
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
@@ -111,7 +113,7 @@ def evaluate(
         output.warn(warning)
     with open_client(ctx) as client:
         created = submit_job(client, settings, job, key=idempotency, name=name)
-        options = FollowOptions(timeout=poll_timeout, interval=poll_interval)
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         if no_poll or follow is False:
             raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))
         if fmt is Format.TABLE:

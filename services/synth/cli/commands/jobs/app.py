@@ -7,7 +7,7 @@ import typer
 from synth.cli.commands.jobs import compare, config, control, follow, listing, metrics
 
 app = typer.Typer(
-    help="Jobs: ls, get, config, watch, metrics, compare, events, checkpoints, pause, resume, cancel.",
+    help="Jobs: ls, get, config, watch, metrics, compare, events, checkpoints, pause, resume, cancel, rm.",
     no_args_is_help=True,
 )
 for name, command in (
@@ -22,5 +22,6 @@ for name, command in (
     ("pause", control.pause),
     ("resume", control.resume),
     ("cancel", control.cancel),
+    ("rm", control.rm),
 ):
     app.command(name)(command)

@@ -35,11 +35,12 @@ JobArgument = Annotated[
         autocompletion=complete_jobs,
     ),
 ]
+#: The same for a command that takes several.
 JobsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB JOB…",
-        help="Two jobs or more: their ids, the beginnings of those, or @last.",
+        metavar="JOB…",
+        help="Ids of jobs, their beginnings, or @last.",
         show_default=False,
         callback=_find_jobs,
         autocompletion=complete_jobs,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import InvalidKey, Problem
-from synth.gateway.api.native.models import find_model
+from synth.gateway.api.native.models import find_model, is_deleted_model
 from synth.gateway.auth import authenticate_chat, authenticate_url_key
 from synth.gateway.chat_proxy.paths import CHAT_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
@@ -93,7 +93,7 @@ async def _forward(request: Request, gateway: Gateway, body: bytes, *, org: OrgI
     made = parse_finetuned(model)
     # A replica also knows the policies of running jobs, by job id.
     job_id = made.job_id if made else model if model.startswith("job_") else None
-    if job_id is not None and gateway.read_model.job(org, job_id) is None:
+    if job_id is not None and (gateway.read_model.job(org, job_id) is None or is_deleted_model(gateway, org, made)):
         raise not_found("model", model)
     return await gateway.proxy.forward(request, body, org=org, model=model)
 

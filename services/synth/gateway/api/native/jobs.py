@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
-from synth.api.schemas import Checkpoint, Job, JobWithConfig, Points
+from synth.api.schemas import Checkpoint, Deleted, Job, JobWithConfig, Points
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import IdempotencyKey, PageLimit
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
+from synth.gateway.commands.delete import delete_job
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.read_model.filters import JobFilter
@@ -98,6 +99,16 @@ async def list_jobs(
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
     return _job_response(gateway, await gateway.job(caller.org, job_id))
+
+
+@router.delete("/{job_id}", summary="Delete a job that has ended", responses=returns(Deleted))
+async def delete(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """Gone at once, with its rollouts, checkpoints and model; their bytes, when no job and no model needs them.
+
+    Repeating it changes nothing. A job that has not ended is a 409: cancel it first.
+    """
+    await delete_job(gateway, caller, job_id)
+    return json_response(Deleted(id=job_id, object="job"))
 
 
 @router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=_CHANGED)
