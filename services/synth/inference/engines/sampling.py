@@ -40,8 +40,8 @@ def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tenso
     if sampling.banned is not None:
         logits_NV = logits_NV.index_put(sampling.banned, logits_NV.new_tensor(-torch.inf))
     if sampling.allowed is not None:
-        rows_K, allowed_KV = sampling.allowed
-        logits_NV = logits_NV.index_put((rows_K,), logits_NV[rows_K].masked_fill(~allowed_KV, -torch.inf))
+        rows, allowed = sampling.allowed
+        logits_NV = logits_NV.index_put((rows,), logits_NV[rows].masked_fill(~allowed, -torch.inf))
     temperature_N = sampling.temperature_N
     if sampling.greedy:
         temperature_N = torch.where(temperature_N > 0, temperature_N, 1.0)

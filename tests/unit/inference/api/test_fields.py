@@ -97,7 +97,8 @@ async def test_each_field_is_treated_as_the_table_says(served: Served, name: str
         assert answer.status_code == 200, told
         warnings = [f"{name} has no effect: {OPENAI_FIELDS[name].note}"] if treatment == "ignored" else []
         assert told.get("warnings", []) == warnings
-    rollout = (await served.ask(credential(), **{name: ASKED[name]})).json()
+    sent: dict[str, Any] = {name: ASKED[name]}
+    rollout = (await served.ask(credential(), **sent)).json()
     if treatment != "honoured":
         assert any(warning.startswith(f"{name} has no effect") for warning in rollout["warnings"])
 
@@ -105,7 +106,8 @@ async def test_each_field_is_treated_as_the_table_says(served: Served, name: str
 @pytest.mark.parametrize("name", [name for name, field in OPENAI_FIELDS.items() if field.neutral])
 async def test_what_asks_for_nothing_is_taken_without_a_word(served: Served, name: str):
     for value in (None, *OPENAI_FIELDS[name].neutral):
-        told = (await served.ask(None, model="tiny", max_tokens=1, **{name: value})).json()
+        sent: dict[str, Any] = {"model": "tiny", "max_tokens": 1, name: value}
+        told = (await served.ask(None, **sent)).json()
         assert "warnings" not in told, told
 
 
@@ -114,12 +116,13 @@ async def test_an_unknown_field_is_named_and_one_of_another_server_is_refused(se
     assert told["warnings"] == ["colour has no effect: there is no such field"]
     chunks = await served.chunks(None, model="tiny", max_tokens=1, colour="red")
     assert chunks[0]["warnings"] == told["warnings"]
-    for asked, param in (
+    refusals: list[tuple[dict[str, Any], str]] = [
         ({"min_p": 0.1}, "min_p"),
         ({"guided_json": {}}, "guided_json"),
         ({"chat_template_kwargs": {"preserve": True}}, "chat_template_kwargs.preserve"),
         ({"extra_body": {"top_k": 3}}, "extra_body.top_k"),
-    ):
+    ]
+    for asked, param in refusals:
         refused = await served.ask(None, model="tiny", max_tokens=1, **asked)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 

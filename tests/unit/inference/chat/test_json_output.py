@@ -223,7 +223,7 @@ async def test_a_schema_is_compiled_once_for_all_who_send_it(served: Served, mon
         return build_lexicon(tokenizer, vocabulary)
 
     monkeypatch.setattr("synth.inference.grammar.compiler.build_lexicon", build)
-    asked = GREEDY | {"response_format": schema_format(VERDICT)}
+    asked: dict[str, Any] = GREEDY | {"response_format": schema_format(VERDICT)}
     await asyncio.gather(*(served.ask(None, **asked) for _ in range(5)))
     assert built == [served.engine.vocabulary]
     assert len(served.chat.grammars._compiled) == 1  # pyright: ignore[reportPrivateUsage]

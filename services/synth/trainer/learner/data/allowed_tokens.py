@@ -17,13 +17,13 @@ class AllowedTokens:
     """The allowed tokens of N positions, as M sets.
 
     index_N: int64, the set of each position, -1 where it is not constrained. ids: int64, the sets' lists end to end.
-    offsets: int64 [M+1]. excluded_M: bool, whether a list names the tokens that are not in the set.
+    offsets: int64 [M+1]. excluded: bool, whether a list names the tokens that are not in the set.
     """
 
     index_N: Tensor
     ids: Tensor
     offsets: Tensor
-    excluded_M: Tensor
+    excluded: Tensor
 
     @classmethod
     def of(
@@ -38,12 +38,12 @@ class AllowedTokens:
             index_N=torch.from_numpy(index).to(device),
             ids=torch.from_numpy(arrays["mask_ids"].astype(np.int64)).to(device),
             offsets=torch.from_numpy(arrays["mask_offsets"]).to(device),
-            excluded_M=torch.from_numpy(arrays["mask_excluded"]).to(device),
+            excluded=torch.from_numpy(arrays["mask_excluded"]).to(device),
         )
 
     def to(self, device: torch.device) -> AllowedTokens:
         """The same on another device."""
-        return AllowedTokens(*(t.to(device) for t in (self.index_N, self.ids, self.offsets, self.excluded_M)))
+        return AllowedTokens(*(t.to(device) for t in (self.index_N, self.ids, self.offsets, self.excluded)))
 
     def forbidden(self, positions: slice, vocabulary: int) -> Tensor | None:
         """bool [C, V]: the tokens that these C positions could not be; None where none of them is constrained."""
@@ -57,5 +57,5 @@ class AllowedTokens:
         at = torch.arange(int(lengths.sum()), device=lengths.device) + begins.repeat_interleave(lengths)
         listed_CV = torch.zeros((len(index_C), vocabulary), dtype=torch.bool, device=index_C.device)
         listed_CV[rows.repeat_interleave(lengths), self.ids[at]] = True
-        listed_CV[rows] ^= ~self.excluded_M[sets][:, None]
+        listed_CV[rows] ^= ~self.excluded[sets][:, None]
         return listed_CV
