@@ -77,14 +77,15 @@ def app_of(kind: str, folder: Path) -> Iterator[str]:
 def test_a_tool_agent_is_trained_as_one_sequence_a_rollout(platform: Platform, walker: str, tmp_path: Path, kind: str):
     config = (ROOT / "configs/maze/rl.toml").read_text()
     turns = 3 if kind == FRAMEWORK else 2
-    config = config.replace("iterations_per_epoch = 12", "iterations_per_epoch = 3")
-    config = config.replace("max_turns = 2", f"max_turns = {turns}")
+    # Few and small iterations: what is looked at here is how they are recorded.
+    config = config.replace("iterations_per_epoch = 12", "iterations_per_epoch = 2")
+    config = config.replace("batch_size = 4", "batch_size = 3").replace("max_turns = 2", f"max_turns = {turns}")
     with app_of(kind, tmp_path) as url:
         job = platform.submit(config, "--model", walker, "--task-url", url)
         ended = platform.succeeded(job)
     assert ended["rollouts"]["failed"] == 0, (tmp_path / "agent.log").read_text()
     steps = platform.steps(job)
-    assert [step["branch_breaks"] for step in steps] == [0.0] * 3
+    assert [step["branch_breaks"] for step in steps] == [0.0] * 2
     assert all(step["groups_kept"] > 0 for step in steps)
     assert all(0 < step["reward_mean"] < 1 for step in steps)
 
