@@ -88,6 +88,10 @@ class Published:
         """`synth-ai filter`: from traces to a dataset."""
         return self.run(str(self.venv / "bin" / "synth-ai"), "filter", "--config", config)
 
+    def status(self, *arguments: str) -> Ran:
+        """`synth-ai status`: what a person looks at later."""
+        return self.run(str(self.venv / "bin" / "synth-ai"), "status", *arguments, "--api-key", self.api_key)
+
     def script(self, name: str, *arguments: str) -> Any:
         """Run a script of `scripts/` with the client's own Python; what it prints last is JSON."""
         done = self.run(str(self.venv / "bin" / "python"), str(SCRIPTS / name), self.root, self.api_key, *arguments)

@@ -28,8 +28,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API shows it.
 
     kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
-    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
-    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
+    model: the id that the result serves under. metadata: the client's own. stand_in: the local model that
+    stands in for the source model's base. values: of the last training step; eval: of the last evaluation. waiting:
     what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
     last_seq: the last event of the job.
     """

@@ -21,8 +21,8 @@ class JobCreated(Event, frozen=True, kw_only=True):
     """A job was submitted. config: the whole configuration as sent. body_sha256: of the request, for idempotency.
 
     config_format: "toml" as in the file, or "json" from a client that sends it parsed. kind: "sft", "rl" or "eval"
-    where the client's request already says it. metadata: the client's own, given back with the job. The rest overrides
-    the configuration.
+    where the client's request already says it. metadata: the client's own, given back with the job. name: of the job;
+    that of its configuration where it is None. The rest overrides the configuration.
     """
 
     config: str
@@ -39,6 +39,7 @@ class JobCreated(Event, frozen=True, kw_only=True):
     seed: int | None = None
     allow_experimental: bool = False
     created_by: str = ""
+    name: str | None = None
 
 
 @event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE, **_TASK_OWNERS}, write=Write.CAS)

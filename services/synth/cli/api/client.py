@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from synth.api.schemas import (
     Model,
     ModelFile,
     Point,
+    Points,
 )
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
@@ -85,10 +86,20 @@ class Client:
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
     def jobs(
-        self, *, state: str | None = None, kind: str | None = None, prefix: str | None = None, limit: int = 50
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        prefix: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int = 50,
     ) -> list[JobWithConfig]:
-        """List jobs, newest first; any number of them. prefix: only those whose id begins so."""
-        return self._pages("/jobs", JobWithConfig, limit, {"state": state, "kind": kind, "prefix": prefix})
+        """List jobs, newest first; any number of them.
+
+        prefix: only those whose id begins so. tags: each as `owner=ada`; a job has them all.
+        """
+        params = {"state": state, "kind": kind, "prefix": prefix, "tag": list(tags) or None}
+        return self._pages("/jobs", JobWithConfig, limit, params)
 
     def job(self, job_id: str) -> JobWithConfig:
         """Read one job."""
@@ -116,9 +127,15 @@ class Client:
         return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
-        """Read the metrics of a job, ascending by step."""
-        params = {"name": name, "after_step": after_step}
-        return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
+        """Read all metrics of a job, or all of one, ascending by step."""
+        points: list[Point] = []
+        while True:
+            params = {"name": name, "after_step": after_step}
+            page = self._get("GET", f"/jobs/{quote(job_id, safe='')}/metrics", Points, params=params)
+            points += page.points
+            if not page.more or not page.points:
+                return points
+            after_step = page.points[-1].step
 
     # -- files --
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, TaskUrl
+from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, Set, TaskUrl
 from synth.cli.connect import EnvFiles, load_config, override_options
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
@@ -44,6 +44,7 @@ def check(
     dataset: Dataset = None,
     validation: Validation = None,
     task_url: TaskUrl = None,
+    set_: Set = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -55,7 +56,15 @@ def check(
     whether it plays the file's `env_name`.
     """
     override_options(ctx, backend=None, env_files=env_file)
-    flags = _flags(ctx, task_url, model=model, dataset=dataset, validation=validation, experimental=allow_experimental)
+    flags = _flags(
+        ctx,
+        task_url,
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        experimental=allow_experimental,
+        sets=set_,
+    )
     asked = None if task_url is None else _ask_task_app(task_url, load_config(ctx))
     reports = [_check_file(file, flags, data / "models", asked) for file in files]
     if fmt is Format.JSON:
@@ -76,6 +85,7 @@ def explain(
     task_url: TaskUrl = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows.")] = None,
+    set_: Set = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -100,6 +110,7 @@ def explain(
         seed=seed,
         examples=examples,
         experimental=allow_experimental,
+        sets=set_,
     )
     name, found, warnings = _examine(file, flags, data / "models")
     if found.problems:
@@ -156,10 +167,12 @@ def _flags(
     dataset: Path | None,
     validation: Path | None,
     experimental: bool,
+    sets: list[str] | None,
     seed: int | None = None,
     examples: int | None = None,
 ) -> Flags:
     from synth.cli.job_files import Flags
+    from synth.cli.job_text.set_values import settings_of_flags
     from synth.cli.submission import task_app_address
 
     return Flags(
@@ -170,6 +183,7 @@ def _flags(
         examples=examples,
         seed=seed,
         allow_experimental=experimental,
+        settings=settings_of_flags(sets, None),
     )
 
 

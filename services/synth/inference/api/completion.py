@@ -245,8 +245,7 @@ class Completion:
         reply, rest = choice.parser.close(last.finish_reason or "abort")
         recording = choice.recording
         if recording is not None and not recording.settled:
-            record = await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call)
-            recording.finish(record)
+            recording.finish(await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 reply_ids = [token_id for delta in choice.deltas for token_id in delta.token_ids]
@@ -338,8 +337,8 @@ async def _record(
         versions=np.asarray([version for delta in deltas for version in delta.versions], np.int32),
         sampled=sampled,
         finish_reason=deltas[-1].finish_reason or "abort",
-        malformed_call=malformed_call,
         masks=masks,
+        malformed_call=malformed_call,
     )
 
 

@@ -99,6 +99,10 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Their unknown names are looked at one by one.
+_READ_IN_PART = ("chat_template_kwargs", "extra_body")
+
+
 def refuse_unserved(request: ChatRequest) -> None:
     """Raises `UserError` with everything that would change the reply and is not served. For calls outside a rollout."""
     problems = list(_unserved(request))
@@ -115,7 +119,7 @@ def ignored_fields(request: ChatRequest, *, in_rollout: bool) -> Iterator[str]:
         yield f"{_custom_tools(request)[0]} has no effect: tool_choice leaves no choice of it"
     for name, value in request.others.items():
         field = OPENAI_FIELDS.get(name)
-        if field is None and name not in _FOREIGN:
+        if field is None and name not in _FOREIGN and name not in _READ_IN_PART:
             yield f"{name[:60]} has no effect: there is no such field"
         elif field is not None and field.treatment == "ignored" and not _is_neutral(value, field.neutral):
             yield f"{name} has no effect: {field.note}"

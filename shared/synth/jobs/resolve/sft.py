@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolve.parallelism import sft_parallelism
-from synth.jobs.resolve.vision import limit_micro_batch, resolve_vision
+from synth.jobs.resolve.vision import check_images, limit_micro_batch, resolve_vision
 from synth.jobs.resolved import Mode, SftJob
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
@@ -33,6 +33,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         varieties=("fft", "lora", "qlora"),
     )
     spec = context.find_model(config.job.model, ("job", "model"), use="sft")
+    described = config.described_model
+    check_images(spec, [(described, "supports_vision")], [(config.job, "modalities")], context)
     mode = _mode(config, context)
     hyper = config.hyperparameters
     training_file = _training_file(config, context, uploaded=uploaded)
@@ -54,7 +56,11 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         mode=mode,
         lora=lora,
         training_file=training_file,
-        examples=context.record("examples", examples, "--examples" if examples else "default"),
+        examples=(
+            context.take("examples", config.job, "examples")
+            if examples is None
+            else context.record("examples", examples, "--examples")
+        ),
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,
@@ -86,7 +92,9 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         checkpoints_kept=context.take("checkpoints_kept", hyper, "keep_checkpoints"),
         seed=context.seed(hyper),
         tags=context.tags(config.tags),
-        vision=resolve_vision(spec, ("job", "model"), context, rl=None),
+        vision=resolve_vision(
+            spec, ("job", "model"), context, max_images=[(described, "max_images_per_message")], processor=[]
+        ),
     )
 
 

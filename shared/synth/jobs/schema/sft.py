@@ -35,10 +35,12 @@ class JobSection(Section):
     """the dataset, a JSONL of rows with `messages`: a path, or the id of an uploaded file"""
     data_path: Name | None = None
     """the same as `data`"""
+    examples: Positive | None = None
+    """only the first rows of the dataset, for a trial; `--examples` replaces it"""
     poll_seconds: PositiveFloat | None = None
     """seconds between two looks at the job"""
     modalities: list[Literal["text", "image"]] | None = None
-    """what the rows hold"""
+    """what the rows hold: images need a model that sees"""
     description: str | None = None
     """a note for readers"""
 
@@ -179,9 +181,9 @@ class ModelConfigSection(Section):
     """`[model_config]`: what the model can do, as the file has it."""
 
     supports_vision: bool | None = None
-    """whether rows may carry images"""
+    """whether rows may carry images; what is said has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images a message"""
+    """images a message, for a model that sees; the registry knows it"""
     max_model_len: Positive | None = None
     """tokens of prompt and reply together, at most"""
 

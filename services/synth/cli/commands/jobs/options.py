@@ -20,6 +20,10 @@ def _find_job(ctx: typer.Context, value: str | None) -> str | None:
         return find_job_id(client, value)
 
 
+def _find_jobs(ctx: typer.Context, values: list[str] | None) -> list[str] | None:
+    return values and [_find_job(ctx, value) or value for value in values]
+
+
 #: A command that takes it is given the whole id.
 JobArgument = Annotated[
     str,
@@ -28,6 +32,16 @@ JobArgument = Annotated[
         help="The job's id, its beginning, or @last.",
         show_default=False,
         callback=_find_job,
+        autocompletion=complete_jobs,
+    ),
+]
+JobsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB JOB…",
+        help="Two jobs or more: their ids, the beginnings of those, or @last.",
+        show_default=False,
+        callback=_find_jobs,
         autocompletion=complete_jobs,
     ),
 ]

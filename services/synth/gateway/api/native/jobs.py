@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
 from synth.api.schemas import Checkpoint, Job, JobWithConfig, Points
+from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import IdempotencyKey, PageLimit
@@ -36,6 +37,7 @@ class Submission(BaseModel):
 
     config: str = Field(description="The TOML, as it stands in the file: 256 KiB at most")
     config_name: str = Field(default="job.toml", max_length=255, description="The file's name, for messages")
+    name: str | None = Field(default=None, min_length=1, max_length=255, description="The job's; the file's without it")
     model: str | None = Field(default=None, max_length=MAX_MODEL_ID)
     training_file: str | None = Field(default=None, max_length=128, description="Id of an uploaded file")
     validation_file: str | None = Field(default=None, max_length=128)
@@ -81,10 +83,13 @@ async def list_jobs(
     prefix: Annotated[str | None, Query(max_length=64, description="Only jobs whose id begins with this")] = None,
     limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job id")] = None,
+    tag: Annotated[list[str] | None, Query(description="Only jobs with this tag, as `owner=ada`; repeatable")] = None,
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    wanted = JobFilter(states=[state] if state else None, kinds=[kind] if kind else None, prefix=prefix)
+    wanted = JobFilter(
+        states=[state] if state else None, kinds=[kind] if kind else None, prefix=prefix, tags=_tags(tag or [])
+    )
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
@@ -133,6 +138,18 @@ async def metrics(
     await gateway.job(caller.org, job_id)
     points, more = gateway.read_model.points(job_id, after_step=after_step, name=name, steps=limit)
     return json_response(Points(points=points, more=more))
+
+
+def _tags(wanted: list[str]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for text in wanted:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(Problem(what=f"{text[:100]!r} is no tag", expected="name=value", where="query tag"))
+        if tags.setdefault(name, value) != value:
+            what = f"a job has one value of the tag {name[:100]!r}"
+            raise UserError(Problem(what=what, expected="each tag once", where="query tag"))
+    return tags
 
 
 def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
