@@ -47,7 +47,8 @@ def walker(platform: Platform) -> str:
     file = platform.shell.folder / "maze.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in walks))
     flags = ("--dataset", str(file), "--model", BASE, "--detach")
-    job = platform.shell.ok("submit", str(ROOT / "configs/maze/sft.toml"), *flags).strip()
+    config = (ROOT / "configs/maze/sft.toml").read_text().replace("total_steps = 100", "total_steps = 60")
+    job = platform.submit(config, *flags[:-1])
     return platform.succeeded(job)["model"]
 
 
@@ -78,8 +79,8 @@ def test_a_tool_agent_is_trained_as_one_sequence_a_rollout(platform: Platform, w
     config = (ROOT / "configs/maze/rl.toml").read_text()
     turns = 3 if kind == FRAMEWORK else 2
     # Few and small iterations: what is looked at here is how they are recorded.
-    config = config.replace("iterations_per_epoch = 12", "iterations_per_epoch = 2")
-    config = config.replace("batch_size = 4", "batch_size = 3").replace("max_turns = 2", f"max_turns = {turns}")
+    config = config.replace("iterations_per_epoch = 60", "iterations_per_epoch = 2")
+    config = config.replace("batch_size = 8", "batch_size = 3").replace("max_turns = 2", f"max_turns = {turns}")
     with app_of(kind, tmp_path) as url:
         job = platform.submit(config, "--model", walker, "--task-url", url)
         ended = platform.succeeded(job)

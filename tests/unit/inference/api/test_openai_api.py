@@ -198,7 +198,7 @@ async def test_refusals_have_openais_shape_and_name_the_field(served: Served) ->
     assert await refused(None, model="tiny", extra_body=beside) == (400, bad, field)
     assert await refused(None, model="tiny", thinking_mode="hard") == (400, bad, "thinking_mode")
     long = [{"role": "user", "content": "x y " * 600}]
-    assert await refused(None, model="tiny", messages=long) == (400, bad, "messages")
+    assert await refused(None, model="tiny", messages=long) == (400, "context_length_exceeded", "messages")
     assert await refused(credential(version=3)) == (503, "not_ready", None)
     plain = await served.http.post("/v1/chat/completions", json={**CHAT_BODY, "model": "tiny"})
     assert plain.status_code == 401
