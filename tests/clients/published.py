@@ -72,17 +72,16 @@ class Published:
         )
         return self.run(str(self.venv / "bin" / "synth-ai"), "train", "--type", kind, *options, *flags)
 
-    def evaluate(self, config: str, db: str, *, bundled: bool = False, **env: str) -> Ran:
-        """`synth-ai eval` on the task app, traces kept in `db`. bundled: on the app of that name in the client itself.
+    def evaluate(self, config: str, db: str) -> Ran:
+        """`synth-ai eval` on the task app, traces kept in `db`.
 
         The keys are variables, too: importing 0.2.16 reads the first `.env` above its own installation, which is this
         clone's, and a variable is what wins over it.
         """
         keys = {"SYNTH_API_KEY": self.api_key, "ENVIRONMENT_API_KEY": self.environment_key}
         env_file = self.write("".join(f"{name}={value}\n" for name, value in keys.items()), ".env")
-        options = ("--config", config, "--env-file", env_file, "--trace-db", db)
-        where = () if bundled else ("--url", self.task_url)
-        return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options, *where, **keys, **env)
+        options = ("--config", config, "--url", self.task_url, "--env-file", env_file, "--trace-db", db)
+        return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options, **keys)
 
     def filter(self, config: str) -> Ran:
         """`synth-ai filter`: from traces to a dataset."""
