@@ -195,7 +195,7 @@ class Registry:
             what=f"{spec.base!r} has no weights on this cluster"
             + (f", and its stand-in {gone!r} is gone" if gone else ""),
             expected=f"its files in the models folder, as {spec.base}/config.json",
-            fix=f"copy them there{alias}",
+            fix=f"fetch them: `synthctl models pull {spec.base}`{alias}",
             where="model",
         )
 

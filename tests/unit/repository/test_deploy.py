@@ -91,10 +91,7 @@ def test_the_pins_of_vllm_are_exact_agree_with_ours_and_leave_vision_out(pins: s
 
 def test_make_takes_the_build_of_vllm_that_the_machine_can_use(tmp_path: Path):
     """A stand-in for nvidia-smi lists a GPU, or none."""
-    for listing, expected in (
-        ("GPU 0: NVIDIA L4 (UUID: GPU-1)", "vllm-cuda.txt"),
-        ("No devices found.", "vllm-cpu.txt"),
-    ):
+    for listing, build in (("GPU 0: NVIDIA L4 (UUID: GPU-1)", "cuda"), ("No devices found.", "cpu")):
         tool = tmp_path / "nvidia-smi"
         tool.write_text(f"#!/bin/sh\necho '{listing}'\n")
         tool.chmod(0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.models import ModelSpec
 
-app = typer.Typer(help="Models: ls, known, download, rm, make, alias, aliases, unalias.", no_args_is_help=True)
+app = typer.Typer(help="Models: ls, known, pull, download, rm, make, alias, aliases, unalias.", no_args_is_help=True)
 make_app = typer.Typer(help="Make a small base model on this machine.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 
@@ -143,6 +144,62 @@ def rm(
                 output.print_line(model)
     if fmt is Format.JSON:
         output.print_json({"deleted": models})
+
+
+@app.command("pull")
+def pull(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An id of the model hub, or a model's folder.", show_default=False)
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="The model's id here; by default as it is called there.", show_default=False)
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="A branch, tag or commit of the hub.", show_default=False)
+    ] = None,
+    data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = DEFAULT_DATA,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Fetch a base model's weights, such as Qwen/Qwen3-0.6B, for this machine's cluster. Prints where they are.
+
+    Broken off, the next pull goes on. HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold as for the hub's own
+    tools; what is in their cache is not fetched again.
+    """
+    from synth.cli.transfer.pull import pull_folder, pull_from_hub
+
+    models_dir = data.resolve() / "models"
+    folder = Path(source).expanduser()
+    local = source.startswith((".", "/", "~")) or folder.is_dir()
+    with output.status(f"pulling {source}") as show:
+        shown = _PullProgress(source, show)
+        if local:
+            pulled = pull_folder(folder, models_dir, id=name or folder.resolve().name)
+        elif name is not None:
+            raise UsageProblem("a model of the hub keeps its id", fix="leave --name out", where="--name")
+        else:
+            pulled = pull_from_hub(source, models_dir, revision=revision, show=shown)
+    if fmt is Format.JSON:
+        return output.print_json(pulled)
+    there = "was here already" if not pulled.fetched_bytes else output.size(pulled.size_bytes)
+    output.hint(f"{pulled.id}: {len(pulled.files)} files, {there}")
+    return output.print_line(pulled.path)
+
+
+class _PullProgress:
+    """Shows the bytes of a pull: on a terminal as they come, else a line for each tenth."""
+
+    def __init__(self, model: str, show: Callable[[str], None]) -> None:
+        self._model = model
+        self._show = show
+        self._tenth = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        text = f"pulling {self._model}: {output.size(done)} of {output.size(total)}, {100 * done // max(total, 1)} %"
+        self._show(text)
+        tenth = 10 * done // max(total, 1)
+        if tenth > self._tenth and not output.err().is_terminal:
+            output.message(text)
+        self._tenth = max(tenth, self._tenth)
 
 
 @make_app.command("tiny-qwen3")
