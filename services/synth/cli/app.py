@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from synth.cli.commands import chat, config, files, keys, models, submit
+from synth.cli.commands import chat, config, files, keys, models, rollouts, submit
 from synth.cli.commands.cluster import doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
@@ -89,6 +89,7 @@ for name, command, panel in (
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
+app.add_typer(rollouts.app, name="rollouts", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")
 app.add_typer(models.app, name="models", rich_help_panel="Things")
 app.add_typer(config.app, name="config", rich_help_panel="Things")

@@ -33,6 +33,7 @@ from synth.events.jobs import (
 from synth.events.references import RESUME_FOLDER, BlobRef, LoraShape, ModelRef
 from synth.events.rollouts import (
     EvalCompleted,
+    FailedTries,
     RolloutBatched,
     RolloutBlocked,
     RolloutCompleted,
@@ -64,6 +65,7 @@ __all__ = [
     "Canary",
     "CheckpointSaved",
     "EvalCompleted",
+    "FailedTries",
     "FileDeleted",
     "FileReady",
     "FileRejected",

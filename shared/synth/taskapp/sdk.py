@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import logging
 import os
 import textwrap
@@ -188,13 +189,15 @@ class TaskApp:
         try:
             async with overtime:
                 failure = await self._play(episode)
-            body = _response(self, episode, failure).model_dump_json()
+            body = _response(self, episode, failure).model_dump_json(fallback=_plain)
         except InferenceUnavailable as unavailable:
-            return error(502, "inference_unavailable", str(unavailable))
+            return error(502, "inference_unavailable", str(unavailable), **_played(self, episode))
         except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
             if overtime.expired():
-                return error(504, "rollout_timeout", f"not done within {asked.safety.max_time_s:g} s")
-            return _broken(f"the episode of seed {episode.seed}, run {asked.run_id}", broken)
+                what = f"not done within {asked.safety.max_time_s:g} s"
+                return error(504, "rollout_timeout", what, **_played(self, episode))
+            doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
+            return _broken(doing, broken, **_played(self, episode))
         return Response(body, media_type="application/json")
 
     async def _play(self, episode: Episode) -> PolicyFailure | None:
@@ -245,12 +248,15 @@ class TaskApp:
         )
 
 
-def _broken(doing: str, raised: Exception) -> JSONResponse:
-    """The answer of status 500 for what the app's own code raised, which its author reads in the log, too."""
+def _broken(doing: str, raised: Exception, **beside: Any) -> JSONResponse:
+    """The answer of status 500 for what the app's own code raised, which its author reads in the log, too.
+
+    beside: as in `error`.
+    """
     fault = fault_of(raised)
     log.error("%s failed\n%s", doing, textwrap.indent(fault.text(), "  "))
     message = fault.what.splitlines()[0] + (f" ({fault.place})" if fault.place else "")
-    return error(500, "environment_error", message, traceback=fault.lines())
+    return error(500, "environment_error", message, traceback=fault.lines(), **beside)
 
 
 def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> RolloutResponse:
@@ -261,13 +267,6 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
         details["policy_failure"] = {"code": failure.code, "message": str(failure)}
         steps = [*steps, Step(done=True, info={"meta": {"inference_url": episode.url}, **details})]
     earned = None if failure is not None else sum(s.reward or 0.0 for s in steps)
-    trajectory = Trajectory(
-        env_id=app.id,
-        policy_id=asked.policy.policy_name or asked.policy.policy_id or "policy",
-        steps=steps,
-        length=len(steps),
-        inference_url=episode.url,
-    )
     metrics = Metrics(
         episode_returns=[] if earned is None else [earned],
         mean_return=earned,
@@ -277,7 +276,7 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
     )
     return RolloutResponse(
         run_id=asked.run_id,
-        trajectories=[trajectory],
+        trajectories=[_trajectory(app, episode, steps)],
         metrics=metrics,
         aborted=failure is not None,
         ops_executed=2 * episode.calls,
@@ -285,6 +284,30 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
         trace=_trace(app, episode, earned),
         pipeline_metadata={"inference_url": episode.url},
     )
+
+
+def _trajectory(app: TaskApp, episode: Episode, steps: list[Step]) -> Trajectory:
+    policy = episode.request.policy
+    return Trajectory(
+        env_id=app.id,
+        policy_id=policy.policy_name or policy.policy_id or "policy",
+        steps=steps,
+        length=len(steps),
+        inference_url=episode.url,
+    )
+
+
+def _played(app: TaskApp, episode: Episode) -> dict[str, Any]:
+    """The steps that were played before an error, to stand beside it: they show how it came to it."""
+    played = _trajectory(app, episode, episode.steps).model_dump_json(fallback=_plain)
+    return {"trajectories": [json.loads(played)]}
+
+
+def _plain(value: Any) -> Any:
+    """What stands in an answer for a value that JSON does not have: an array's numbers, else its text."""
+    if callable(as_list := getattr(value, "tolist", None)):
+        return as_list()
+    return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
 
 
 def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, Any] | None:

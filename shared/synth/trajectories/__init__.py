@@ -5,7 +5,7 @@ Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is 
 
 from __future__ import annotations
 
-from synth.trajectories.batch import BatchMeta, RolloutBatch, RolloutMeta
+from synth.trajectories.batch import RolloutBatch
 from synth.trajectories.masks import TokenMasks, TokenSet
 from synth.trajectories.records import (
     ClosedRollout,
@@ -16,6 +16,7 @@ from synth.trajectories.records import (
     records_to_bytes,
 )
 from synth.trajectories.trajectory import Branch, RecordedTrajectory, build_branches
+from synth.transcripts.batch_header import BatchMeta, RolloutMeta
 
 __all__ = [
     "BatchMeta",

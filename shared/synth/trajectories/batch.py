@@ -10,32 +10,7 @@ import numpy as np
 from synth.trajectories.masks import TokenMasks, join_masks
 from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
 from synth.trajectories.trajectory import Branch
-
-
-class RolloutMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of a batch: who it was and what it earned."""
-
-    rollout_id: str
-    seed: int
-    group: int
-    reward: float
-
-
-class BatchMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch says of itself, carried in its safetensors header.
-
-    temperature: of the sampling; the trainer divides its logits by it (decision 25).
-    groups_kept, groups_dropped: groups whose rewards differed; those whose did not, or that were incomplete.
-    values: figures of the collection (reward mean, latency, retries …) that `train.step` repeats.
-    """
-
-    job_id: str
-    iteration: int
-    temperature: float
-    rollouts: list[RolloutMeta]
-    groups_kept: int
-    groups_dropped: int
-    values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+from synth.transcripts.batch_header import BatchMeta
 
 
 @dataclass(frozen=True)

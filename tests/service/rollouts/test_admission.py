@@ -19,7 +19,7 @@ from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
-from synth.rollouts.collection.types import CollectRequest
+from synth.rollouts.collection.types import CollectRequest, CutOff
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
@@ -89,6 +89,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             versions=versions,
             secret="secret",
             public_url=None,
+            transcript_bytes=1 << 20,
             replica_wait_s=0.2,
             progress=lambda stage: None,
         )
@@ -120,7 +121,7 @@ async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_a
                 [spec] = REQUEST.specs(JOB, group)
                 deadlines.append(_ObservedDeadline([spec.index], 60.0))
                 async with asyncio.timeout(10):
-                    await runner._play_once(REQUEST, spec, deadlines[-1], retry_if_aborted=False)
+                    await runner._play_once(REQUEST, spec, deadlines[-1], CutOff(), retry_if_aborted=False)
             return sorted(sent_to)
 
         await versions.record_loaded(1, "a")
@@ -148,5 +149,5 @@ async def test_an_app_that_says_too_many_is_told_from_one_that_is_broken(
         runner_at_replicas(bus_as, url, versions) as runner,
         asyncio.timeout(10),
     ):
-        result = await runner.run_try(REQUEST, REQUEST.specs(JOB, 0)[0], Deadline([0], None))
+        result = await runner.run_try(REQUEST, REQUEST.specs(JOB, 0)[0], Deadline([0], None), CutOff())
     assert result.overload is overload

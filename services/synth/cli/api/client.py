@@ -16,6 +16,7 @@ import msgspec
 
 from synth.access import Organisation
 from synth.api.limits import MAX_PAGE
+from synth.api.rollouts import RolloutDetail, RolloutPage, RolloutSummary
 from synth.api.schemas import (
     Account,
     Checkpoint,
@@ -39,6 +40,7 @@ _Listed = TypeVar("_Listed", JobWithConfig, File)
 
 RETRY_BUDGET_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
+ROLLOUTS_TIMEOUT_S = 300.0  # to find the worst of half a million, the backend reads all of them
 _RETRIED = frozenset({429, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -140,6 +142,20 @@ class Client:
             if not page.more or not page.points:
                 return points
             after_step = page.points[-1].step
+
+    def rollouts(self, job_id: str, *, limit: int, **wanted: Any) -> Iterator[RolloutSummary]:
+        """The rollouts of a job, page by page: at most `limit`. wanted: the parameters of the API, None for all."""
+        path, after = f"/jobs/{quote(job_id, safe='')}/rollouts", ""
+        while limit > 0 and after is not None:
+            params = wanted | {"limit": min(limit, MAX_PAGE), "after": after or None}
+            page = self._get("GET", path, RolloutPage, params=params, timeout=ROLLOUTS_TIMEOUT_S)
+            yield from page.data
+            limit, after = limit - len(page.data), page.next
+
+    def rollout(self, job_id: str, rollout_id: str) -> RolloutDetail:
+        """Read one rollout with its transcript."""
+        path = f"/jobs/{quote(job_id, safe='')}/rollouts/{quote(rollout_id, safe='')}"
+        return self._get("GET", path, RolloutDetail, timeout=ROLLOUTS_TIMEOUT_S)
 
     # -- files --
 

@@ -233,6 +233,9 @@ def describe_new(event: EventView, *, shown: int) -> list[str]:
     match event.type:
         case "train.step" if data and int(data["step"]) <= shown:
             return []
+        case "rollout.completed":
+            # A job has thousands of rollouts; those that failed are worth a line while it runs.
+            return []
         case "train.progressed" if data:
             new = [step for step in data["steps"] if int(step["step"]) > shown]
             return [f"{_step(step, data)} (not saved yet)" for step in new]
@@ -246,8 +249,10 @@ def describe(event: EventView) -> str | None:
     data = _fields(event)
     values = _numbers(data.get("values"))
     match event.type:
-        case "watch.heartbeat" | "rollout.completed" | "blob.expired":
+        case "watch.heartbeat" | "blob.expired":
             return None
+        case "rollout.completed" | "rollout.failed" if data:
+            return _rollout_text(event.type, data)
         case "train.step" if data:
             return _step(data, data)
         case "train.progressed" if data:
@@ -279,10 +284,24 @@ def describe(event: EventView) -> str | None:
         case "rollout.batch":
             groups = f"{data.get('groups_kept')} groups kept, {data.get('groups_dropped')} dropped"
             return f"batch {data.get('iteration')}: {data.get('sequences')} sequences, {groups}"
-        case "rollout.failed":
-            return f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
         case type:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+def _rollout_text(type: str, data: dict[str, Any]) -> str:
+    """A rollout's id without its job, its seed, its reward and its outcome."""
+    name = "_".join(str(data.get("rollout_id", "")).rsplit("_", 2)[-2:])
+    tries = int(data.get("tries") or 1)
+    tried = f" after {tries} tries" if tries > 1 else ""
+    if type == "rollout.failed":
+        ended = "was late" if data.get("late") else "failed"
+        return f"rollout {name} seed {data.get('seed')}: {ended}{tried}: {(data.get('problem') or {}).get('what', '')}"
+    outcome = "ok" if data.get("outcome", "ok") == "ok" else "policy failed"
+    return f"rollout {name} seed {data.get('seed')}: reward {_figure(data.get('reward'))} {outcome}{tried}"
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "-"
 
 
 def _step(step: dict[str, Any], data: dict[str, Any]) -> str:

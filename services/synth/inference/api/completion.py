@@ -245,7 +245,8 @@ class Completion:
         reply, rest = choice.parser.close(last.finish_reason or "abort")
         recording = choice.recording
         if recording is not None and not recording.settled:
-            recording.finish(await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call))
+            record = await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call)
+            recording.finish(replace(record, chat=recording.chat(self._conversation, reply.message)))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 reply_ids = [token_id for delta in choice.deltas for token_id in delta.token_ids]
@@ -263,7 +264,10 @@ class Completion:
             return
         try:
             if any(delta.token_ids for delta in choice.deltas):
-                choice.recording.finish(await _record(self._prompt_ids, choice.deltas))
+                record = await _record(self._prompt_ids, choice.deltas)
+                reply, _ = choice.parser.close("abort")
+                chat = choice.recording.chat(self._conversation, reply.message)
+                choice.recording.finish(replace(record, chat=chat))
                 return
         except SynthError:
             pass  # what ended the stream too: its grammar cannot be followed

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
+
+from synth.chat.messages import Conversation, Message
 from synth.errors import SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
 from synth.keys import Cid
 from synth.rollout_credential import CID_FIX
 from synth.trajectories import CompletionRecord, records_to_bytes
+from synth.transcripts.conversation_log import ConversationLog
+from synth.transcripts.transcript import RecordedChat
 
 _CLOSED_KEPT_S = 60.0
 # A sweep looks at every rollout of the last minutes, so a sweep at each close would cost more the longer a job runs.
@@ -49,6 +54,7 @@ class OpenRollout:
     records: dict[int, CompletionRecord] = field(default_factory=dict[int, CompletionRecord])
     aborts: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     history: TokenHistory = field(default_factory=TokenHistory)
+    conversations: ConversationLog = field(default_factory=ConversationLog)
     nbytes: int = 0
     closed: bool = False
 
@@ -78,6 +84,10 @@ class ChoiceRecording:
     def on_close(self, abort: Callable[[], None]) -> None:
         """Register the function that aborts this choice, called if the rollout is closed, or expires, while it runs."""
         self._rollout.aborts[self._number] = abort
+
+    def chat(self, conversation: Conversation, reply: Message) -> RecordedChat:
+        """The call as text, for its record: what earlier calls of the rollout said is not repeated."""
+        return self._rollout.conversations.record(self._number, conversation, reply)
 
     def finish(self, record: CompletionRecord) -> None:
         """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""
@@ -179,7 +189,7 @@ class Recorder:
             self._end(cid_text, rollout)
             raise CidClosed("this rollout's credential has expired, and its records with it")
         self._end(cid_text, rollout)
-        body = records_to_bytes([rollout.records[n] for n in sorted(rollout.records)])
+        body = records_to_bytes(_in_order(rollout.records))
         self._closed[cid_text] = (now + _CLOSED_KEPT_S, body)
         self._closed_bytes += len(body)
         self._evict_closed(now)
@@ -211,3 +221,15 @@ class Recorder:
         self._expiry_of_closed[cid_text] = rollout.cid.expires
         for abort in list(rollout.aborts.values()):
             abort()
+
+
+def _in_order(records: dict[int, CompletionRecord]) -> list[CompletionRecord]:
+    """The records in the order of their calls. A chat then goes on from an index of them, no longer from a number."""
+    numbers = sorted(records)
+    index = {number: i for i, number in enumerate(numbers)}
+    ordered: list[CompletionRecord] = []
+    for record in (records[number] for number in numbers):
+        if (chat := record.chat) is not None and chat.continues is not None:
+            record = replace(record, chat=msgspec.structs.replace(chat, continues=index[chat.continues]))
+        ordered.append(record)
+    return ordered

@@ -68,8 +68,8 @@ class TaskAppClient:
                 content = content.replace(secret.encode(), b"[secret]")
         try:
             return json.loads(content)
-        except ValueError:
-            return content[:300].decode(errors="replace")
+        except (ValueError, RecursionError):
+            return content.decode(errors="replace")
 
     def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
         r = self._rollout_settings

@@ -96,9 +96,19 @@ def _score_error(
                 "POST /api/environment-keys",
             )
         )
-    text = str(reply.body)[:300]
+    text = _error_text(reply.body)[:300]
     what = f"HTTP {reply.status}: {text}" if reply.status else text
     return _environment_failed(url, what, "HTTP 200 with a rollout response")
+
+
+def _error_text(body: Any) -> str:
+    """The words of an error: of the SDK's, `{"detail": {"error": {"code", "message"}}}`, without the braces."""
+    inner = body
+    for name in ("detail", "error"):
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and isinstance(inner.get("message"), str):
+        return f"{inner['code']}: {inner['message']}" if inner.get("code") else inner["message"]
+    return str(body)
 
 
 def _read_reward(metrics: dict[str, Any]) -> float | None:
@@ -132,7 +142,8 @@ def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> 
     if isinstance(error, dict):
         # Only the fields of the error: elsewhere the same words may mean anything.
         error = [error.get(field) for field in ("detail", "error", "code", "message")]
-    text = str(error).lower()
+    # A page of text may have the same words anywhere, too.
+    text = (error[:300] if isinstance(error, str) else str(error)).lower()
     return any(words in text for words in _POLICY_FAILURES)
 
 

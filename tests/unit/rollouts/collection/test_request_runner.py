@@ -16,6 +16,7 @@ from synth.rollouts.collection.types import (
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
+    CutOff,
     EnvironmentBroken,
     PriorProgress,
     RequestResult,
@@ -56,7 +57,9 @@ class App:
         self.completed: dict[int, ScoredRollout] = {}
         self.abandoned: dict[int, AbandonedRollout] = {}
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff
+    ) -> TryResult:
         self.played.append(spec.index)
         try:
             deadline.mark_at_app(spec.index)
@@ -221,9 +224,9 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
     app = App(flat={1, 2})
     starts: list[int] = []
 
-    async def run_try(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff) -> TryResult:
         starts.append(request.iteration)
-        return await app.run_try(request, spec, deadline)
+        return await app.run_try(request, spec, deadline, cut_off)
 
     collector = Collector(
         "job_x",
