@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from synth.cli.api.client import Client
-from synth.cli.api.task_app import TaskAppClient
+from synth.cli.api.task_app import TaskAppConnection
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised
 
@@ -182,7 +182,7 @@ def _task_app(config: Config, url: str | None) -> CheckResult:
         return CheckResult(check="task app", result="ok", found="none named (--task-url, TASK_APP_URL)")
     key = config.environment_key.text if config.environment_key else None
     try:
-        with TaskAppClient(url, key) as app:
+        with TaskAppConnection(url, key) as app:
             for path in ("/health", "/task_info"):
                 app.answer("GET", path)
     except CliError as error:

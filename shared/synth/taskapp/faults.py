@@ -19,7 +19,7 @@ _LIBRARIES = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("
 
 
 @dataclass(frozen=True)
-class Frame:
+class CodeLine:
     """A line of the author's code that was running. file: as short as it is clear from the working directory."""
 
     file: str
@@ -37,7 +37,7 @@ class Fault:
     """An exception. frames: of the author's own code, the one that raised last; raised_in: the library it came from."""
 
     what: str
-    frames: list[Frame]
+    frames: list[CodeLine]
     raised_in: str = ""
 
     @property
@@ -63,7 +63,7 @@ def fault_of(error: BaseException) -> Fault:
         shown += f"\nfrom {type(cause).__name__}: {cause}" + (f" ({place})" if place else "")
     if isinstance(error, SyntaxError) and error.filename:
         source = (error.text or "").strip()
-        return Fault(shown[:_LONGEST_TEXT], [Frame(_short(error.filename), error.lineno or 1, "<module>", source)])
+        return Fault(shown[:_LONGEST_TEXT], [CodeLine(_short(error.filename), error.lineno or 1, "<module>", source)])
     frames = [*_frames(error.__traceback__)]
     own = [frame for path, frame in frames if is_own(path)]
     last = frames[-1] if frames else None
@@ -80,15 +80,15 @@ def is_own(path: str) -> bool:
     return not any(found.startswith(f"{folder}/") for folder in inside) and "site-packages" not in found
 
 
-def _frames(tb: TracebackType | None) -> Iterator[tuple[str, Frame]]:
+def _frames(tb: TracebackType | None) -> Iterator[tuple[str, CodeLine]]:
     # A file that was saved again since it was read has other lines by now.
     linecache.checkcache()
     for frame in traceback.extract_tb(tb):
-        shown = Frame(_short(frame.filename), frame.lineno or 0, frame.name, (frame.line or "").strip())
+        shown = CodeLine(_short(frame.filename), frame.lineno or 0, frame.name, (frame.line or "").strip())
         yield frame.filename, shown
 
 
-def _library_place(path: str, frame: Frame) -> str:
+def _library_place(path: str, frame: CodeLine) -> str:
     parts = Path(path).parts
     at = max((i for i, part in enumerate(parts) if part in ("site-packages", "synth")), default=len(parts) - 2)
     start = at + 1 if parts[at] == "site-packages" else at

@@ -20,11 +20,11 @@ class TaskAppError(CliError):
     """The task app does not answer, or not what a task app answers."""
 
 
-class KeyRefused(TaskAppError):
+class RefusedByTaskApp(TaskAppError):
     """The task app does not take the environment key."""
 
 
-class TaskAppClient:
+class TaskAppConnection:
     """Asks one task app. transport: of an app in this process; None reaches the address."""
 
     def __init__(self, url: str, key: str | None, *, transport: httpx.BaseTransport | None = None) -> None:
@@ -41,7 +41,7 @@ class TaskAppClient:
         headers = {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, transport=transport, trust_env=host not in _LOOPBACK)
 
-    def __enter__(self) -> TaskAppClient:
+    def __enter__(self) -> TaskAppConnection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -82,9 +82,9 @@ class TaskAppClient:
             raise TaskAppError(what, fix="is it a task app?", where=self.url + path)
         return cast(dict[str, Any], body)
 
-    def refused(self, path: str, reply: httpx.Response) -> KeyRefused:
+    def refused(self, path: str, reply: httpx.Response) -> RefusedByTaskApp:
         """That the key does not open the app."""
-        return KeyRefused(
+        return RefusedByTaskApp(
             f"refuses the environment key (HTTP {reply.status_code})",
             fix="start it with the ENVIRONMENT_API_KEY that is set here",
             where=self.url + path,

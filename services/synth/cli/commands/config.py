@@ -210,12 +210,12 @@ class _TaskApp:
 
 
 def _ask_task_app(url: str, settings: Config) -> _TaskApp:
-    from synth.cli.api.task_app import TaskAppClient, TaskAppError
+    from synth.cli.api.task_app import TaskAppConnection, TaskAppError
     from synth.taskapp.env_names import env_names
 
     key = settings.environment_key.text if settings.environment_key else None
     try:
-        with TaskAppClient(url, key) as client:
+        with TaskAppConnection(url, key) as client:
             return _TaskApp(url, env_names(client.task_info()))
     except TaskAppError as error:
         [problem] = error.problems

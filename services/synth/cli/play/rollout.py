@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from synth.cli.api.task_app import TaskAppClient, TaskAppError, excerpt
+from synth.cli.api.task_app import TaskAppConnection, TaskAppError, excerpt
 from synth.cli.errors import CliError, ExitCode
 from synth.cli.play.models import Body, Typist, completion_of, read_typed
-from synth.cli.play.recorder import Recorder
+from synth.cli.play.relay import ModelRelay
 from synth.errors import Problem
 from synth.taskapp.contract import RolloutResponse, Step
 from synth.taskapp.sdk import TaskApp
@@ -115,10 +115,10 @@ def request_of(asked: Asked, *, inference_url: str, credential: str, turns: int 
 
 
 def play(
-    client: TaskAppClient,
+    client: TaskAppConnection,
     body: Body,
     *,
-    recorder: Recorder,
+    relay: ModelRelay,
     typist: Typist | None,
     timeout_s: float,
     asks: Callable[[Body], None],
@@ -148,11 +148,11 @@ def play(
     found = done.get()
     if isinstance(found, BaseException):
         # The app's error follows from the model's.
-        raise recorder.error or found
+        raise relay.error or found
     return found
 
 
-def _read(client: TaskAppClient, body: Body, timeout_s: float) -> Played:
+def _read(client: TaskAppConnection, body: Body, timeout_s: float) -> Played:
     reply = client.reply("POST", "/rollout", json=body, timeout=timeout_s)
     if reply.status_code != 200:
         raise _failure(client, reply.status_code, reply.text, _json(reply.text))
@@ -181,7 +181,7 @@ def _json(text: str) -> Body:
     return cast(Body, found) if isinstance(found, dict) else {}
 
 
-def _failure(client: TaskAppClient, status: int, text: str, answer: Body) -> CliError:
+def _failure(client: TaskAppConnection, status: int, text: str, answer: Body) -> CliError:
     where = f"{client.url}/rollout"
     detail = answer.get("detail")
     error = cast(Body, detail).get("error") if isinstance(detail, dict) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from synth.cli.play.models import Body
-from synth.cli.play.recorder import Call
+from synth.cli.play.relay import Call
 from synth.cli.play.rollout import Played
 from synth.cli.tui.output import is_terminal, number, out, print_line, size
 from synth.taskapp.contract import Step

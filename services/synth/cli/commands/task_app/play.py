@@ -71,7 +71,7 @@ def play(
     Nothing is trained and nothing is kept. The exit code is 1 when the app fails.
     """
     from synth.cli.play.models import Typist
-    from synth.cli.play.recorder import Recorder
+    from synth.cli.play.relay import ModelRelay
     from synth.cli.play.rollout import AppFailed, Asked, most_calls, request_of, turns_of
     from synth.cli.play.rollout import play as play_rollout
     from synth.cli.play.show import as_json, conversation, outcome, print_lines, unheard
@@ -96,13 +96,13 @@ def play(
         say = open_things.enter_context(output.status("playing")) if typist is None else None
         heard = (lambda n: say(f"turn {n}")) if say else (lambda n: None)
         limit = most_calls(max_turns or turns or 1)
-        recorder = Recorder(chosen.answer, asked.sampling, limit, host=listen, heard=heard)
-        open_things.enter_context(recorder)
+        relay = ModelRelay(chosen.answer, asked.sampling, limit, host=listen, heard=heard)
+        open_things.enter_context(relay)
         output.hint(f"{name} on seed {seed}, {f'by {chosen.name}' if chosen.name else 'by you'}, {chosen.where}")
         body = request_of(
             asked,
-            inference_url=recorder.url,
-            credential=recorder.credential,
+            inference_url=relay.url,
+            credential=relay.credential,
             turns=turns,
             model=chosen.name or "policy",
         )
@@ -112,22 +112,22 @@ def play(
 
         def asks(request: dict[str, Any]) -> None:
             if sys.stdin.isatty():
-                print_lines(unheard(request, recorder.calls))
+                print_lines(unheard(request, relay.calls))
 
         # What the app prints is a message here: the rollout is the data.
         with contextlib.redirect_stdout(sys.stderr) if typist is None else contextlib.nullcontext():
             try:
-                played = play_rollout(client, body, recorder=recorder, typist=typist, timeout_s=timeout, asks=asks)
+                played = play_rollout(client, body, relay=relay, typist=typist, timeout_s=timeout, asks=asks)
             except CliError as error:
                 failed = error
     if fmt is Format.JSON:
         if played is not None:
-            output.print_json(as_json(played, recorder.calls, app=name, seed=seed, model=chosen.name))
+            output.print_json(as_json(played, relay.calls, app=name, seed=seed, model=chosen.name))
     else:
-        print_lines(conversation(recorder.calls, played.steps if played else []))
+        print_lines(conversation(relay.calls, played.steps if played else []))
         if played is not None:
             print_lines(outcome(played))
-            count = len(recorder.calls)
+            count = len(relay.calls)
             output.hint(f"{count} call{'s' * (count != 1)}, {output.duration(time.monotonic() - began)}")
     if isinstance(failed, AppFailed):
         for line in failed.traceback:
@@ -155,10 +155,10 @@ def _choose(model: str | None, model_url: str | None, settings: Config, typist: 
 @contextlib.contextmanager
 def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str, Any]]:
     """The name and the client of an app that runs, or that is loaded from a file for as long as the block runs."""
-    from synth.cli.api.task_app import TaskAppClient
+    from synth.cli.api.task_app import TaskAppConnection
 
     if "://" in app:
-        with TaskAppClient(app, settings.environment_key.text if settings.environment_key else None) as client:
+        with TaskAppConnection(app, settings.environment_key.text if settings.environment_key else None) as client:
             yield app, client
         return
     from synth.cli.play.rollout import serving
@@ -171,7 +171,7 @@ def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str,
     loaded = load_task_app(app)
     # What the app's code raises is the outcome here, and is told at the end.
     logging.getLogger("synth.taskapp").setLevel(logging.CRITICAL)
-    with serving(loaded) as url, TaskAppClient(url, loaded.keys[0]) as client:
+    with serving(loaded) as url, TaskAppConnection(url, loaded.keys[0]) as client:
         yield loaded.id, client
 
 

@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass
-class Recorder:
+class ModelRelay:
     """Stands for the model while the block runs.
 
     answer: the model. sampling: what is put in place of the agent's own. limit: calls at most. heard: told of each
@@ -63,7 +63,7 @@ class Recorder:
         self._begun = 0
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> ModelRelay:
         self._server = ThreadingHTTPServer((self.host, 0), _handler_of(self))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -102,7 +102,7 @@ def _refusal(status: int, message: str) -> tuple[int, Body]:
     return status, {"error": {"message": message, "type": "invalid_request_error"}}
 
 
-def _handler_of(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
+def _handler_of(relay: ModelRelay) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -115,7 +115,7 @@ def _handler_of(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             key = self.headers.get("Authorization") or ""
             given = find_credential(path=unquote(parts.path), query=parts.query, authorization=key)
-            if given is None or not secrets.compare_digest(given.encode(), recorder.credential.encode()):
+            if given is None or not secrets.compare_digest(given.encode(), relay.credential.encode()):
                 self._send(*_refusal(401, "call the address as it was given, query included"))
                 return
             try:
@@ -125,7 +125,7 @@ def _handler_of(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
             if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list):
                 self._send(*_refusal(400, "the body is no chat request: it needs a list of messages"))
                 return
-            status, answer = recorder.complete(cast(Body, asked))
+            status, answer = relay.complete(cast(Body, asked))
             if status == 200 and asked.get("stream"):
                 self._send_stream(as_stream(answer))
             else:
