@@ -16,7 +16,8 @@ from synth.events import TrainWarned
 NO_LEARNING_SIGNAL = "no_learning_signal"
 #: Nothing is left to learn because everything is right already: the job goes on, and succeeds.
 ALL_SOLVED = "all_solved"
-#: What a task app pays for a rollout in which everything is right, at least.
+#: What a task app pays for a rollout in which everything is right: rewards are from 0 to 1 by convention. Of an app with
+#: another scale nobody knows which reward is the full one, so equal rewards there are a lack of signal.
 FULL_REWARD = 1.0
 _IN_A_ROW = 5
 _ROUNDING = 1e-6
@@ -85,7 +86,7 @@ class LearningSignal:
 def _is_full_reward(values: Mapping[str, float]) -> bool:
     """Whether every rollout of a step earned the full reward: a batch says only its mean and its spread."""
     mean, std = values.get("reward_mean"), values.get("reward_std")
-    return mean is not None and std is not None and mean >= FULL_REWARD - _ROUNDING and std <= _ROUNDING
+    return mean is not None and std is not None and abs(mean - FULL_REWARD) <= _ROUNDING and std <= _ROUNDING
 
 
 def _all_solved(step: int, over: int, what: str) -> TrainWarned:
