@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +53,19 @@ class _Page(msgspec.Struct):
 def backoff(attempt: int) -> float:
     """Seconds before try `attempt` + 1 (from 0): doubling from 0.2 to 5, jittered, so that many clients spread."""
     return min(5.0, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+class _CountedFile(io.BufferedReader):
+    """A file that tells how far it was read."""
+
+    def __init__(self, path: Path, told: Callable[[int], None]) -> None:
+        super().__init__(io.FileIO(path))
+        self._told = told
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._told(self.tell())
+        return data
 
 
 class Client:
@@ -126,11 +140,14 @@ class Client:
 
     # -- files --
 
-    def upload(self, path: Path, *, purpose: str, name: str | None = None) -> File:
-        """Upload a file as a stream; the same bytes again are the same file."""
-        with path.open("rb") as body:
+    def upload(
+        self, path: Path, *, purpose: str, name: str | None = None, sent: Callable[[int], None] = lambda n: None
+    ) -> File:
+        """Upload a file as a stream; the same bytes again are the same file. sent: told how far it is."""
+        with _CountedFile(path, sent) as body:
 
             def send() -> httpx.Response:
+                body.seek(0)
                 files = {"file": (name or path.name, body, "application/jsonl")}
                 timeout = httpx.Timeout(600.0, connect=5.0)
                 return self.http.post(f"{self.root}/files", data={"purpose": purpose}, files=files, timeout=timeout)

@@ -18,7 +18,7 @@ import msgspec
 from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.cluster.gpus import Environments
-from synth.cli.cluster.plan import HOST, choose_ports
+from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.cluster.vllm_env import vllm_python
@@ -66,12 +66,14 @@ def prepare_cluster(
     file: StateFile,
     services: tuple[str, ...],
     *,
-    port: int,
+    port: int | None,
     env_file: Path,
     engine: str = "transformers",
     gpus: Environments | None = None,
 ) -> PreparedCluster:
     """Under the lock: end what a dead supervisor left, choose ports, keep or make secrets, write `.env`.
+
+    port: of the gateway; None for the one that it had before, `DEFAULT_PORT` the first time.
 
     Raises `CliError`, having started nothing, when the port is taken, or nats-server or vLLM is missing.
     """
@@ -81,7 +83,7 @@ def prepare_cluster(
     notes: list[str] = []
     if ended := end_leftovers(state):
         notes.append(f"ended what an earlier cluster left behind: {', '.join(ended)}")
-    choose_ports(state, services, port=port)
+    choose_ports(state, services, port=port or gateway_port(state))
     state.engine, state.inference_python, state.gpus = engine, python, gpus or {}
     present = read_env_file(env_file) | {k: v for k, v in os.environ.items() if v}
     # A key that the user's clients already send must be one that the cluster knows.

@@ -14,6 +14,7 @@ from synth.cli.cluster.state import ClusterState, ProcessState
 from synth.cli.errors import CliError
 
 HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
 GRACE_S = 8.0
 # What the client uses is no business of a service's.
 _NOT_PASSED_ON = frozenset({"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL"})
@@ -44,6 +45,12 @@ class ClusterPlan:
     @property
     def specs(self) -> list[ProcessSpec]:
         return [self.nats, *self.services]
+
+
+def gateway_port(state: ClusterState | None) -> int:
+    """The port that the gateway had when the cluster ran last; the default one before its first start."""
+    processes = state.processes if state else []
+    return next((p.port for p in processes if p.name == "gateway"), DEFAULT_PORT)
 
 
 def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -> None:
