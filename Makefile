@@ -48,7 +48,7 @@ service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/service tests/e2e --numprocesses 2 --dist loadfile
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
-CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai
+CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 .venv-clients/%/installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv .venv-clients/$* && \
 	.venv-clients/$*/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@

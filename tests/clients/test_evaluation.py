@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -30,6 +31,23 @@ temperature = 1.0
 """
 
 
+def bundled(model: str, url: str) -> str:
+    """An evaluation on the Math app that the client brings along, which sends no key to any model."""
+    return f"""
+[eval]
+app_id = "math-single-step"
+model = "{model}"
+seeds = [0, 1, 2]
+concurrency = 1
+env_name = "math"
+policy_name = "math-single-step"
+
+[eval.policy_config]
+inference_url = "{url}"
+max_tokens = 32
+"""
+
+
 def filtering(db: str, output: str) -> str:
     return f"""
 [filter]
@@ -54,3 +72,32 @@ def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published
         assert row["messages"][-1]["content"] != "[no response recorded]"
     uploaded = platform.shell.json("files", "upload", str(synth_ai.folder / "good.jsonl"))
     assert (uploaded["status"], uploaded["rows"]) == ("ready", 5)
+
+
+def test_the_clients_own_math_app_which_sends_no_key_chats_by_a_url(
+    synth_ai: Published, sft_model: str, platform: Platform
+):
+    for split in ("train", "test"):
+        row = json.dumps({"problem": "What is 12 + 34?", "solution": "The answer is 46"})
+        (synth_ai.folder / f"{split}.jsonl").write_text(f"{row}\n" * 3)
+    [url] = platform.shell.ok("keys", "create", "--url", "--model", sft_model, "--expires-in", "1h").split()
+    before = chats(platform, "/keys/{url_key}/v1/chat/completions")
+    for address, answered in ((url, 3), (f"{synth_ai.root}/v1", 0)):
+        config = synth_ai.write(bundled(sft_model, address))
+        evaluated = synth_ai.evaluate(
+            config, "bundled.db", bundled=True, MATH_DATASET_LOCAL_DIR=str(synth_ai.folder), HF_DATASETS_OFFLINE="1"
+        )
+        assert evaluated.code == 0, evaluated.text
+        # The app says so of each reply that it got, and scores -1 without one.
+        assert evaluated.text.count("[MATH_INFER]") == answered, evaluated.text
+    assert chats(platform, "/keys/{url_key}/v1/chat/completions") == before + 3
+
+
+def chats(platform: Platform, route: str) -> int:
+    """How many calls of a route the gateway has answered with a 200."""
+    found = re.findall(
+        rf'^synth_gateway_requests_total{{(?=[^}}]*route="{re.escape(route)}")(?=[^}}]*status="200")[^}}]*}} (\d+)',
+        platform.api.get("/metrics").text,
+        re.MULTILINE,
+    )
+    return sum(map(int, found))

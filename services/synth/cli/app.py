@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from synth.cli.commands import chat, config, evaluate, files, keys, models, submit
+from synth.cli.commands import chat, config, files, keys, models, submit
 from synth.cli.commands.cluster import doctor, logs, run, setup
+from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import serve
 from synth.cli.connect import Backend, EnvFiles
@@ -81,11 +82,11 @@ for name, command, panel in (
     ("logs", logs.logs, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
     ("submit", submit.submit, "Work"),
-    ("eval", evaluate.evaluate, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
+app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")
 app.add_typer(models.app, name="models", rich_help_panel="Things")

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from synth.cli.config import Config
 from synth.cli.errors import CliError, UsageProblem
 from synth.runtime.env_file import new_environment_key, read_env_file
 from synth.taskapp.auth import configured_keys
+from synth.taskapp.faults import fault_of
 from synth.taskapp.sdk import TaskApp
 
 _EXPECTED = "a task app: a file (app.py), a module (pkg.app), or one of their names (app.py:math)"
@@ -100,16 +100,12 @@ def _from_module(name: str) -> ModuleType:
 
 def _broken(source: str, error: Exception) -> UsageProblem:
     """What the user's code raised, at its own line."""
-    place = source
-    if isinstance(error, SyntaxError):
-        place = f"{error.filename}:{error.lineno}"
-    elif frames := [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename][1:]:
-        place = f"{frames[-1].filename}:{frames[-1].lineno}"
+    fault = fault_of(error)
     return UsageProblem(
-        f"importing it raised {type(error).__name__}: {error}",
+        f"importing it raised {fault.what}",
         expected="a module that can be imported",
-        fix="`synthctl --debug serve …` shows the traceback",
-        where=place,
+        fix=fault.frames[-1].source if fault.frames else "",
+        where=fault.place or source,
     )
 
 

@@ -107,8 +107,8 @@ class TrainProgressed(Event, frozen=True, kw_only=True):
 class TrainWarned(Event, frozen=True, kw_only=True):
     """The collapse watch sees a sign, of this step and of those before it: once, until it has passed.
 
-    rule: of `[training.watch]`, or no_learning_signal. over: steps in a row that show it. threshold: what `value` is
-    beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop".
+    rule: of `[training.watch]`, or no_learning_signal or all_solved. over: steps in a row that show it. threshold: what
+    `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop".
     """
 
     step: int

@@ -10,7 +10,8 @@
     serve(math, port=8001)
 
 Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
-InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504.
+InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504. What an agent's
+own client or framework raises is one of these, too (`synth.taskapp.blame`).
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ import contextlib
 import inspect
 import logging
 import os
-import socket
+import textwrap
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from synth.errors import Problem, UserError
+from synth.errors import InvalidKey, Problem, UserError
 from synth.runtime.env_file import read_env_file
 from synth.taskapp.auth import configured_keys, error, refusal
+from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
 from synth.taskapp.episode import Episode, rollout_credential
+from synth.taskapp.faults import fault_of
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
+from synth.taskapp.server import listen, make_server, url_of
 from synth.taskapp.threads import run_in_thread
 from synth.taskapp.trace import Trace
 
@@ -74,6 +77,11 @@ class TaskApp:
         self._clients = clients or ChatClients()
         self._describe: Callable[[int], Mapping[str, Any]] = lambda seed: {}
         self._episode: Callable[[Episode], Awaitable[None] | None] | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The environment keys that open it."""
+        return configured_keys() if self._keys is None else self._keys
 
     def episode(self, function: _F) -> _F:
         """Register what plays one rollout: an `async def`, or a plain `def`, which runs in a thread of its own.
@@ -118,8 +126,13 @@ class TaskApp:
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            keys = configured_keys() if self._keys is None else self._keys
-            return refusal(request, keys) or await endpoint(request)
+            try:
+                return refusal(request, self.keys) or await endpoint(request)
+            except asyncio.CancelledError:
+                # The server cancels what is under way when it stops; whoever asked learns why.
+                return error(503, "stopping", "the task app is being stopped")
+            except Exception as broken:
+                return _broken(f"{request.method} {request.url.path}", broken)
 
         return guarded
 
@@ -143,7 +156,8 @@ class TaskApp:
     async def _task_info(self, request: Request) -> Response:
         asked = request.query_params.getlist("seed")
         if not asked:
-            return JSONResponse({"taskset": {**self._dataset, "task": self._task}})
+            taskset = {**self._dataset, "task": self._task}
+            return JSONResponse({"taskset": taskset, "env_names": [self.id]})
         if len(asked) > _MOST_SEEDS_ASKED or not all(s.isascii() and s.isdigit() and len(s) < 17 for s in asked):
             return error(422, "bad_seed", f"seed: at most {_MOST_SEEDS_ASKED} whole numbers of 0 or more")
         infos = [self._info_of(int(s)) for s in asked]
@@ -168,7 +182,7 @@ class TaskApp:
             first = bad.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             return error(422, "bad_request", f"{place}: {first['msg']}")
-        except ValueError as bad:
+        except (ValueError, InvalidKey) as bad:
             return error(422, "bad_request", str(bad))
         overtime = asyncio.timeout(asked.safety.max_time_s)
         try:
@@ -180,8 +194,7 @@ class TaskApp:
         except Exception as broken:
             if overtime.expired():
                 return error(504, "rollout_timeout", f"not done within {asked.safety.max_time_s:g} s")
-            log.exception("run %s, seed %s: the environment failed", asked.run_id, episode.seed)
-            return error(500, "environment_error", f"{type(broken).__name__}: {broken}")
+            return _broken(f"the episode of seed {episode.seed}, run {asked.run_id}", broken)
         return Response(body, media_type="application/json")
 
     async def _play(self, episode: Episode) -> PolicyFailure | None:
@@ -195,8 +208,13 @@ class TaskApp:
                 # A plain function may return a coroutine: functools.partial, a lambda, a callable object.
                 if pending is not None:
                     await pending
-        except PolicyFailure as failure:
-            return failure
+        except Exception as raised:
+            fault = blame(raised, url=episode.url)
+            if isinstance(fault, PolicyFailure):
+                return fault
+            if fault is not None and fault is not raised:
+                raise fault from raised
+            raise
         return None
 
     def _begin(self, asked: RolloutRequest, environment_key: str) -> Episode:
@@ -225,6 +243,14 @@ class TaskApp:
             # Back to where it came from: whoever names the model's address has sent this very key.
             credential=None if rollout_credential(url) else environment_key,
         )
+
+
+def _broken(doing: str, raised: Exception) -> JSONResponse:
+    """The answer of status 500 for what the app's own code raised, which its author reads in the log, too."""
+    fault = fault_of(raised)
+    log.error("%s failed\n%s", doing, textwrap.indent(fault.text(), "  "))
+    message = fault.what.splitlines()[0] + (f" ({fault.place})" if fault.place else "")
+    return error(500, "environment_error", message, traceback=fault.lines())
 
 
 def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> RolloutResponse:
@@ -285,30 +311,7 @@ def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1", ready: Callable[[
         os.environ.update({k: v for k, v in read_env_file(Path(".env")).items() if k.startswith("ENVIRONMENT_API_KEY")})
     # httpx logs each URL, and the URL's cid is a credential.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        app.asgi(),
-        loop="uvloop",
-        http="httptools",
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=10,
-    )
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        # Before anybody is told of the address: a call that comes at once waits instead of being refused.
-        listener.listen(2048)
-    except OSError as taken:
-        listener.close()
-        raise UserError(
-            Problem(
-                what=f"cannot listen: {taken.strerror}",
-                expected="a free port",
-                fix="choose another with --port",
-                where=f"{host}:{port}",
-            )
-        ) from taken
-    bound, name = listener.getsockname()[1], f"[{host}]" if ":" in host else host
-    ready(f"http://{name}:{bound}")
-    uvicorn.Server(config).run(sockets=[listener])
+    server = make_server(app.asgi())
+    listener = listen(host, port)
+    ready(url_of(listener))
+    server.run(sockets=[listener])

@@ -6,6 +6,7 @@ Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is 
 from __future__ import annotations
 
 from synth.trajectories.batch import BatchMeta, RolloutBatch, RolloutMeta
+from synth.trajectories.masks import TokenMasks, TokenSet
 from synth.trajectories.records import (
     ClosedRollout,
     CompletionRecord,
@@ -24,6 +25,8 @@ __all__ = [
     "RecordedTrajectory",
     "RolloutBatch",
     "RolloutMeta",
+    "TokenMasks",
+    "TokenSet",
     "build_branches",
     "closed_from_bytes",
     "closed_to_bytes",

@@ -99,16 +99,26 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
         await recording.aclose()
 
 
+class _ObservedDeadline(Deadline):
+    """A deadline that keeps whether it was told that its rollout is at the app."""
+
+    at_app = False
+
+    def mark_at_app(self, index: int) -> None:
+        self.at_app = True
+        super().mark_at_app(index)
+
+
 async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_as):
     versions = PolicyVersions()
-    deadlines: list[Deadline] = []
+    deadlines: list[_ObservedDeadline] = []
     async with task_app(lambda: 200) as (url, sent_to), runner_at_replicas(bus_as, url, versions) as runner:
 
         async def play() -> list[str]:
             sent_to.clear()
             for group in range(4):
                 [spec] = REQUEST.specs(JOB, group)
-                deadlines.append(Deadline([spec.index], 60.0))
+                deadlines.append(_ObservedDeadline([spec.index], 60.0))
                 async with asyncio.timeout(10):
                     await runner._play_once(REQUEST, spec, deadlines[-1], retry_if_aborted=False)
             return sorted(sent_to)
@@ -116,10 +126,10 @@ async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_a
         await versions.record_loaded(1, "a")
         with pytest.raises(Transient, match=f"no replica serves version 2 of {JOB}"):
             await play()
-        assert (sent_to, [d.clock_runs for d in deadlines]) == ([], [False]), "and until then it is not at the app"
+        assert (sent_to, [d.at_app for d in deadlines]) == ([], [False]), "and until then it is not at the app"
         await versions.record_loaded(2, "b")
         assert await play() == ["b"] * 4
-        assert all(d.clock_runs for d in deadlines[1:])
+        assert all(d.at_app for d in deadlines[1:])
         await versions.record_loaded(3, "a")
         assert await play() == ["a", "a", "b", "b"]
         assert runner.engine_queue() == (6, 2)

@@ -12,6 +12,7 @@ from rich.console import Console
 from synth.cli.config import ConfigValue
 from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.cli.tui.explain import SettingsTable, settings_of
+from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.test_command_line import synthctl
 
 STARTERS = Path(__file__).parents[3] / "services" / "synth" / "cli" / "starters"
@@ -54,6 +55,26 @@ def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl
     assert synthctl("config", "check", "rl.toml", cwd=rl.parent).returncode == 0
 
 
+def test_check_asks_the_task_app_that_is_named_for_its_environments(rl: Path):
+    answer = Answer(body={"taskset": {}, "env_names": ["guess"]})
+    with backend_that(lambda request: answer) as (app, _):
+        url = app.url.removesuffix("/api")
+        run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert run.stderr == (
+            f"error: rl.toml:25 [rollout].env_name: 'my-task' is not an environment of the task app at {url}\n"
+            "  expected 'guess'\n"
+            '  write env_name = "guess"\n'
+        )
+        rl.write_text(rl.read_text().replace('"my-task"', '"guess"'))
+        run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+        assert (run.returncode, run.stderr) == (0, "")
+    run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+    assert run.returncode == 0
+    assert "cannot be reached" in run.stderr
+    assert "its env_name was not checked" in run.stderr
+
+
 def test_check_tells_a_program_the_same(rl: Path):
     rl.with_name("bad.toml").write_text(rl.read_text().replace("group_size = 8", "group_size = 1"))
     run = synthctl("config", "check", "rl.toml", "bad.toml", "missing.toml", "-o", "json", cwd=rl.parent)
@@ -82,7 +103,7 @@ def test_explain_gives_each_value_with_its_place_and_says_what_was_changed(rl: P
     assert settings["clip_norm"]["key"] == "grad_clip"
     assert settings["rollout.task_url"] | {"field": ""} == {
         "field": "",
-        "key": "task_url",
+        "key": "rollout.task_url",
         "value": "http://x:1",
         "origin": "TASK_APP_URL, environment",
         "why": "",

@@ -103,6 +103,53 @@ def test_a_policy_section_may_name_the_model(registry: Registry) -> None:
     assert (job.model, job.rollout.sampling.temperature) == ("tiny-qwen3", 0.5)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        '[policy]\nmodel_name = "tiny-qwen3"',
+        '[policy]\nmodel = "TINY-qwen3"',
+        '[policy]\nmodel_name = "tiny-qwen3"\nmodel = "tiny-qwen3"\n[rollout.policy_config]\nmodel = "tiny-qwen3"',
+    ],
+)
+def test_a_model_that_is_named_twice_alike_is_one_statement(beside: str, registry: Registry) -> None:
+    found = resolved(
+        RL.replace("[rollout]", f"{beside}\n[rollout]" if "[rollout" not in beside else "[rollout]")
+        + ("" if "[rollout" not in beside else f"{beside}\n"),
+        registry,
+    )
+    assert isinstance(found.job, RlJob)
+    assert found.job.model == "tiny-qwen3"
+    assert not [w for w in found.warnings if "model" in w]
+    assert found.origins["model"] == "job.toml:4 [model].base"
+
+
+def test_an_evaluation_of_two_models_is_refused_and_of_one_that_is_named_twice_is_not(registry: Registry) -> None:
+    text = '[eval]\nmodel = "tiny-qwen3"\nseeds = [1]\ntask_app_url = "http://x"\n[eval.policy_config]\nmodel = "{}"\n'
+    found = resolved(text.format("tiny-qwen3"), registry)
+    assert isinstance(found.job, EvalJob)
+    assert (found.job.model, found.warnings) == ("tiny-qwen3", [])
+    with pytest.raises(
+        UserError, match=r"\[eval\].model = 'tiny-qwen3' and \[eval.policy_config\].model = 'b' are two"
+    ):
+        resolved(text.format("b"), registry)
+    flag = resolved(text.format("b"), registry, Overrides(model="fft:tiny-qwen3:job_1")).job
+    assert isinstance(flag, EvalJob)
+    assert flag.model == "fft:tiny-qwen3:job_1"
+
+
+def test_minibatches_are_at_most_the_rollouts_of_a_batch(registry: Registry) -> None:
+    small = resolved(RL + "batch_size = 1\ngroup_size = 3\n", registry)
+    assert isinstance(small.job, RlJob)
+    assert (small.job.minibatches, small.origins["minibatches"]) == (3, "default")
+    assert not [w for w in small.warnings if "minibatches" in w]
+    assert rl(RL + "batch_size = 1\ngroup_size = 4\n", registry).minibatches == 4
+    assert rl(RL + "batch_size = 1\ngroup_size = 4\nminibatches = 4\n", registry).minibatches == 4
+    with pytest.raises(UserError) as caught:
+        resolved(RL + "batch_size = 1\ngroup_size = 3\nminibatches = 4\n", registry)
+    [problem] = caught.value.problems
+    assert (problem.where, problem.expected) == ("job.toml:11 [training].minibatches", "at most 3")
+
+
 def test_rl_defaults_are_those_of_the_design(registry: Registry) -> None:
     job = rl(RL, registry)
     assert (job.mode, job.lr, job.minibatches, job.group_size, job.warmup_ratio) == ("full", 1e-6, 4, 8, 0.05)

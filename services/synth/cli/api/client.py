@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,9 @@ from synth.api.schemas import (
     Model,
     ModelFile,
     Point,
+    Points,
 )
+from synth.cli.api.counted_file import CountedFile
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
@@ -53,19 +54,6 @@ class _Page(msgspec.Struct):
 def backoff(attempt: int) -> float:
     """Seconds before try `attempt` + 1 (from 0): doubling from 0.2 to 5, jittered, so that many clients spread."""
     return min(5.0, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
-
-
-class _CountedFile(io.BufferedReader):
-    """A file that tells how far it was read."""
-
-    def __init__(self, path: Path, told: Callable[[int], None]) -> None:
-        super().__init__(io.FileIO(path))
-        self._told = told
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self._told(self.tell())
-        return data
 
 
 class Client:
@@ -99,10 +87,20 @@ class Client:
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
     def jobs(
-        self, *, state: str | None = None, kind: str | None = None, prefix: str | None = None, limit: int = 50
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        prefix: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int = 50,
     ) -> list[JobWithConfig]:
-        """List jobs, newest first; any number of them. prefix: only those whose id begins so."""
-        return self._pages("/jobs", JobWithConfig, limit, {"state": state, "kind": kind, "prefix": prefix})
+        """List jobs, newest first; any number of them.
+
+        prefix: only those whose id begins so. tags: each as `owner=ada`; a job has them all.
+        """
+        params = {"state": state, "kind": kind, "prefix": prefix, "tag": list(tags) or None}
+        return self._pages("/jobs", JobWithConfig, limit, params)
 
     def job(self, job_id: str) -> JobWithConfig:
         """Read one job."""
@@ -134,9 +132,15 @@ class Client:
         return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
-        """Read the metrics of a job, ascending by step."""
-        params = {"name": name, "after_step": after_step}
-        return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
+        """Read all metrics of a job, or all of one, ascending by step."""
+        points: list[Point] = []
+        while True:
+            params = {"name": name, "after_step": after_step}
+            page = self._get("GET", f"/jobs/{quote(job_id, safe='')}/metrics", Points, params=params)
+            points += page.points
+            if not page.more or not page.points:
+                return points
+            after_step = page.points[-1].step
 
     # -- files --
 
@@ -144,7 +148,7 @@ class Client:
         self, path: Path, *, purpose: str, name: str | None = None, sent: Callable[[int], None] = lambda n: None
     ) -> File:
         """Upload a file as a stream; the same bytes again are the same file. sent: told how far it is."""
-        with _CountedFile(path, sent) as body:
+        with CountedFile(path, sent) as body:
 
             def send() -> httpx.Response:
                 body.seek(0)
@@ -203,8 +207,17 @@ class Client:
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
         """Make a key of this organisation, or, as an operator, of another one."""
+        return self._add_key(org, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+
+    def add_url_key(
+        self, *, name: str, expires_in_s: int | None, model: str | None = None, org: str | None = None
+    ) -> MadeKey:
+        """Make a key that is part of a URL, for one model or for all of the organisation."""
+        return self._add_key(org, {"name": name, "url": True, "expires_in_s": expires_in_s, "model": model})
+
+    def _add_key(self, org: str | None, body: dict[str, Any]) -> MadeKey:
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
-        return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+        return self._post_once(path, MadeKey, body)
 
     def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
         """Replace a key."""

@@ -63,7 +63,7 @@ def alias(
 ) -> None:
     """Let a local model run under the id of a base whose weights are not here, as `alias Qwen/Qwen3-0.6B tiny-qwen3`.
 
-    Every service of this machine's cluster knows it at once. Jobs, events and models say what really ran.
+    Every service of this machine's cluster knows it within a second. Jobs, events and models say what really ran.
     """
     from synth.models import Registry
 

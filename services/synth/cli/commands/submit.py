@@ -50,6 +50,23 @@ Idempotency = Annotated[
     str | None,
     typer.Option("--idempotency", metavar="KEY", help="The same key and job, sent twice, is one job; else a new one."),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the file, as training.learning_rate=1e-5; repeatable. It is written into what is submitted.",
+        show_default=False,
+    ),
+]
+Tag = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="NAME=VALUE", help="Tag the job, to find it by; repeatable.", show_default=False),
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="The job's name, instead of its file's.", show_default=False),
+]
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", metavar="", help="Take a model that is marked experimental.")
 ]
@@ -73,6 +90,9 @@ def submit(
     task_url: TaskUrl = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows, for a trial.")] = None,
+    set_: Set = None,
+    name: Name = None,
+    tag: Tag = None,
     allow_experimental: AllowExperimental = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
@@ -91,6 +111,7 @@ def submit(
     goes on, and the message says how to watch and how to cancel it.
     """
     from synth.cli.job_files import Flags, name_of, read_config
+    from synth.cli.job_text.set_values import settings_of_flags
     from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
     from synth.cli.tui.follow import FollowOptions
 
@@ -104,12 +125,13 @@ def submit(
         examples=examples,
         seed=seed,
         allow_experimental=allow_experimental,
+        settings=settings_of_flags(set_, tag),
     )
     job = check_locally(read_config(config), name=name_of(config), flags=flags, models_dir=data / "models")
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency)
+        created = submit_job(client, settings, job, key=idempotency, name=name)
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))

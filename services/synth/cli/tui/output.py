@@ -10,24 +10,27 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from synth.cli.tui.series import averaged
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from synth.cli.tui.curves import Curve
     from synth.errors import Problem
 
 _GAP = 2
+_WIDEST_PLOT = 110
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
     "started": "cyan", "processing": "cyan", "starting": "cyan",
     "failed": "red", "rejected": "red", "down": "red", "fail": "red",
-    "cancelled": "yellow", "cancelling": "yellow", "ill": "yellow", "warn": "yellow",
+    "cancelled": "yellow", "cancelling": "yellow", "unhealthy": "yellow", "warn": "yellow",
     "pausing": "yellow", "paused": "yellow",
 }  # fmt: skip
 
@@ -247,16 +250,26 @@ def style_of(word: str) -> str:
 
 
 def sparkline(values: Sequence[float], *, width: int = 30) -> str:
-    """Draw a series with bars, the newest at the right; a longer one is averaged into `width` columns."""
-    finite = [v for v in values if v == v and abs(v) != float("inf")]
-    if len(finite) > width:
-        cuts = [round(i * len(finite) / width) for i in range(width + 1)]
-        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    """Draw a whole series with bars, the newest at the right; a longer one is averaged into `width` columns."""
+    finite = averaged([v for v in values if v == v and abs(v) != float("inf")], width)
     if not finite:
         return ""
     low, high = min(finite), max(finite)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0
     return "".join(_BARS[round((v - low) * scale)] for v in finite)
+
+
+def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
+    """Print curves over each other, as wide as the terminal; prints nothing where none has a point."""
+    from rich.text import Text
+
+    from synth.cli.tui.curves import draw
+
+    console = out()
+    colours = console.color_system is not None and not console.no_color
+    width = min(console.width - 1, _WIDEST_PLOT)
+    if text := draw(curves, title=title, width=width, height=height, colours=colours):
+        console.print(Text.from_ansi(text), soft_wrap=True)
 
 
 def age(moment: datetime | None) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
 from synth.cli.tui.output import number
+from synth.cli.tui.series import Series
 from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
@@ -22,21 +23,11 @@ STAGES: tuple[tuple[str, str], ...] = (
 )
 #: The values of a step that say the most, in the order in which they are shown.
 HEADLINES = ("reward_mean", "loss", "validation_loss", "tokens_per_second", "staleness_mean")
-_KEPT = 512
+#: The metric that an evaluation is judged by.
+EVALUATION = "eval.reward_mean"
 
 #: A batch of rollouts: its mode, "train" or "eval", and its iteration.
 Batch = tuple[str, int]
-
-
-@dataclass
-class Series:
-    """The last values of one metric, oldest first."""
-
-    values: list[float] = field(default_factory=list[float])
-
-    def add(self, value: float) -> None:
-        self.values.append(value)
-        del self.values[:-_KEPT]
 
 
 @dataclass
@@ -46,6 +37,7 @@ class Progress:
     step: the last durable one. trained: the newest one of this attempt. shown: the newest one of any attempt, so that a
     step that is trained again, or that becomes durable, is not taken for another one. steps_seen: the first and the
     last step that was seen, with their times. away: why the cluster cannot be asked now, "" while it can.
+    evaluated_step: whose model was evaluated last, 0 for the source; None before.
     """
 
     job_id: str
@@ -65,7 +57,8 @@ class Progress:
     reward: Series = field(default_factory=Series)
     loss: Series = field(default_factory=Series)
     values: dict[str, float] = field(default_factory=dict[str, float])
-    evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    evaluation: Series = field(default_factory=Series)
+    evaluated_step: int | None = None
     wanted: dict[Batch, int] = field(default_factory=dict[Batch, int])
     done: dict[Batch, int] = field(default_factory=dict[Batch, int])
     failed: int = 0
@@ -119,7 +112,7 @@ class Progress:
         data = _fields(event)
         match event.type:
             case "job.created":
-                self.name = str(data.get("config_name") or "")
+                self.name = str(data.get("name") or data.get("config_name") or "")
             case "job.validated":
                 job: dict[str, Any] = data.get("job") or {}
                 self.kind = str(job.get("kind") or "")
@@ -171,7 +164,11 @@ class Progress:
             case "rollout.blocked":
                 self.warning = f"rollouts stopped: {(data.get('problem') or {}).get('what', '')}"
             case "eval.completed":
-                self.evaluation = _numbers(data.get("values"))
+                values = _numbers(data.get("values"))
+                # An evaluation of which nothing came back has no reward.
+                if "reward_mean" in values:
+                    self.evaluation.add(values["reward_mean"])
+                    self.evaluated_step = data.get("step")
                 self._forget_batches("eval", int(data.get("iteration") or 0))
             case "train.warned":
                 self.warning = _warning_text(data)
@@ -256,8 +253,9 @@ def describe(event: EventView) -> str | None:
         case "train.progressed" if data:
             return f"{_step(data['steps'][-1], data)} (not saved yet)"
         case "eval.completed":
-            shown = " ".join(f"{n}={v:.4g}" for n, v in values.items())
-            return f"evaluation of {data.get('instances')} instances: {shown}"
+            shown = " ".join(f"{n}={number(v)}" for n, v in values.items())
+            of = "" if data.get("step") is None else f" of step {data['step']}"
+            return f"evaluation{of} over {data.get('instances')} instances: {shown}"
         case "job.succeeded":
             return f"succeeded{': ' + str(data['model']) if data.get('model') else ''}"
         case "job.rejected" | "job.refused" | "job.failed":

@@ -156,7 +156,7 @@ def _create_row(event: JobCreated, recorded: Recorded) -> JobRow:
         id=recorded.key,
         state=State.CREATED,
         kind=event.kind,
-        name=event.config_name,
+        name=event.name or event.config_name,
         source_model=event.model,
         training_file=event.training_file,
         validation_file=event.validation_file,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from synth.errors import SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
-from synth.keys import CID_FIX, Cid
+from synth.keys import Cid
+from synth.rollout_credential import CID_FIX
 from synth.trajectories import CompletionRecord, records_to_bytes
 
 _CLOSED_KEPT_S = 60.0
@@ -22,7 +23,12 @@ _SWEEP_INTERVAL_S = 1.0
 
 
 class CidClosed(SynthError):
-    """The credential was closed or has expired."""
+    """The rollout of a credential is over: it was closed, or has expired."""
+
+    @classmethod
+    def to_calls(cls, what: str = "this rollout is over, and its credential takes no more calls") -> CidClosed:
+        """The refusal of a call, which says what to do."""
+        return cls(f"{what}; in the next rollout, {CID_FIX}")
 
 
 class CallBudgetExceeded(SynthError):
@@ -63,6 +69,11 @@ class ChoiceRecording:
     @property
     def history(self) -> TokenHistory:
         return self._rollout.history
+
+    @property
+    def closed(self) -> bool:
+        """Whether its rollout is over, so that nothing of it is kept."""
+        return self._rollout.closed
 
     def on_close(self, abort: Callable[[], None]) -> None:
         """Register the function that aborts this choice, called if the rollout is closed, or expires, while it runs."""
@@ -121,12 +132,10 @@ class Recorder:
         if rollout is None:
             cid = self._read(cid_text)
             if cid_text in self._expiry_of_closed:
-                raise CidClosed(
-                    f"this rollout has been closed, and its credential takes no more calls; in the next one, {CID_FIX}"
-                )
+                raise CidClosed.to_calls()
             rollout = OpenRollout(cid)
         if rollout.cid.expires <= self._now():
-            raise CidClosed(f"the rollout credential has expired: its rollout is over; in the next one, {CID_FIX}")
+            raise CidClosed.to_calls("the rollout credential has expired: its rollout is over")
         if rollout.calls >= rollout.cid.calls:
             raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
         if rollout.calls + choices > rollout.cid.calls:
@@ -146,11 +155,8 @@ class Recorder:
             self.late_records += 1
             return
         rollout.records[number] = record
-        size = sum(
-            a.nbytes for a in (record.prompt_ids, record.sampled_ids, record.logprobs, record.versions, record.sampled)
-        )
-        rollout.nbytes += size
-        self.nbytes += size
+        rollout.nbytes += record.nbytes
+        self.nbytes += record.nbytes
 
     def close(self, cid_text: str) -> bytes:
         """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.

@@ -86,7 +86,8 @@ class TaskAppClient:
             policy["thinking_mode"] = "think" if r.sampling.thinking else "no_think"
         if r.sampling.thinking_budget is not None:
             policy["thinking_budget"] = r.sampling.thinking_budget
-        env: dict[str, Any] = {"config": r.env_config, "seed": spec.seed}
+        config = r.env_config if request.mode == "train" else r.env_config | r.evaluation_env_config
+        env: dict[str, Any] = {"config": config, "seed": spec.seed}
         if r.env_name is not None:
             env["env_name"] = r.env_name
         return {

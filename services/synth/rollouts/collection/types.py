@@ -95,9 +95,6 @@ class PriorProgress:
     abandoned: dict[int, AbandonedRollout]
 
 
-NO_PRIOR_PROGRESS = PriorProgress({}, {})
-
-
 @dataclass(frozen=True)
 class RequestResult:
     """The rollouts of a request that count. groups, num_rollouts: those that were run, refills included.

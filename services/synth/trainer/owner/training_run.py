@@ -18,7 +18,7 @@ from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVeri
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
-from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
+from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
@@ -158,6 +158,12 @@ class _TrainingRun:
         if self.watch is not None and self.watch.demand is not None:
             raise _PauseRequested
 
+    async def raise_if_nothing_trained(self) -> None:
+        """Announce it if no step has changed the policy. Raises `JobFailure` unless everything was right already."""
+        warned = None if self.watch is None else await self.watch.announce_end(self.attempt.announced.last_step)
+        if warned is not None and warned.action == "stop":
+            raise JobFailure(NO_LEARNING_SIGNAL, warned.problem)
+
 
 class _PauseRequested(Exception):
     """The user asks for a pause while training waits for something that may take long, or the collapse watch does."""
@@ -209,9 +215,9 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
     keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
     try:
         run.raise_for_collapse()
-        if run.ready.step:
-            # The previous attempt may have died between this step and the request of its evaluation.
-            await feed.request_evaluation(run.ready.step)
+        # Step 0 is the source model, which the steps after it are compared with. At a later step, the previous attempt
+        # may have died between the step and the request of its evaluation.
+        await feed.request_evaluation(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()
@@ -230,6 +236,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
         await run.wait_unless_paused(feed.wait_evaluations())
+        await run.raise_if_nothing_trained()
         await run.learner.send(Finish())
         return await run.recv(Done)
     except _PauseRequested:

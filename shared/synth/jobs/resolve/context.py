@@ -123,7 +123,8 @@ class ResolveContext:
         default: where it follows from other keys; else it is that of the first key whose table there is.
         """
         given = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
-        self.keys |= {key: name for _, name, *_ in [*given, *named][:1]}
+        if given or named:
+            self.keys[key] = [*given, *named][0][1]
         if not given:
             if default is None:
                 default = next((default_of(type(s), n) for s, n in named if s is not None), None)

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from synth.errors import Transient
+from synth.errors import InvalidKey, Transient
 from synth.inference.recording.recorder import CallBudgetExceeded, ChoiceRecording, CidClosed, Recorder
-from synth.keys import Cid, InvalidKey, mint_cid, read_cid
+from synth.keys import Cid, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, records_from_bytes
 
 SECRET = "s"
@@ -77,7 +77,7 @@ def test_a_closed_credential_takes_no_calls_and_late_records_are_dropped(recorde
     late.on_close(lambda: aborted.append(1))
     assert sizes(recorder.close(cid)) == []
     late.finish(record(5))
-    with pytest.raises(CidClosed, match="has been closed"):
+    with pytest.raises(CidClosed, match="this rollout is over"):
         begin(recorder, cid)
     assert (aborted, recorder.late_records, recorder.nbytes) == ([1], 1, 0)
     assert sizes(recorder.close(cid)) == []

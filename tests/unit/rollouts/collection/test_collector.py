@@ -15,7 +15,6 @@ from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
-    NO_PRIOR_PROGRESS,
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
@@ -27,6 +26,8 @@ from synth.rollouts.collection.types import (
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.trajectories import CompletionRecord
+
+NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 RECORD = CompletionRecord(
     prompt_ids=np.array([1], np.int32),

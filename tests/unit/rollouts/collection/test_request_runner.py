@@ -13,7 +13,6 @@ from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
-    NO_PRIOR_PROGRESS,
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
@@ -25,6 +24,8 @@ from synth.rollouts.collection.types import (
 )
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from tests.unit.rollouts.collection.test_collector import RECORD
+
+NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 REFILLED = CollectRequest(
     iteration=2, mode="train", seeds=[0, 1, 2], group_size=2, oldest_version=0, refill_seeds=[3, 4, 5, 6, 7, 8]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,10 @@ def _find_job(ctx: typer.Context, value: str | None) -> str | None:
         return find_job_id(client, value)
 
 
+def _find_jobs(ctx: typer.Context, values: list[str] | None) -> list[str] | None:
+    return values and [_find_job(ctx, value) or value for value in values]
+
+
 #: A command that takes it is given the whole id.
 JobArgument = Annotated[
     str,
@@ -33,18 +37,14 @@ JobArgument = Annotated[
 ]
 
 
-def _find_jobs(ctx: typer.Context, value: list[str] | None) -> list[str] | None:
-    return None if value is None else [found for text in value if (found := _find_job(ctx, text)) is not None]
+def several_jobs(metavar: str, help: str) -> Any:
+    """The argument of a command that takes several jobs: it is given the whole ids."""
+    return typer.Argument(
+        metavar=metavar, help=help, show_default=False, callback=_find_jobs, autocompletion=complete_jobs
+    )
 
 
-#: The same for a command that takes several.
 JobsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="JOB…",
-        help="Ids of jobs, their beginnings, or @last.",
-        show_default=False,
-        callback=_find_jobs,
-        autocompletion=complete_jobs,
-    ),
+    list[str], several_jobs("JOB JOB…", "Two jobs or more: their ids, the beginnings of those, or @last.")
 ]
+AnyJobs = Annotated[list[str], several_jobs("JOB…", "Ids of jobs, their beginnings, or @last.")]
