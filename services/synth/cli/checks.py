@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -41,6 +42,7 @@ def run_checks(
         lambda: _disk(data),
         _nats,
         _torch,
+        lambda: _gpus(data),
         lambda: _cluster(data, port),
         lambda: _env_files(env_files),
         lambda: _api_key(config),
@@ -98,6 +100,34 @@ def _torch() -> CheckResult:
 def _env_files(files: tuple[Path, ...]) -> CheckResult:
     found = [str(file) for file in files if file.is_file()]
     return CheckResult(check=".env", result="ok", found=", ".join(found) or "none here, and none in a folder above")
+
+
+def _gpus(data: Path) -> CheckResult:
+    if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
+        return CheckResult(check="GPUs", result="ok", found="only the client is installed")
+    from synth.cli.cluster.state import StateFile
+    from synth.cli.cluster.vllm_env import find_vllm_python
+    from synth.cli.devices.plan import plan_devices
+    from synth.cli.devices.probe import read_gpus, read_inventory
+    from synth.cli.devices.report import report_gpus
+    from synth.cli.devices.wishes import read_wishes
+
+    listed = read_gpus()
+    try:
+        gpus = report_gpus(StateFile(data).read(), data, listed)
+        if any(gpu.holder not in ("free",) and not gpu.holder.startswith("pid") for gpu in gpus):
+            plan = None  # the cluster has them
+        else:
+            plan = plan_devices(read_inventory(find_vllm_python()), read_wishes(os.environ))
+    except CliError as error:
+        return CheckResult(check="GPUs", result="warn", found=error.problems[0].what, fix=error.problems[0].fix)
+    found = "; ".join(f"{gpu.id} {gpu.name}, {gpu.memory}, {gpu.holder}" for gpu in gpus)
+    if plan is None or plan.device == "cuda":
+        return CheckResult(check="GPUs", result="ok", found=found)
+    note, *fixes = plan.notes
+    if not gpus:
+        return CheckResult(check="GPUs", result="ok", found=note)
+    return CheckResult(check="GPUs", result="warn", found=f"{found}; {note}", fix=" ".join(fixes) or note)
 
 
 def _cluster(data: Path, port: int | None) -> CheckResult:

@@ -27,14 +27,19 @@ def set_environment(env_files: Sequence[Path]) -> list[str]:
 
     Returns what was done, for the user to read. The first file that has a key says what it is.
     """
-    for path in env_files:
-        for key, value in read_env_file(path).items():
-            os.environ.setdefault(key, value)
+    read_environment(env_files)
     if configured_keys():
         return []
     key = os.environ["ENVIRONMENT_API_KEY"] = new_environment_key()
     merge_env_file(env_files[0], {"ENVIRONMENT_API_KEY": key})
     return [f"made an ENVIRONMENT_API_KEY and wrote it to {env_files[0]}"]
+
+
+def read_environment(env_files: Sequence[Path]) -> None:
+    """Set what the files say and the environment does not: what an app is served with."""
+    for path in env_files:
+        for key, value in read_env_file(path).items():
+            os.environ.setdefault(key, value)
 
 
 def store_key(settings: Config) -> str | None:

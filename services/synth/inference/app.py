@@ -23,9 +23,10 @@ from synth.inference.serving.engine_factory import (
     warm_up,
 )
 from synth.inference.serving.metrics import EngineMetrics
-from synth.inference.serving.model_pool import ModelPool
+from synth.inference.serving.model_pool import EngineFactory, ModelPool
 from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
+from synth.inference.serving.turns import SharedDevice, take_turns
 from synth.inference.settings import InferenceSettings
 from synth.keys import Cid, has_bearer, internal_token, read_cid
 from synth.models import Registry
@@ -50,11 +51,17 @@ def main() -> int:
         registry = Registry(settings.models_dir, hub=settings.model_hub)
         router = ModelRouter(service.bus, service.blobs, settings.work_dir / "models", registry)
         vllm_pool = build_vllm_pool(settings)
-        engine_factory = (
+        engine_factory: EngineFactory = (
             VllmEngineFactory(settings, vllm_pool) if settings.engine == "vllm" else TransformersEngineFactory(settings)
         )
+        if settings.turn_file is not None:
+            device = SharedDevice(
+                settings.turn_file, who=settings.replica, turn_s=settings.turn_s, wait_s=settings.turn_wait_s
+            )
+            service.add_background(asyncio.create_task(device.run()))
+            engine_factory = take_turns(engine_factory, device)
         model_pool = ModelPool(
-            router.files_of, engine_factory, max_models=settings.max_models, load_timeout=settings.load_timeout_s
+            router.files_of, engine_factory, max_models=settings.max_models, load_timeout=settings.load_wait_s
         )
         router.attach_model_pool(model_pool)
         service.on_close(model_pool.close)

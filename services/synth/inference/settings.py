@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -31,6 +32,21 @@ class InferenceSettings(ServiceSettings):
     device: str | None = None
     """`cpu`, `cuda:0` …; unset: the first GPU if there is one."""
 
+    turn_file: Path | None = None
+    """A file whose OS lock is the turn at a device that trainer and inference of one machine share, the same for both:
+    who has not the turn gives the device's memory back. `synthctl up` sets it where there is one GPU. Unset: nothing is
+    shared."""
+
+    turn_s: float = 10.0
+    """How long requests may be served on while the other waits for its turn."""
+
+    turn_wait_s: float = 1800.0
+    """How long a request may wait for the turn before it is answered with an error."""
+
+    engine_dtype: Literal["fp32", "fp16", "bf16"] | None = None
+    """What an engine computes in. Unset: on a CPU float32; on a GPU bfloat16 with vLLM, and with the embedded engine
+    what the model is stored in."""
+
     kv_budget_bytes: int | None = None
     """Memory for the KV cache of one engine; unset: 1 GiB on a CPU; on a GPU 60 % of what is free, and
     with vLLM 60 % of all of it, weights included."""
@@ -58,3 +74,8 @@ class InferenceSettings(ServiceSettings):
 
     idle_unload_s: float = 900.0
     """A served model that nobody has asked for during so many seconds gives its memory back."""
+
+    @property
+    def load_wait_s(self) -> float:
+        """How long a model may take until it is loaded, with the wait for a shared device."""
+        return self.load_timeout_s + (self.turn_wait_s if self.turn_file is not None else 0.0)

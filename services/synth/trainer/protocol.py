@@ -13,8 +13,24 @@ import msgspec
 from synth.events import Canary
 
 
+class TurnConfig(msgspec.Struct):
+    """The turns at a device that is shared with inference: see `synth.runtime.device_turn`.
+
+    file: of the turn. turn_s: how long SFT may go on while the other side waits. wait_s: how long to wait for the turn.
+    job_id: for the log.
+    """
+
+    file: str
+    turn_s: float
+    wait_s: float
+    job_id: str
+
+
 class Start(msgspec.Struct, tag="start", tag_field="op"):
-    """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything is written below it."""
+    """The first message. config: of `TrainConfig`. work_dir: this attempt's own; everything is written below it.
+
+    turn: None where the device is not shared.
+    """
 
     kind: Literal["sft", "rl"]
     config: dict[str, Any]
@@ -25,6 +41,7 @@ class Start(msgspec.Struct, tag="start", tag_field="op"):
     dataset: str | None = None
     validation: str | None = None
     cache_dir: str | None = None
+    turn: TurnConfig | None = None
 
 
 class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -22,14 +23,25 @@ class TrainerSettings(ServiceSettings):
     threads: int = 1
     """CPU threads of the training process. One is the default: contended threads spin, and bytes differ by count."""
 
-    deterministic: bool = True
-    """Bit-identical resume and replay; on a GPU it costs speed."""
+    deterministic: bool | None = None
+    """Bit-identical resume and replay. Unset: on a CPU yes; on a GPU, where it costs speed, no."""
 
     ranks: int | None = Field(default=None, ge=1)
     """Processes that train a job together, the model spread over them, a GPU each. Unset: all GPUs, on CPU 1."""
 
     child_silence_s: float = 300.0
     """How long the training process may say nothing before it counts as hung."""
+
+    turn_file: Path | None = None
+    """A file whose OS lock is the turn at a device that trainer and inference of one machine share, the same for both:
+    who has not the turn gives the device's memory back. `synthctl up` sets it where there is one GPU. Unset: nothing is
+    shared."""
+
+    turn_s: float = 10.0
+    """How long an SFT job may go on while the other waits for its turn."""
+
+    turn_wait_s: float = 1800.0
+    """How long a step may wait for the turn before the task is handed back."""
 
     reference_device: str | None = None
     """Torch device of dedicated reference models, such as "cuda:1"; that of training if unset, or if it is sharded."""
@@ -48,6 +60,11 @@ class TrainerSettings(ServiceSettings):
 
     crashes: int = 5
     """Attempts in a row that may end without a new checkpoint before the job fails."""
+
+    @property
+    def computes_deterministically(self) -> bool:
+        """Whether training gives the same bytes each time."""
+        return self.device == "cpu" if self.deterministic is None else self.deterministic
 
     @property
     def max_world_size(self) -> int:

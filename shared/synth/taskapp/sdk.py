@@ -131,7 +131,7 @@ class TaskApp:
             except asyncio.CancelledError:
                 # The server cancels what is under way when it stops; whoever asked learns why.
                 return error(503, "stopping", "the task app is being stopped")
-            except Exception as broken:
+            except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
                 return _broken(f"{request.method} {request.url.path}", broken)
 
         return guarded
@@ -191,7 +191,7 @@ class TaskApp:
             body = _response(self, episode, failure).model_dump_json()
         except InferenceUnavailable as unavailable:
             return error(502, "inference_unavailable", str(unavailable))
-        except Exception as broken:
+        except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
             if overtime.expired():
                 return error(504, "rollout_timeout", f"not done within {asked.safety.max_time_s:g} s")
             return _broken(f"the episode of seed {episode.seed}, run {asked.run_id}", broken)

@@ -15,7 +15,7 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes calls from now on; a `port` of 0 takes a free one. Raises UserError when the port is taken."""
+    """A socket that takes calls from now on; a `port` of 0 is a free one. Raises UserError when the port is taken."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

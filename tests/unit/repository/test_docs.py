@@ -109,7 +109,8 @@ async def test_the_task_app_that_the_page_shows_plays_its_game(monkeypatch: pyte
     transport = httpx.ASGITransport(guess.asgi())
     async with httpx.AsyncClient(transport=transport, base_url="http://app", headers={"X-API-Key": "k"}) as client:
         reply = await client.post("/rollout", json=body)
-    assert reply.json()["metrics"]["outcome_score"] == pytest.approx(1 - 2 / 7)
+    # No number, then a far one, then the number itself.
+    assert reply.json()["metrics"]["outcome_score"] == pytest.approx((1 - 37 / 200) / 3 + 0 + 1 / 3)
     assert [m["content"] for m in llm.bodies[-1]["messages"][1:]] == ["1", "Higher.", "none", "Not a number."]
 
 

@@ -17,11 +17,11 @@ import msgspec
 
 from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.cluster.gpus import Environments
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
-from synth.cli.cluster.vllm_env import vllm_python
+from synth.cli.devices.plan import DevicePlan
+from synth.cli.devices.report import GpuReport, describe_device, report_gpus
 from synth.cli.errors import CliError
 from synth.runtime.env_file import read_env_file
 
@@ -45,12 +45,17 @@ class ProcessReport(msgspec.Struct, kw_only=True):
 
 
 class ClusterReport(msgspec.Struct, kw_only=True):
-    """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down."""
+    """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down.
+
+    gpus: of this machine. device: what the cluster computes on where that is no GPU, and why; "" where it is one.
+    """
 
     state: str
     url: str
     supervisor_pid: int | None
     processes: list[ProcessReport]
+    gpus: list[GpuReport] = []
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,23 +73,23 @@ def prepare_cluster(
     *,
     port: int | None,
     env_file: Path,
-    engine: str = "transformers",
-    gpus: Environments | None = None,
+    plan: Callable[[], tuple[DevicePlan, str]],
 ) -> PreparedCluster:
-    """Under the lock: end what a dead supervisor left, choose ports, keep or make secrets, write `.env`.
+    """Under the lock: end what a dead supervisor left, plan devices, choose ports, keep or make secrets, write `.env`.
 
     port: of the gateway; None for the one that it had before, `DEFAULT_PORT` the first time.
-
-    Raises `CliError`, having started nothing, when the port is taken, or nats-server or vLLM is missing.
+    plan: decides what each process computes on, and with which Python inference runs ("" for ours); called when nothing
+    of an earlier cluster holds a GPU any more.
+    Raises `CliError`, having started nothing, when the port is taken, when nats-server is missing, and what `plan`
+    raises.
     """
     binary()
-    python = vllm_python() if engine == "vllm" else ""
     state = file.read() or ClusterState()
     notes: list[str] = []
     if ended := end_leftovers(state):
         notes.append(f"ended what an earlier cluster left behind: {', '.join(ended)}")
+    state.devices, state.inference_python = plan()
     choose_ports(state, services, port=port or gateway_port(state))
-    state.engine, state.inference_python, state.gpus = engine, python, gpus or {}
     present = read_env_file(env_file) | {k: v for k, v in os.environ.items() if v}
     # A key that the user's clients already send must be one that the cluster knows.
     state.api_key = present.get("SYNTH_API_KEY", state.api_key)
@@ -140,7 +145,7 @@ def _wait_all_healthy(
     while True:
         if supervisor.poll() is not None:
             raise _failed("the supervisor ended", data, "supervisor")
-        report = inspect_cluster(file)
+        report = inspect_cluster(file, with_gpus=False)
         late = [p for p in report.processes if p.health != "healthy"]
         if report.state == "healthy" and report.supervisor_pid == supervisor.pid:
             return
@@ -187,11 +192,12 @@ def stop_cluster(file: StateFile) -> bool:
     return ran or bool(left)
 
 
-def inspect_cluster(file: StateFile) -> ClusterReport:
-    """Ask every process for its health, and report on the cluster."""
+def inspect_cluster(file: StateFile, *, with_gpus: bool = True) -> ClusterReport:
+    """Ask every process for its health, and report on the cluster. with_gpus: ask for the GPUs too, which is slow."""
     state = file.read()
+    gpus = report_gpus(state, file.path.parent) if with_gpus else []
     if state is None:
-        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[])
+        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[], gpus=gpus)
     supervised = is_alive(state.supervisor_pid, state.supervisor_started)
     processes = asyncio.run(_report_all(state))
     up = [p for p in processes if p.pid is not None]
@@ -200,7 +206,8 @@ def inspect_cluster(file: StateFile) -> ClusterReport:
     else:
         health = "healthy" if all(p.health == "healthy" for p in processes) else "degraded"
     pid = state.supervisor_pid if supervised else None
-    return ClusterReport(state=health, url=state.url, supervisor_pid=pid, processes=processes)
+    device = "" if health == "down" else describe_device(state.devices)
+    return ClusterReport(state=health, url=state.url, supervisor_pid=pid, processes=processes, gpus=gpus, device=device)
 
 
 async def _report_all(state: ClusterState) -> list[ProcessReport]:

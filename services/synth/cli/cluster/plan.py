@@ -11,11 +11,13 @@ from pathlib import Path
 from synth.bus.server.embedded import ServerConfig, binary, free_port
 from synth.bus.server.topology import SERVICES
 from synth.cli.cluster.state import ClusterState, ProcessState
+from synth.cli.devices.report import turn_file
 from synth.cli.errors import CliError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 GRACE_S = 8.0
+_PLANNED = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SYNTH_DEVICE", "SYNTH_ENGINE"})
 # What the client uses is no business of a service's.
 _NOT_PASSED_ON = frozenset({"SYNTH_API_KEY", "ENVIRONMENT_API_KEY", "BACKEND_BASE_URL", "TASK_APP_URL"})
 
@@ -72,7 +74,7 @@ def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -
         return old
 
     state.nats_http_port = pick(state.nats_http_port)
-    names = ("nats", *services)
+    names = ("nats", *(name for name, _ in state.devices.processes(services)))
     state.processes = [
         ProcessState(name=name, port=port if name == "gateway" else pick(before.get(name, 0))) for name in names
     ]
@@ -107,12 +109,12 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
         log=logs / "nats.log",
     )
 
-    def spec(name: str, *arguments: str, port: int) -> ProcessSpec:
-        own = state.inference_python if name == "inference" else ""
+    def spec(name: str, service: str, *arguments: str, port: int) -> ProcessSpec:
+        own = state.inference_python if service == "inference" else ""
         return ProcessSpec(
             name=name,
             command=[own or sys.executable, "-m", "synth.synthd", *arguments],
-            env=_environment(name, port, state, data, server.url),
+            env=_environment(name, service, port, state, data, server.url),
             port=port,
             health_url=f"http://{HOST}:{port}/healthz",
             log=logs / f"{name}.log",
@@ -122,13 +124,15 @@ def make_plan(state: ClusterState, data: Path, services: tuple[str, ...] = SERVI
         nats=nats,
         nats_config=config,
         nats_text=server.text(),
-        provision=spec("bus", "bus", "init", port=0),
-        services=[spec(name, name, port=ports[name]) for name in services],
+        provision=spec("bus", "bus", "bus", "init", port=0),
+        services=[
+            spec(name, service, service, port=ports[name]) for name, service in state.devices.processes(services)
+        ],
     )
 
 
-def _environment(name: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
-    """The settings of one service: what the user's environment says of SYNTH_… holds, except for what must agree."""
+def _environment(name: str, service: str, port: int, state: ClusterState, data: Path, nats_url: str) -> dict[str, str]:
+    """The settings of one process: what the user's environment says of SYNTH_… holds, except for what must agree."""
     env = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
     # Every service computes on one thread: there are more processes than cores.
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -136,23 +140,23 @@ def _environment(name: str, port: int, state: ClusterState, data: Path, nats_url
     env.setdefault("SYNTH_GRACE_S", str(GRACE_S))
     env |= {
         "SYNTH_NATS_URL": nats_url,
-        "SYNTH_NATS_USER": name,
-        "SYNTH_NATS_PASSWORD": state.users[name],
+        "SYNTH_NATS_USER": service,
+        "SYNTH_NATS_PASSWORD": state.users[service],
         "SYNTH_BLOB_URL": f"file:{data / 'blobs'}",
         "SYNTH_CLUSTER_SECRET": state.cluster_secret,
         "SYNTH_HOST": HOST,
         "SYNTH_PORT": str(port),
         "SYNTH_WORK_DIR": str(data / "work" / name),
         "SYNTH_MODELS_DIR": str(data / "models"),
-        "SYNTH_REPLICA": f"{name}-0",
+        "SYNTH_REPLICA": f"{name}-0" if name == service else name,
         "SYNTH_ALLOW_LOOPBACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    for key, value in state.gpus.get(name, {}).items():
-        # What the user says of SYNTH_… holds here too; which GPUs there are must agree between services.
-        env[key] = env.get(key, value) if key.startswith("SYNTH_") else value
-    if name == "inference":
-        env["SYNTH_ENGINE"] = state.engine
+    for key, value in state.devices.environment(name).items():
+        # The plan has heard what the user says of these; the rest holds as the user says it.
+        env[key] = value if key in _PLANNED else env.get(key, value)
+    if state.devices.shared and service in ("inference", "trainer"):
+        env["SYNTH_TURN_FILE"] = str(turn_file(data))
     if name == "gateway":
         env |= {
             "SYNTH_READ_MODEL_PATH": str(data / "gateway.db"),

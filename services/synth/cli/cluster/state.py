@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from synth.bus.server.embedded import new_users
+from synth.cli.devices.plan import DevicePlan
 from synth.cli.errors import CliError
 from synth.keys import new_api_key
 from synth.runtime.env_file import new_environment_key
@@ -43,8 +44,8 @@ class ProcessState(msgspec.Struct, kw_only=True):
 class ClusterState(msgspec.Struct, kw_only=True):
     """What a later command, or a later supervisor, must know of the cluster.
 
-    engine: of the inference service. inference_python: what runs that service; "" is the Python of all others.
-    gpus: of the services that have GPUs of their own, by name, what their environment says of them.
+    devices: what each process computes on. inference_python: what runs the inference service; "" is the Python of all
+    others.
     """
 
     url: str = ""
@@ -55,9 +56,8 @@ class ClusterState(msgspec.Struct, kw_only=True):
     cluster_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
     api_key: str = msgspec.field(default_factory=new_api_key)
     environment_key: str = msgspec.field(default_factory=new_environment_key)
-    engine: str = "transformers"
+    devices: DevicePlan = DevicePlan()
     inference_python: str = ""
-    gpus: dict[str, dict[str, str]] = {}
     processes: list[ProcessState] = []
 
 

@@ -15,14 +15,17 @@ _PROBE_S = 60.0
 _PROBE = "import importlib.util as u; print(*[n for n in ('vllm', 'synth', 'nats') if u.find_spec(n) is None])"
 
 
+def find_vllm_python() -> Path | None:
+    """The Python that `vllm_python` would take, unchecked; None where there is none."""
+    return next((place for place in _places() if place.is_file()), None)
+
+
 def vllm_python() -> str:
     """The Python of `SYNTH_INFERENCE_PYTHON`, else of `.venv-vllm` here or beside our own environment.
 
     Raises `CliError` when there is none, or it has no vLLM.
     """
-    named = os.environ.get("SYNTH_INFERENCE_PYTHON")
-    places = [Path(named).absolute()] if named else [root / _FOLDER / "bin" / "python" for root in _roots()]
-    found = next((place for place in places if place.is_file()), None)
+    places, found = _places(), find_vllm_python()
     if found is None:
         raise CliError(
             "the environment of vLLM is not there",
@@ -52,6 +55,8 @@ def _missing_packages(python: Path) -> str:
     return f"without {missing}" if missing else ""
 
 
-def _roots() -> list[Path]:
-    """The folders to look in: the working directory, and the one that our own environment lies in."""
-    return list(dict.fromkeys([Path.cwd(), Path(sys.prefix).parent]))
+def _places() -> list[Path]:
+    """Where to look: what is named; else the working directory, and the folder that our own environment lies in."""
+    if named := os.environ.get("SYNTH_INFERENCE_PYTHON"):
+        return [Path(named).absolute()]
+    return [root / _FOLDER / "bin" / "python" for root in dict.fromkeys([Path.cwd(), Path(sys.prefix).parent])]

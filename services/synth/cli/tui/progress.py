@@ -36,8 +36,8 @@ class Progress:
 
     step: the last durable one. trained: the newest one of this attempt. shown: the newest one of any attempt, so that a
     step that is trained again, or that becomes durable, is not taken for another one. steps_seen: the first and the
-    last step that was seen, with their times. away: why the cluster cannot be asked now, "" while it can.
-    evaluated_step: whose model was evaluated last, 0 for the source; None before.
+    last step that was seen, with their times. evaluated_step: whose model was evaluated last, 0 for the source; None
+    before. away: why the cluster cannot be asked now, "" while it can.
     """
 
     job_id: str

@@ -125,6 +125,17 @@ class Batcher:
             self._forward(ids, self._positions(stop - start, longest), None, self._cache)
             start = stop
 
+    def sleep(self) -> None:
+        """Free the KV cache; nothing may step until `wake`, but requests may be added and aborted."""
+        self._prompts.clear()
+        self._cache.drop()
+
+    def wake(self) -> None:
+        """Compute the KV of every running request again."""
+        if self._batch.requests:
+            self._cache.reserve(len(self._batch), self._max_length + 1)
+            self.recompute()
+
     def score(self, token_ids: list[int]) -> list[float]:
         """Logprobs of token_ids[1:] under the live weights (T = 1, full softmax), by one forward outside the batch."""
         ids_1Q = torch.tensor([token_ids], device=self._device)

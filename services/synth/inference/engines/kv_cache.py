@@ -86,8 +86,16 @@ class SequenceCache(Cache):
             store[self._written_rows, :length] = new_PLHD if self._source_rows is None else new_PLHD[self._source_rows]
         return key_states, value_states
 
+    def drop(self) -> None:
+        """Free the memory; `reserve` makes an empty cache of it again."""
+        self.capacity = self.positions = 0
+        for store in (self._keys, self._values):
+            store[:] = [self._empty(0, 0) for _ in store]
+
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy the first `length` positions of rows `source` onto rows `target` (index tensors, disjoint)."""
+        if not self.capacity:
+            return  # it was dropped, and all of it will be computed anew
         for store in (*self._keys, *self._values):
             store[target, :length] = store[source, :length]
 

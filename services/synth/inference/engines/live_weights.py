@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from synth.weights.policy_file import PolicyWeights, WeightsError, read_policy, 
 class LiveModel:
     """A causal language model whose weights, or whose adapter's, can be replaced while it serves.
 
-    model: the bare model. Its forward stays the same object, because an adapter is injected into its layers.
+    model: the bare model. Its forward stays the same object, because an adapter is injected into its layers. device:
+    where it computes.
     """
 
     def __init__(self, model: Any, adapter: Path | None) -> None:
         self.model = model
+        self.device = next(model.parameters()).device
         self._peft_model: Any = None
         if adapter is not None:
             from synth.weights.peft_compat import PeftModel
@@ -42,6 +45,17 @@ class LiveModel:
         for name, tensor in weights.tensors.items():
             live[name].copy_(tensor)
         return _verify(weights, live)
+
+    def move(self, device: torch.device | str) -> None:
+        """Move every tensor, and give the memory that this frees back to the system.
+
+        An attached adapter is part of the model's layers.
+        """
+        with torch.inference_mode(mode=False):
+            self.model.to(device)
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _attach_adapter(self, config: dict[str, Any]) -> None:
         from synth.weights.peft_compat import LoraConfig, get_peft_model
@@ -106,6 +120,9 @@ def _verify(weights: PolicyWeights, live: dict[str, Tensor]) -> WeightProof:
     return WeightProof(version=weights.version, tensors=len(weights.digests), matched=matched)
 
 
-def model_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
-    """float32 on a CPU, where bfloat16 is slower and tests want exact numbers; elsewhere the dtype that is stored."""
+def model_dtype(device: torch.device, stored: torch.dtype | None, asked: str | None) -> torch.dtype:
+    """What is asked for, as in `EngineSettings.dtype`; else float32 on a CPU, where bfloat16 is slower and tests want
+    exact numbers, and elsewhere the dtype that is stored."""
+    if asked is not None:
+        return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[asked]
     return torch.float32 if device.type == "cpu" or stored is None else stored

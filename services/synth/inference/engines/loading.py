@@ -54,7 +54,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         with _LOADING_LOCK:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 model_dir,
-                dtype=model_dtype(device, cast(torch.dtype | None, config.dtype)),
+                dtype=model_dtype(device, cast(torch.dtype | None, config.dtype), settings.dtype),
                 attn_implementation=attention.NAME,
                 local_files_only=True,
             )

@@ -157,6 +157,18 @@ class Engine(Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Give the device's memory back: weights move to the CPU's, the KV cache is dropped.
+
+        Running requests stand still, and their deadlines with them; new ones queue up. Nothing else may be asked of a
+        sleeping engine. Does nothing in one that sleeps. Raises `Transient` when the engine dies.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again, recompute the KV of running requests, and go on. Raises `Transient`, as `sleep`."""
+        ...
+
     def stats(self) -> EngineStats: ...
 
     async def close(self) -> None:

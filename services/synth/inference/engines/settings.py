@@ -23,12 +23,14 @@ class EngineSettings:
     Of any engine:
     threads: torch threads (more than one only on an idle machine: contended spin-waits make it slower).
     device: "cpu", "cuda:0" …; None: the first GPU if there is one.
+    dtype: "fp32", "fp16" or "bf16"; None: float32 on a CPU; on a GPU bfloat16 with vLLM, else as the model is stored.
     kv_budget_bytes: of the KV cache; None: `CPU_KV_BYTES` on a CPU, `GPU_MEMORY_FRACTION` of a GPU's free memory.
     max_num_seqs: requests in one step, each of which costs 12 bytes x vocabulary for its logits.
     seed: of the random stream of requests without a seed of their own; None: from the operating system.
 
     Of a vLLM host, whose device is the platform that the environment's vLLM was built for (on a GPU an unset KV budget
     leaves the host `GPU_MEMORY_FRACTION` of the memory, weights included):
+    sleeps: whether it has to be able to give its memory back (`Engine.sleep`).
     max_adapters: adapters that it holds at once, old versions included.
     max_batch_adapters: adapters in one step, each of which takes memory for the largest rank.
     workarounds: those that are in force.
@@ -36,9 +38,11 @@ class EngineSettings:
 
     threads: int = 1
     device: str | None = None
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None
     kv_budget_bytes: int | None = None
     max_num_seqs: int = 256
     seed: int | None = None
+    sleeps: bool = False
     max_adapters: int = 32
     max_batch_adapters: int = 8
     workarounds: frozenset[Workaround] = WORKAROUNDS

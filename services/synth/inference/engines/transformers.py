@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synth.errors import Permanent, SynthError, Transient
+from synth.inference.engines.deadlines import Deadlines
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
@@ -50,7 +51,9 @@ class TransformersEngine:
         self._inbox: deque[_Command] = deque()
         self._outbox: list[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = []
         self._requests: dict[str, SequenceRequest] = {}
+        self._deadlines = Deadlines()
         self._closing = False
+        self._asleep = False
         self._fatal_error: SynthError | None = None
         self._batcher: Batcher
         self._live: LiveModel
@@ -121,12 +124,12 @@ class TransformersEngine:
         )
         self._post(_Command(lambda: self._batcher.add(request), request.deliver))
         self._requests[request_id] = request
-        deadline = self._loop.time() + timeout
+        deadline = self._deadlines.begin(timeout)
         finished = False
         try:
             while not finished:
                 try:
-                    async with asyncio.timeout_at(deadline):
+                    async with deadline.limit():
                         item = await queue.get()
                 except TimeoutError:
                     raise Transient(f"the completion was not done in its {timeout:g} s") from None
@@ -135,6 +138,7 @@ class TransformersEngine:
                     raise item
                 yield item
         finally:
+            self._deadlines.end(deadline)
             del self._requests[request_id]
             if not finished and self.healthy:
                 self._post(_Command(lambda: self._batcher.abort(request)))
@@ -186,11 +190,46 @@ class TransformersEngine:
         self._post(_Command(swap, lambda error: None if done.done() else done.set_exception(error)))
         return await asyncio.wrap_future(done)
 
+    async def sleep(self) -> None:
+        if not self._asleep:
+            self._deadlines.pause()
+            await self._call(self._fall_asleep)
+
+    async def wake(self) -> None:
+        if self._asleep:
+            await self._call(self._wake_up)
+            self._deadlines.resume()
+
     async def close(self) -> None:
         with self._wake:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT)
+
+    async def _call(self, act: Callable[[], None]) -> None:
+        """Run something in the engine's thread between two steps. An error of it ends the engine."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                act()
+            except BaseException as error:
+                done.set_exception(Transient(f"the engine died: {type(error).__name__}: {error}"))
+                raise
+            done.set_result(None)
+
+        self._post(_Command(run, lambda error: None if done.done() else done.set_exception(error)))
+        await asyncio.shield(asyncio.wrap_future(done))
+
+    def _fall_asleep(self) -> None:
+        self._batcher.sleep()
+        self._live.move("cpu")
+        self._asleep = True
+
+    def _wake_up(self) -> None:
+        self._live.move(self._live.device)
+        self._batcher.wake()
+        self._asleep = False
 
     def _post(self, command: _Command) -> None:
         with self._wake:
@@ -230,7 +269,7 @@ class TransformersEngine:
         with torch.inference_mode():
             while True:
                 with self._wake:
-                    while not self._inbox and self._batcher.idle and not self._closing:
+                    while not self._inbox and (self._batcher.idle or self._asleep) and not self._closing:
                         self._wake.wait()
                     if self._closing:
                         return
@@ -238,7 +277,7 @@ class TransformersEngine:
                     self._inbox[0].run()
                     # Only now: if the command kills the thread, `_fail_all` still tells whoever waits for it.
                     self._inbox.popleft()
-                if not self._batcher.idle:
+                if not self._batcher.idle and not self._asleep:
                     self._batcher.step()
                 self._flush()
                 self._cpu_seconds = time.thread_time()

@@ -52,7 +52,9 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
     return EngineSettings(
         threads=settings.threads,
         device=settings.device,
+        dtype=settings.engine_dtype,
         kv_budget_bytes=settings.kv_budget_bytes,
+        sleeps=settings.turn_file is not None,
         max_num_seqs=settings.max_rows,
         workarounds=WORKAROUNDS if settings.vllm_workarounds is None else settings.vllm_workarounds,
     )
@@ -133,8 +135,12 @@ def _load_chat_format(files: ModelFiles) -> ChatFormat:
 
 
 def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
-    """Whether an engine computes in 16 bits: vLLM always does on a GPU, transformers if the model is stored so."""
+    """Whether an engine computes in 16 bits: as is asked; else vLLM always does on a GPU, transformers if the model is
+    stored so."""
     import torch
+
+    if settings.engine_dtype is not None:
+        return settings.engine_dtype != "fp32"
 
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     stored = json.loads((files.model_dir / "config.json").read_text())

@@ -114,7 +114,7 @@ class _ServedTask:
 
     async def serve_until_over(self, lease: Lease) -> None:
         owner, job = self.owner, self.job
-        lease.progress("load", deadline=owner.settings.load_timeout_s + 60)
+        lease.progress("load", deadline=owner.settings.load_wait_s + 60)
         started = time.monotonic()
         policy = await owner.router.model_pool.hold(job.job_id, await owner.router.source_of(job))
         self.newest = await self._last_published()
@@ -139,7 +139,7 @@ class _ServedTask:
                 if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes, and has a deadline of its own.
-                lease.progress("load a version", deadline=owner.settings.load_timeout_s)
+                lease.progress("load a version", deadline=owner.settings.load_wait_s)
                 await self._catch_up(policy)
                 lease.progress("serve", deadline=60)
                 await self._wait_for_change(following)

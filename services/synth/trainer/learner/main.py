@@ -32,7 +32,8 @@ from synth.trainer.learner.owner_channel import OwnerChannel
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from synth.trainer.learner.training_state import Resumed, TrainingState
-from synth.trainer.protocol import Done, Failed, Pause, Paused, Ready, Start, Stepped, TrainBatch
+from synth.trainer.learner.turns import Turns
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
 from synth.trajectories import RolloutBatch
 
 
@@ -81,12 +82,15 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
     """RL: load, send `ready`, then train on each batch that the owner sends, until it sends `finish` or `pause`."""
     work = Path(start.work_dir)
     process_group = channel.init_process_group(config)
+    turns = _turns(start, config, channel)
+    turns.take()
     policy = _load(start, config, channel, dropout=False)
     reference = load_reference(policy, config, adapter_dir=_adapter_dir(start), process_group=process_group)
     policy.shard(process_group)
     trainer = RlTrainer(policy, config, reference=reference, progress=channel.send_progress)
+    turns.attach(policy, trainer.state.optimizer, *([reference] if reference is not None else []))
     _ready(trainer.state, _resume(trainer.state, start, channel), config.steps, channel)
-    while isinstance(message := channel.recv(), TrainBatch):
+    while isinstance(message := _next_message(channel, turns), TrainBatch):
         if message.iteration != trainer.state.step + 1:
             raise TrainingFailed(
                 "out_of_order", f"asked for step {message.iteration}; {trainer.state.step} steps are done"
@@ -101,12 +105,40 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
         canary = _canary(trainer, config)
         checkpoint = _checkpoint(trainer.state, work, config.steps, channel)
         channel.send(
-            Stepped(step=result.step, values=result.values, weights=str(weights), canary=canary, checkpoint=checkpoint)
+            Stepped(
+                step=result.step,
+                values=result.values | turns.metrics(),
+                weights=str(weights),
+                canary=canary,
+                checkpoint=checkpoint,
+            )
         )
     if isinstance(message, Pause):
         _pause(trainer.state, work, channel)
         return
     _finish(trainer.state, work, channel, best_step=trainer.state.step)
+
+
+def _next_message(channel: OwnerChannel, turns: Turns) -> TrainBatch | Pause | Finish | Start:
+    """The next message. While there is none, a shared device is for whoever samples the next batch."""
+    if channel.has_message():
+        turns.give_up_if_awaited()
+    else:
+        turns.give_up()
+    message = channel.recv()
+    turns.take()
+    return message
+
+
+def _turns(start: Start, config: TrainConfig, channel: OwnerChannel) -> Turns:
+    if start.turn is not None and config.world_size > 1:
+        raise TrainingFailed(
+            "bad_recipe",
+            f"{config.world_size} ranks, and a device that is shared by turns; expected one rank: unset SYNTH_RANKS or "
+            "SYNTH_TURN_FILE",
+        )
+    device = torch.device(config.device)
+    return Turns(start.turn, device, progress=lambda: channel.send_progress("wait for the turn", 0, 1))
 
 
 def _canary(trainer: RlTrainer, config: RlTrainConfig) -> Canary | None:
@@ -140,6 +172,8 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
             for name, path in (("dataset", start.dataset), ("validation", start.validation))
         )
     assert data is not None
+    turns = _turns(start, config, channel)
+    turns.take()
     policy = _load(start, config, channel, dropout=True)
     policy.shard(process_group)
     best_file = work / "best.safetensors"
@@ -149,6 +183,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     resumed = _resume(trainer.state, start, channel)
     if resumed is not None and resumed.best_file is not None and process_group.is_main:
         best_file.write_bytes(resumed.best_file.read_bytes())
+    turns.attach(policy, trainer.state.optimizer)
     _ready(trainer.state, resumed, trainer.total, channel)
     while trainer.state.step < trainer.total:
         if process_group.broadcast(channel.has_message()):
@@ -157,7 +192,8 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
             return
         result = trainer.step()
         checkpoint = _checkpoint(trainer.state, work, trainer.total, channel, best_file=best_file)
-        channel.send(Stepped(step=result.step, values=result.values, checkpoint=checkpoint))
+        channel.send(Stepped(step=result.step, values=result.values | turns.metrics(), checkpoint=checkpoint))
+        turns.give_up_if_awaited()
     trainer.use_best()
     best = trainer.state.best
     _finish(trainer.state, work, channel, best_step=trainer.state.step if best is None else best[1])

@@ -22,7 +22,7 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         "world_size": settings.max_world_size,
         "sharding": job.parallelism.sharding,
         "threads": settings.threads,
-        "deterministic": settings.deterministic,
+        "deterministic": settings.computes_deterministically,
     }
     if settings.device == "cuda":
         given["world_size"] = job.parallelism.world_size or settings.max_world_size

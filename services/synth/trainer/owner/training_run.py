@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from synth.bus.publish import Publisher
-from synth.errors import Problem
+from synth.errors import Problem, Transient
 from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
+from synth.trainer.errors import NO_TURN
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
@@ -29,7 +30,7 @@ from synth.trainer.owner.learner_config import build_train_config, check_world_s
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
+from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch, TurnConfig
 from synth.weights.local_model import LocalModel, training_source
 
 log = logs.get("training")
@@ -39,6 +40,9 @@ _T = TypeVar("_T")
 
 #: How long hashing and storing the weights and the checkpoint of a step may take: 100 GB on a slow disk.
 _PUBLISH_S = 3600.0
+
+#: Between an attempt that waited for its device in vain and the next one.
+_NO_TURN_DELAY_S = 5.0
 
 
 async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) -> JobSucceeded | JobPaused:
@@ -266,6 +270,19 @@ async def _build_start(
         dataset=data[0],
         validation=data[1],
         cache_dir=str(work_dir / "tokens"),
+        turn=_turn(attempt),
+    )
+
+
+def _turn(attempt: Attempt) -> TurnConfig | None:
+    settings = attempt.settings
+    if settings.turn_file is None:
+        return None
+    return TurnConfig(
+        file=str(settings.turn_file),
+        turn_s=settings.turn_s,
+        wait_s=settings.turn_wait_s,
+        job_id=attempt.fence.job_id,
     )
 
 
@@ -296,6 +313,8 @@ def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) ->
 
 async def _recv(learner: LearnerProcess, silence: float, *kinds: type[_M]) -> _M:
     message = await learner.recv(silence=silence)
+    if isinstance(message, Failed) and message.code == NO_TURN:
+        raise Transient(message.detail, delay=_NO_TURN_DELAY_S)
     if isinstance(message, Failed):
         raise JobFailure(message.code, Problem(what=message.detail))
     assert isinstance(message, kinds)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from synth.cli.cluster.control import ClusterReport
     from synth.cli.cluster.state import StateFile
     from synth.cli.cluster.supervisor import Supervisor
+    from synth.cli.devices.report import GpuReport
 
 
 class EngineChoice(StrEnum):
@@ -38,41 +39,69 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
     data: Data = DEFAULT_DATA,
     engine: Annotated[
-        EngineChoice, typer.Option(envvar="SYNTH_ENGINE", help="What serves models; vllm needs `make install-vllm`.")
-    ] = EngineChoice.OWN,
+        EngineChoice | None,
+        typer.Option(
+            envvar="SYNTH_ENGINE",
+            help="What serves models; vllm (`make install-vllm`) where it can use the GPU, else transformers.",
+            show_default=False,
+        ),
+    ] = None,
     gpus_for_vllm: Annotated[
-        int | None, typer.Option(min=1, help="GPUs for inference; 1 when there are several.")
+        int | None, typer.Option(min=1, help="GPUs for inference, a process each; half of them.", show_default=False)
     ] = None,
-    gpus_for_training: Annotated[int | None, typer.Option(min=1, help="GPUs for training; the rest.")] = None,
+    gpus_for_training: Annotated[
+        int | None, typer.Option(min=1, help="GPUs for training; the rest.", show_default=False)
+    ] = None,
     gpus_for_ref: Annotated[
-        int | None, typer.Option(min=0, max=1, help="GPUs for a dedicated reference model; 0.")
+        int | None,
+        typer.Option(min=0, max=1, help="GPUs for a dedicated reference model; none.", show_default=False),
     ] = None,
+    fmt: Output = Format.TABLE,
     service: Annotated[list[str] | None, typer.Option(help="Only these services; all by default.", hidden=True)] = None,
 ) -> None:
     """Start a cluster on this machine: the bus and every service, restarted when they die.
 
-    Keys and the address go into the nearest .env (or the first --env-file), beside what is there. Without --detach
-    it runs until Ctrl-C.
+    What computes where is decided by the machine's GPUs: several are divided, one is shared by turns, and without one
+    the CPU does it all. Keys and the address go into the nearest .env (or the first --env-file), beside what is there.
+    Without --detach it runs until Ctrl-C.
     """
-    from synth.bus.server.topology import SERVICES
-    from synth.cli.cluster.control import prepare_cluster, start_detached
-    from synth.cli.cluster.gpus import split_gpus
-    from synth.cli.cluster.state import StateFile
-    from synth.cli.errors import UsageProblem
-    from synth.runtime.gpus import visible_gpus
+    import os
 
+    from synth.bus.server.topology import SERVICES
+    from synth.cli.cluster.control import inspect_cluster, prepare_cluster, start_detached
+    from synth.cli.cluster.state import StateFile
+    from synth.cli.cluster.vllm_env import find_vllm_python, vllm_python
+    from synth.cli.devices.plan import DevicePlan, plan_devices
+    from synth.cli.devices.probe import read_inventory
+    from synth.cli.devices.report import planned_gpus
+    from synth.cli.devices.wishes import read_wishes
+    from synth.cli.errors import UsageProblem
+
+    if fmt is Format.JSON and not detach:
+        raise UsageProblem("only --detach returns what JSON could be printed of", fix="add --detach", where="-o json")
     services = tuple(service or SERVICES)
     if unknown := sorted(set(services) - set(SERVICES)):
         raise UsageProblem(f"there is no service {unknown[0]!r}", expected=", ".join(SERVICES), where="--service")
-    gpus = split_gpus(visible_gpus(), vllm=gpus_for_vllm, training=gpus_for_training, ref=gpus_for_ref)
+    wishes = read_wishes(
+        os.environ,
+        engine=engine.value if engine is not None else "",
+        gpus_for_vllm=gpus_for_vllm,
+        gpus_for_training=gpus_for_training,
+        gpus_for_ref=gpus_for_ref,
+    )
+
+    def plan() -> tuple[DevicePlan, str]:
+        found = plan_devices(read_inventory(find_vllm_python()), wishes)
+        return found, vllm_python() if found.engine == "vllm" else ""
+
     home = data.resolve()
     file = StateFile(home)
     with file.locked():
-        prepared = prepare_cluster(
-            file, services, port=port, env_file=get_env_files(ctx)[0], engine=engine.value, gpus=gpus
-        )
-        for note in prepared.notes:
+        prepared = prepare_cluster(file, services, port=port, env_file=get_env_files(ctx)[0], plan=plan)
+        for note in (*prepared.notes, *prepared.state.devices.notes):
             output.hint(note)
+        if gpus := planned_gpus(prepared.state.devices):
+            _print_gpus(gpus)
         for warning in prepared.warnings:
             output.warn(warning)
         if not detach:
@@ -80,6 +109,9 @@ def up(
             return
     with output.status("starting") as show:
         start_detached(file, home, services, show=show)
+    if fmt is Format.JSON:
+        output.print_json(inspect_cluster(file))
+        return
     output.message(f"the cluster is up: {prepared.state.url}")
     output.hint("look at it: synthctl status · end it: synthctl down")
 
@@ -170,9 +202,19 @@ def _print_report(report: ClusterReport) -> None:
     if report.state == "down":
         output.message("no cluster is running here")
         output.hint("start one: synthctl up")
+        _print_gpus(report.gpus)
         return
     output.print_table(("service", "health", "port", "pid", "restarts", "up", "problem"), rows, shrink="problem")
+    _print_gpus(report.gpus)
+    if report.device:
+        output.hint(report.device)
     if report.state == "orphaned":
         output.warn("the supervisor is gone and restarts nothing: `synthctl up` starts anew, `synthctl down` ends them")
     else:
         output.hint(f"{report.url} · supervisor pid {report.supervisor_pid}")
+
+
+def _print_gpus(gpus: list[GpuReport]) -> None:
+    """Each GPU in lines of its own: a table would lose something where the terminal is narrow."""
+    for gpu in gpus:
+        output.message(f"GPU {gpu.id}  {gpu.name}  {gpu.memory}  {gpu.holder}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from synth.cli.commands.jobs.options import AnyJobs, JobArgument
+from synth.cli.commands.jobs.options import JobArgument, JobsArgument
 from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -44,7 +44,7 @@ def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def rm(ctx: typer.Context, jobs: AnyJobs, yes: Yes = False, fmt: Output = Format.TABLE) -> None:
+def rm(ctx: typer.Context, jobs: JobsArgument, yes: Yes = False, fmt: Output = Format.TABLE) -> None:
     """Delete jobs that have ended, with their rollouts, checkpoints and models; prints their ids.
 
     What a job that runs or another model still needs stays until then, and is listed nowhere.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,16 +35,14 @@ JobArgument = Annotated[
         autocompletion=complete_jobs,
     ),
 ]
-
-
-def several_jobs(metavar: str, help: str) -> Any:
-    """The argument of a command that takes several jobs: it is given the whole ids."""
-    return typer.Argument(
-        metavar=metavar, help=help, show_default=False, callback=_find_jobs, autocompletion=complete_jobs
-    )
-
-
+#: The same for a command that takes several.
 JobsArgument = Annotated[
-    list[str], several_jobs("JOB JOB…", "Two jobs or more: their ids, the beginnings of those, or @last.")
+    list[str],
+    typer.Argument(
+        metavar="JOB…",
+        help="Ids of jobs, their beginnings, or @last.",
+        show_default=False,
+        callback=_find_jobs,
+        autocompletion=complete_jobs,
+    ),
 ]
-AnyJobs = Annotated[list[str], several_jobs("JOB…", "Ids of jobs, their beginnings, or @last.")]

@@ -82,6 +82,8 @@ class AdapterPool:
         self._held: set[LoadedAdapter] = set()
         self._freed = asyncio.Event()
         self._unloading: set[asyncio.Task[None]] = set()
+        self._awake = asyncio.Event()
+        self._awake.set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -170,6 +172,15 @@ class AdapterPool:
             adapter.released = True
             self._unload_if_idle(adapter)
 
+    async def pause(self) -> None:
+        """Unload nothing until `resume`: the host is about to sleep, and an adapter is freed in its memory."""
+        await self.wait_unloaded()
+        self._awake.clear()
+
+    def resume(self) -> None:
+        """Unload what was released meanwhile."""
+        self._awake.set()
+
     def close(self) -> None:
         """Stop unloading: the engine process is about to end, with all adapters in it."""
         for unloading in list(self._unloading):
@@ -197,6 +208,7 @@ class AdapterPool:
             task.add_done_callback(self._unloading.discard)
 
     async def _unload(self, adapter: LoadedAdapter) -> None:
+        await self._awake.wait()
         try:
             unloaded = self._llm.remove_lora(adapter.request.lora_int_id)
             await process.call(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from synth.errors import Permanent, Transient
+from synth.inference.engines.deadlines import Deadlines
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens
 from synth.inference.engines.live_weights import check_fit, read_weights
 from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, SamplingParams, WeightProof
@@ -31,6 +32,7 @@ class VllmEngine:
         self._open: dict[str, str] = {}
         self._aborting: set[asyncio.Task[None]] = set()
         self._counters = EngineCounters()
+        self._deadlines = Deadlines()
         self._closed = False
 
     @classmethod
@@ -110,7 +112,7 @@ class VllmEngine:
         self._check()
         asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
         vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = self._deadlines.begin(timeout)
         name = self._open[request_id] = self._host.new_request_id()
         try:
             async with self._host.adapters.using(self._adapter) as lora:
@@ -118,7 +120,7 @@ class VllmEngine:
                 async with aclosing(deltas):
                     while True:
                         try:
-                            async with asyncio.timeout_at(deadline):
+                            async with deadline.limit():
                                 delta = await anext(deltas)
                         except StopAsyncIteration:
                             return
@@ -126,6 +128,7 @@ class VllmEngine:
                             raise Transient(f"the completion was not done in its {timeout:g} s") from None
                         yield delta
         finally:
+            self._deadlines.end(deadline)
             self._open.pop(request_id, None)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -165,6 +168,14 @@ class VllmEngine:
         if weights.kind == "lora":
             return await self._swap_adapter(weights)
         return await self._swap_full(weights, file)
+
+    async def sleep(self) -> None:
+        self._deadlines.pause()
+        await self._host.sleep()
+
+    async def wake(self) -> None:
+        await self._host.wake()
+        self._deadlines.resume()
 
     async def close(self) -> None:
         """Free the policy's adapters and end its requests; the host keeps running."""

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 _CPU_BLOCK_SIZE = 32
 # With a KV budget, this is only the fraction of the memory that vLLM wants to find free at its start.
 _GPU_MEMORY_BUDGETED = 0.01
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _SWAP_TIMEOUT_S = 600.0
+# Weights of 64 GB over a slow bus.
+_SLEEP_TIMEOUT_S = 120.0
 _SCORE_TIMEOUT_S = 120.0
 _CALL_TIMEOUT_S = 60.0
 _hosts = itertools.count(1)
@@ -48,7 +51,8 @@ class VllmHost:
     It serves either many policies at once, the base and adapters over it (`max_lora_rank` given); or one policy whose
     full weights are swapped (`max_lora_rank` None).
 
-    engines: the policies on it. weights_replaced: whether its weights are no longer those of the model directory.
+    asleep: whether its memory was given back. engines: the policies on it. weights_replaced: whether its weights are no
+    longer those of the model directory.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class VllmHost:
         self._folder = folder
         self._failure: str | None = None
         self._closed = False
+        self.asleep = False
         self._names = itertools.count(1)
         self._swapping = asyncio.Lock()
 
@@ -207,6 +212,24 @@ class VllmHost:
         """Name the version of the weights that are already loaded."""
         await process.call(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
 
+    async def sleep(self) -> None:
+        """As `Engine.sleep`, for every policy on this host. On a CPU vLLM keeps its memory, and only stands still."""
+        if self.asleep or self._closed:
+            return
+        self.check()
+        self.asleep = True
+        await self.adapters.pause()
+        await process.call(self.llm, self.llm.sleep(level=1, mode="keep"), timeout=_SLEEP_TIMEOUT_S)
+
+    async def wake(self) -> None:
+        """As `Engine.wake`."""
+        if not self.asleep or self._closed:
+            return
+        self.check()
+        await process.call(self.llm, self.llm.wake_up(), timeout=_SLEEP_TIMEOUT_S)
+        self.adapters.resume()
+        self.asleep = False
+
     async def close(self) -> None:
         """Close the policies that are still loaded, and end the engine process."""
         if self._closed:
@@ -293,7 +316,7 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
     config = AsyncEngineArgs(
         model=str(model_dir),
         served_model_name=f"{model_dir.name}-{next(_hosts)}",
-        dtype="float32" if cpu else "auto",
+        dtype=_DTYPES[settings.dtype] if settings.dtype else "float32" if cpu else "auto",
         seed=settings.seed if settings.seed is not None else secrets.randbits(31),
         max_model_len=-1,  # as long as the model's context and the KV cache allow
         block_size=_CPU_BLOCK_SIZE if cpu else None,
@@ -306,6 +329,8 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         structured_outputs_config={"backend": "guidance"},
         generation_config="vllm",  # no sampling defaults from the model's files
         enforce_eager=cpu,
+        # It costs memory beside the weights, and CPUs have none of it.
+        enable_sleep_mode=settings.sleeps and not cpu,
         use_tqdm_on_load=False,
         enable_prefix_caching=True,
         scheduling_policy="priority",

@@ -75,6 +75,10 @@ class Policy:
 
             self._sharded_model = ShardedModel(self.model, self._compute_logprobs, self.config)
 
+    def move(self, device: torch.device) -> None:
+        """Move every tensor; a policy computes on its own device only."""
+        self.model.to(device)
+
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}

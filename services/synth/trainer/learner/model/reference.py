@@ -28,6 +28,10 @@ _REFERENCE_ADAPTER = "reference"
 class Reference(Protocol):
     """A frozen language model."""
 
+    def move(self, device: torch.device) -> None:
+        """Move the tensors that are its own alone."""
+        ...
+
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
         """log π_ref of the micro-batch's trained tokens: float32 [N], nats, on its device, without gradient."""
         ...
@@ -42,6 +46,9 @@ class SharedBaseReference:
 
     policy: Policy
     has_source_adapter: bool
+
+    def move(self, device: torch.device) -> None:
+        """Nothing is its own."""
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:
@@ -70,6 +77,10 @@ class FrozenCopyReference:
 
     policy: Policy
     device: torch.device
+
+    def move(self, device: torch.device) -> None:
+        """As `Reference`."""
+        self.policy.move(device)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float) -> Tensor:

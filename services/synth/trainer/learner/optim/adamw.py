@@ -53,6 +53,12 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
         return norm
 
+    def move(self, device: torch.device) -> None:
+        """Move the state; the parameters are moved by their policy, before."""
+        for state in self._adamw.state.values():
+            for key, value in state.items():
+                state[key] = value.to(device)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Full tensors on the CPU, named `<parameter>/<exp_avg | exp_avg_sq | step>`; empty on every rank but 0.
 

