@@ -5,7 +5,7 @@ PORT ?= 8000
 ENGINE ?= transformers
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm demo test lint unit service test-clients test-vllm chaos contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo test lint unit service test-clients test-docs test-vllm chaos contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -50,13 +50,18 @@ service: .venv/installed ## one service and a real NATS, then a whole cluster
 	@$(BIN)/pytest tests/service tests/e2e --numprocesses 2 --dist loadfile
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
-CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai
+CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 .venv-clients/%/installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv .venv-clients/$* && \
 	.venv-clients/$*/bin/pip install --quiet --disable-pip-version-check --requirement $< && touch $@
 
+install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
+
 test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
 	@$(BIN)/pytest tests/clients
+
+test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
+	@$(BIN)/pytest tests/docs
 
 test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
 	@.venv-vllm/bin/python -m pytest tests/vllm

@@ -24,6 +24,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "job_id": {"description": "The job's id: `job_` and letters and digits"},
     "file_id": {"description": "The file's id: `file_` and letters and digits"},
     "pool": {"description": "The worker pool; `default` unless workers were given another"},
+    "term": {"description": "How often the job had been resumed when the task was queued, from 0"},
+    "index": {"description": "Which of the job's replicas the task is, from 0"},
 }
 
 
@@ -66,7 +68,7 @@ def document() -> dict[str, Any]:
     }
     for kind, (taker, queuers) in TASKS.items():
         channel = f"work.{kind}"
-        channels[channel] = _channel(f"{channel}.{{pool}}.{{org}}.{{job_id}}", "Task", {"x-stream": WORK})
+        channels[channel] = _channel(_task_address(kind), "Task", {"x-stream": WORK})
         for queuer in queuers:
             operations[f"{queuer.value}.queue.{channel}"] = _operation("send", channel, "Task", queuer.value)
         operations[f"{taker.value}.{channel}"] = _operation("receive", channel, "Task", taker.value)
@@ -127,6 +129,11 @@ def _headers() -> dict[str, Any]:
 def _address(spec: EventSpec) -> str:
     key = "file_id" if spec.type.startswith("file.") else "job_id"
     return f"{spec.type}.{{org}}.{{{key}}}"
+
+
+def _task_address(kind: str) -> str:
+    tail = ".{index}" if kind == "serve" else ""
+    return f"work.{kind}.{{pool}}.{{org}}.{{job_id}}.{{term}}{tail}"
 
 
 def _first(doc: str | None) -> str:

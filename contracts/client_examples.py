@@ -11,30 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synth.cli.config import ConfigValue
+from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.errors import Problem, UserError
 from synth.jobs.parse.kinds import recognise_non_job
-from synth.jobs.parse.toml import Document, read_toml
-from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.models import Registry
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import ValidationReport
 
 PAGE = Path(__file__).parents[1] / "docs" / "client-examples.md"
 
 _FOLDERS = ("examples", "synth_ai")
 _FLAG = re.compile(r"--[a-z-]+")
 _NO_EFFECT = re.compile(r" (?:has|have) no effect")
-_GIVEN: dict[str, dict[str, Any]] = {
-    "--dataset": {"training_file": "dataset.jsonl"},
-    "--task-url": {"task_url": "http://127.0.0.1:8001"},
+#: A file that is there wherever this runs: only that a dataset can be read is looked at.
+_DATASET = Path(__file__)
+GIVEN: dict[str, dict[str, Any]] = {
+    "--dataset": {"dataset": _DATASET},
+    "--validation": {"validation": _DATASET},
+    "--task-url": {"task_url": ConfigValue("http://127.0.0.1:8001", "--task-url")},
     "--model": {"model": "Qwen/Qwen3-0.6B"},
     "--allow-experimental": {"allow_experimental": True},
 }
+#: For a file that asks for images.
+_SEES = "Qwen/Qwen3-VL-4B-Instruct"
+#: The flag that stands in for what a field of the job names, where that is no file here.
+_FILES = {"[job].data": "--dataset", "[job].data_path": "--dataset", "[data].validation_path": "--validation"}
 _HEAD = """\
 # The published client's examples
 
 Every TOML in the wheels of `synth-ai` 0.2.16 and 0.2.23, and what `synthctl config check` says of it. A file is
-**accepted** as it is or with the flags that it leaves open; **refused** with its reason; **checked** where it is a
-filter, which runs on the machine that has the trace database; or it is **no job**. The last column also names the keys
-that are read and have no effect, and the values that are changed; `config check` says why of each, with its line.
+**accepted** as it is or with the flags that it leaves open, a dataset that lies elsewhere among them; **refused** with
+its reason; **checked** where it is a filter, which runs on the machine that has the trace database; or it is **no
+job**. Of a model that is no hosted base, **the cluster decides**: `config check` warns of it, and refuses it beside a
+cluster's own data (`--data`), where such a model is not. The last column also names the keys that are read and have
+no effect, and the values that are changed; `config check` says why of each, with its line.
 
 This page is generated (`make test-clients` compares it with the wheels).
 
@@ -72,28 +82,37 @@ def verdict(text: bytes) -> Verdict:
     if other is not None and document.get(("algorithm", "type")) is None:
         return Verdict("-", "no job", problems=(other.what,))
     flags: list[str] = []
-    found = _report(document, flags)
+    found, unknown = _report(text, flags)
     while missing := [f for f in _asked_for(found.problems) if f not in flags]:
         flags += missing
-        found = _report(document, flags)
+        found, unknown = _report(text, flags)
     kind = found.kind or "-"
     if found.problems:
         return Verdict(kind, "refused", problems=tuple(_said(p) for p in found.problems))
+    if unknown:
+        return Verdict(kind, "the cluster decides", flags=tuple(flags), problems=tuple(_said(p) for p in unknown))
     word = "checked" if kind == "filter" else "accepted"
     return Verdict(kind, word, flags=tuple(flags), notes=", ".join(_note(w) for w in found.warnings))
 
 
-def _report(document: Document, flags: list[str]) -> ValidationReport:
+def _report(text: bytes, flags: list[str]) -> tuple[ValidationReport, list[Problem]]:
+    """What `config check` finds far from any cluster's data, and the models that only a cluster can know."""
     given: dict[str, Any] = {}
     for flag in flags:
-        given |= _GIVEN[flag]
-    return validate_job(document, overrides=Overrides(**given), registry=Registry(None), uploaded=False)
+        given |= GIVEN[flag]
+    registry = LenientRegistry()
+    _, found = validate_text(text.decode(), name="job.toml", flags=Flags(**given), registry=registry)
+    if "--model" in flags and any("sees no images" in p.what for p in found.problems):
+        seeing = Flags(**(given | {"model": _SEES}))
+        _, found = validate_text(text.decode(), name="job.toml", flags=seeing, registry=registry)
+    return found, registry.unknown_models
 
 
 def _asked_for(problems: list[Problem]) -> list[str]:
-    """The flags that would help: those that a problem names, and --model for a placeholder."""
-    named = [flag for p in problems for flag in _FLAG.findall(p.fix) if flag in _GIVEN]
-    return named + ["--model" for p in problems if "REPLACE" in p.what]
+    """The flags that would help: those that a problem names, --model for a placeholder, and those of missing files."""
+    named = [flag for p in problems for flag in _FLAG.findall(p.fix) if flag in GIVEN]
+    named += ["--model" for p in problems if "REPLACE" in p.what]
+    return named + [_FILES[_place(p.where).partition(" '")[0]] for p in problems if "no such file" in p.what]
 
 
 def _place(where: str) -> str:

@@ -24,8 +24,8 @@ from the catalogue (`make contracts`).
 
 **Publisher**: the one role whose user on the bus may publish it. *owner* is whoever holds the job's attempt: the
 trainer of a training job, the collector of an evaluation. **Readers** act on it: *queue*, where one replica of the
-service gets it, or *follow*, where the reader of that job gets all of its events in order. (The gateway projects every
-event into its read model, and streams it to those who watch.) **Write**, how an append is protected:
+service gets it, or *follow*, where whoever works for that job reads its events in order, past ones too. (The gateway
+projects every event into its read model, and streams it to those who watch.) **Write**, how an append is protected:
 
 | write | what it expects |
 |---|---|
@@ -106,12 +106,17 @@ def _names(hint: Any) -> Iterator[str]:
 
 def _tasks() -> str:
     rows = [
-        f"| `work.{kind}.<pool>.<org>.<job>` | {' or '.join(q.value for q in queuers)} | {taker.value} |\n"
+        f"| `{_task_subject(kind)}` | {' or '.join(q.value for q in queuers)} | {taker.value} |\n"
         for kind, (taker, queuers) in TASKS.items()
     ]
     return (
         "\n## Tasks\n\nA task is work, not a fact: exactly one owner does it. Tasks wait in the work-queue stream "
         "`WORK`, at most one a subject,\nso that one cannot be queued twice; an owner that dies loses its task to the "
-        "next one. A task says only whose job it is:\nwhat its owner needs is in that job's log.\n\n"
+        "next one. A task says only whose job it is:\nwhat its owner needs is in that job's log. `<term>` is how often "
+        "the job had been resumed, from 0; `<i>` is which of the\njob's replicas, from 0.\n\n"
         "| subject | queued by | taken by |\n|---|---|---|\n" + "".join(rows)
     )
+
+
+def _task_subject(kind: str) -> str:
+    return f"work.{kind}.<pool>.<org>.<job>.<term>" + (".<i>" if kind == "serve" else "")

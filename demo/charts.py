@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import plotext
 from rich.console import Console
 from rich.table import Table
+
+from synth.cli.tui.curves import Curve, draw
 
 console = Console()
 _LABELS = {"base": "base model", "sft": "after SFT", "rl": "after RL (GSPO)"}
 
 
-def save_curve(reward: list[float], path: Path) -> None:
-    """The mean reward of each RL step, as a PNG."""
+def save_curve(reward: list[float], evaluation: dict[int, float], path: Path) -> None:
+    """The mean reward of each RL step, and that of each evaluation by its step, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -21,7 +22,9 @@ def save_curve(reward: list[float], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=150)
     steps = range(1, len(reward) + 1)
-    axes.plot(steps, reward, color="#2a6fbb", linewidth=2, marker="o", markersize=3)
+    axes.plot(steps, reward, color="#2a6fbb", linewidth=2, marker="o", markersize=3, label="training")
+    axes.plot(*zip(*evaluation.items(), strict=True), color="#c2571a", linewidth=2, marker="s", label="held-out sums")
+    axes.legend(frameon=False)
     axes.set(xlabel="RL step", ylabel="mean reward (share of exact sums)", ylim=(0, 1))
     axes.set_title("GSPO on the Math task app", loc="left")
     axes.grid(alpha=0.25)
@@ -31,16 +34,14 @@ def save_curve(reward: list[float], path: Path) -> None:
     plt.close(figure)
 
 
-def print_curve(reward: list[float]) -> None:
-    """The same curve in the terminal."""
-    last = len(reward)
-    plotext.clear_figure()
-    plotext.plot_size(76, 16)
-    plotext.plot(list(range(1, last + 1)), reward, marker="braille")
-    plotext.ylim(0, 1)
-    plotext.xticks([1, *range(5, last + 1, 5)])
-    plotext.title("mean reward by RL step")
-    console.out(plotext.uncolorize(plotext.build()), highlight=False)
+def print_curve(reward: list[float], evaluation: dict[int, float]) -> None:
+    """The same curves in the terminal."""
+    curves = [
+        Curve("t", range(1, len(reward) + 1), reward),
+        Curve("H", list(evaluation), list(evaluation.values())),
+    ]
+    title = "mean reward by RL step: t training, H held-out sums"
+    console.out(draw(curves, title=title, width=76, height=16, colours=False), highlight=False)
 
 
 def print_result(accuracy: dict[str, float], seconds: dict[str, float]) -> None:

@@ -38,6 +38,7 @@ class Demo:
     accuracy: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     reward: list[float] = field(default_factory=list)
+    evaluation: dict[int, float] = field(default_factory=dict)
 
     def synthctl(self, *arguments: str, show: bool = False) -> Any:
         """Run `synthctl …`, as a person would. Returns what it prints as JSON; with `show` it prints to the screen."""
@@ -62,6 +63,10 @@ class Demo:
             self.jobs[name] = job["id"]
             self.synthctl("jobs", "watch", job["id"], show=True)
         return str(self.synthctl("jobs", "get", job["id"], "-o", "json")["model"])
+
+    def points(self, metric: str) -> list[dict[str, Any]]:
+        """A metric of the RL job, step by step."""
+        return self.synthctl("jobs", "metrics", self.jobs["rl"], "--name", metric, "-o", "json")["points"]
 
     def evaluate(self, name: str, model: str, task_url: str) -> None:
         """Accuracy on 512 held-out problems, sampled at T = 1."""
@@ -134,20 +139,21 @@ def run(demo: Demo, port: int) -> None:
         demo.evaluate("sft", sft, url)
         rl = demo.submit("rl", "configs/demo/rl.toml", "--model", sft, "--task-url", url, *seed)
         demo.evaluate("rl", rl, url)
-        points = demo.synthctl("jobs", "metrics", demo.jobs["rl"], "--name", "reward_mean", "-o", "json")["points"]
-        demo.reward = [float(p["value"]) for p in points]
+        demo.reward = [float(p["value"]) for p in demo.points("reward_mean")]
+        demo.evaluation = {int(p["step"]): float(p["value"]) for p in demo.points("eval.reward_mean")}
         demo.synthctl("chat", rl, "-m", "What is 58 + 67?", "--temperature", "0", show=True)
 
 
 def report(demo: Demo) -> None:
     """The table, the curve on the screen and as a PNG, and the figures as JSON."""
     picture = OUT / "reward.png"
-    save_curve(demo.reward, picture)
-    print_curve(demo.reward)
+    save_curve(demo.reward, demo.evaluation, picture)
+    print_curve(demo.reward, demo.evaluation)
     print_result(demo.accuracy, demo.seconds)
     figures = {
         "accuracy": demo.accuracy,
         "reward": demo.reward,
+        "evaluation": demo.evaluation,
         "seconds": demo.seconds,
         "jobs": demo.jobs,
         "seed": demo.seed,

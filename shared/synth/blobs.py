@@ -109,6 +109,15 @@ class BlobStore:
             raise BlobCorrupt(f"{ref.uri} is not what was written (sha256 differs)")
         return body
 
+    async def get_range(self, ref: BlobRef, start: int, end: int) -> bytes:
+        """Read the bytes from `start` up to `end` of a blob; its digest is not checked. Raises `BlobMissing`."""
+        if (end := min(end, ref.size)) <= start:
+            return b""
+        try:
+            return bytes(await obstore.get_range_async(self.store, _key(ref), start=start, end=end))
+        except FileNotFoundError as error:
+            raise BlobMissing(f"{ref.uri} is not in the blob store") from error
+
     async def stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
         """Read a blob in pieces, at constant memory; its digest is not checked."""
         if self.root is not None:
@@ -172,6 +181,18 @@ class BlobStore:
                 await obstore.delete_async(self.store, uri.removeprefix("blob://"))
             except FileNotFoundError:
                 continue
+
+    async def uris_below(self, folder: str) -> list[str]:
+        """The blobs of a folder and of those in it; none of one that is not there."""
+        found: list[str] = []
+        pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
+        async for page in pages:
+            found += [f"blob://{item['path']}" for item in page]
+        return found
+
+    async def files_of_tree(self, tree: str) -> list[str]:
+        """The blobs of a tree without its manifest, which is named by its URI alone."""
+        return await self.uris_below(tree.removeprefix("blob://").removesuffix(_MANIFEST))
 
     def _temporary(self) -> Path:
         assert self.root is not None

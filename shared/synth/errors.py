@@ -37,6 +37,10 @@ class UserError(SynthError):
         super().__init__("\n".join(p.text() for p in self.problems))
 
 
+class InvalidKey(SynthError):
+    """A key or credential that is malformed, forged, expired or another's."""
+
+
 class Permanent(SynthError):
     """Trying again cannot help: the message is dead-lettered with this reason."""
 

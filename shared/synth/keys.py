@@ -1,7 +1,8 @@
 """Secrets: API keys, the credential of one rollout (cid), and sealing what must be stored.
 
-An API key is random, so one SHA-256 is enough to keep of it. A cid travels in a URL that a task app holds: it is
-signed with the cluster's secret, pins everything that the call may do, and expires. Neither is ever logged.
+An API key is random, so one SHA-256 is enough to keep of it. A URL key is one that stands in the path of an address,
+for a client that can send nothing else; it opens chat completions alone. A cid travels in a URL that a task app holds:
+it is signed with the cluster's secret, pins everything that the call may do, and expires. None of them is ever logged.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 import secrets
 import string
 import time
@@ -19,34 +21,42 @@ from nacl.exceptions import CryptoError
 from nacl.public import PrivateKey, SealedBox
 from nacl.secret import SecretBox
 
-from synth.errors import SynthError
+from synth.errors import InvalidKey
+from synth.rollout_credential import CID_FIX, CID_MAC_LENGTH
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PREFIX = "synth_live_"
+_URL_PREFIX = "synth_url_"
 _BODY_LENGTH = 30
-_MAC_LENGTH = 24
-
-#: The form of what `mint_cid` returns, as a regular expression.
-CID_PATTERN = rf"trace_[0-9a-f]+_[0-9a-f]+_[0-9]+_(?:L|[0-9]+)_[0-9]+_[0-9]+_[0-9a-f]{{{_MAC_LENGTH}}}"
-#: What to do about a credential that does not open: the last words of each refusal.
-CID_FIX = "use the rollout's address as it was given, query included, or `ep.base_url` and `ep.api_key`"
-
-
-class InvalidKey(SynthError):
-    """A key or credential that is malformed, forged or expired."""
+_SECRET = re.compile(rf"({_PREFIX}|{_URL_PREFIX}|trace_)\w+")
 
 
 def new_api_key() -> str:
     """`synth_live_` + 30 random base-62 characters + a checksum of 6, which rejects a typing error offline."""
-    body = "".join(secrets.choice(_BASE62) for _ in range(_BODY_LENGTH))
-    return f"{_PREFIX}{body}{_checksum(body)}"
+    return _new_key(_PREFIX)
+
+
+def new_url_key() -> str:
+    """A key for the path of a URL: as an API key, with `synth_url_` before it."""
+    return _new_key(_URL_PREFIX)
+
+
+def is_url_key(key: str) -> bool:
+    """Whether this has the look of a URL key."""
+    return key.startswith(_URL_PREFIX)
+
+
+def url_key_path(key: str) -> str:
+    """The path of the base URL that a URL key opens, below the gateway's address."""
+    return f"/keys/{key}/v1"
 
 
 def mistyped(key: str) -> bool:
     """Whether this has the look of our API keys but a wrong checksum: nobody can have been given it."""
-    if not key.startswith(_PREFIX):
+    prefix = next((p for p in (_PREFIX, _URL_PREFIX) if key.startswith(p)), None)
+    if prefix is None:
         return False
-    body, checksum = key.removeprefix(_PREFIX)[:-6], key[-6:]
+    body, checksum = key.removeprefix(prefix)[:-6], key[-6:]
     return len(body) != _BODY_LENGTH or not hmac.compare_digest(_checksum(body).encode(), checksum.encode())
 
 
@@ -58,6 +68,16 @@ def key_hash(key: str) -> str:
 def key_id(key: str) -> str:
     """A short public name for a secret, for events and logs."""
     return f"key_{hashlib.sha256(key.encode()).hexdigest()[:10]}"
+
+
+def masked(text: str) -> str:
+    """A path, or another text for a log or an error, without the credentials in it."""
+    return _SECRET.sub(r"\1…", text)
+
+
+def _new_key(prefix: str) -> str:
+    body = "".join(secrets.choice(_BASE62) for _ in range(_BODY_LENGTH))
+    return f"{prefix}{body}{_checksum(body)}"
 
 
 def _checksum(body: str) -> str:
@@ -106,7 +126,7 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
         )
     rollout, replica, nonce, version, calls, expires = body.split("_")
     if int(expires) < (time.time() if now is None else now):
-        raise InvalidKey(f"the rollout credential has expired: its rollout is over; in the next one, {CID_FIX}")
+        raise InvalidKey(f"the rollout credential has expired: its rollout is over; in the next rollout, {CID_FIX}")
     return Cid(
         rollout_id=_unhex(rollout),
         replica=_unhex(replica),
@@ -118,7 +138,7 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
 
 
 def _mac(body: str, secret: str) -> str:
-    return hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()[:_MAC_LENGTH]
+    return hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()[:CID_MAC_LENGTH]
 
 
 def _hex(text: str) -> str:

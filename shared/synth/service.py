@@ -84,7 +84,8 @@ class Service:
         problems = self.health()
         if not self.ready.is_set():
             problems["start"] = "not ready yet"
-        body = {"service": self.name, "status": "ill" if problems else "healthy", "ills": problems, "pid": os.getpid()}
+        status = "unhealthy" if problems else "healthy"
+        body = {"service": self.name, "status": status, "unhealthy": problems, "pid": os.getpid()}
         return JSONResponse(body, status_code=503 if problems else 200)
 
     async def after_startup(self) -> None:

@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from synth.blobs import BlobStore
-from synth.events import JobStarted, JobValidated, JobVerified, ModelPublished, RolloutBatched, TrainResumed, TrainStep
+from synth.events import (
+    EvalCompleted,
+    JobStarted,
+    JobValidated,
+    JobVerified,
+    ModelPublished,
+    RolloutBatched,
+    RolloutCompleted,
+    RolloutRequested,
+    TrainResumed,
+    TrainStep,
+)
 from synth.jobs.resolved import RlJob, job_from_data
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner import rng
@@ -27,19 +38,22 @@ from tests.e2e.platform import Platform
 
 # Enough that the job outlives five kills however fast the machine is: a kill needs a look at the process table.
 STEPS = 60
+EVALUATED_EVERY = 20
+SEEDS = 16
 
 #: Each opens another window of a step: asked for, collected, published, resumable, announced.
 MOMENTS = ["rollout.requested", "rollout.batch", "policy.published", "checkpoint.saved", "train.step"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
-async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_the_byte(
+async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_the_byte_and_is_judged_once_a_step(
     platform: Platform, record_events, sft_model: str, math_url: str, tmp_path: Path
 ):
     job = await asyncio.to_thread(
         platform.submit,
-        demo("rl_long", iterations_per_epoch=STEPS, async_level=1),
+        demo("rl_long", iterations_per_epoch=STEPS, async_level=1)
+        + f"[evaluation]\nevery_n_iters = {EVALUATED_EVERY}\ninstances = {SEEDS}\n",
         *("--model", sft_model, "--task-url", math_url),
     )
     async with record_events(job) as log:
@@ -49,7 +63,7 @@ async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_th
             trainer = await asyncio.to_thread(pid_of, platform.shell, "trainer")
             await log.until(moment, after=len(log.seen), timeout=60)
             os.kill(trainer, signal.SIGKILL)
-        await log.until("job.succeeded", timeout=90)
+        await log.until("job.succeeded", timeout=180)
 
         assert [_attempt(r.event) for r in log.of("job.started")] == [1, 2, 3, 4, 5, 6]
         steps = [r.event for r in log.of("train.step")]
@@ -59,6 +73,7 @@ async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_th
             assert isinstance(resumed, TrainResumed)
             assert resumed.same_fingerprint
             assert resumed.loss_then == resumed.loss_now
+        _check_evaluations(log)
         blobs = BlobStore.open(f"file:{platform.shell.folder / '.synth' / 'blobs'}")
         replayed = await _replay(log, blobs, tmp_path)
         published = log.of("model.published")[-1].event
@@ -67,6 +82,18 @@ async def test_a_model_trained_through_five_kills_is_the_replay_of_its_log_to_th
         model = await blobs.fetch_tree(published.model.tree, tmp_path / "published")
     for file in sorted(replayed.iterdir()):
         assert (model / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def _check_evaluations(log: EventRecorder) -> None:
+    """Each due step, the source model's included, was asked for once and judged once, seed by seed."""
+    due = list(range(0, STEPS + 1, EVALUATED_EVERY))
+    asked = [r.event for r in log.of("rollout.requested")]
+    assert [e.iteration for e in asked if isinstance(e, RolloutRequested) and e.mode == "eval"] == due
+    judged = [r.event for r in log.of("eval.completed")]
+    assert [(e.step, e.instances) for e in judged if isinstance(e, EvalCompleted)] == [(k, SEEDS) for k in due]
+    played = [r.event for r in log.of("rollout.completed")]
+    seeds = [(e.iteration, e.seed) for e in played if isinstance(e, RolloutCompleted) and e.mode == "eval"]
+    assert sorted(seeds) == [(k, 1_000_000 + i) for k in due for i in range(SEEDS)]
 
 
 async def _replay(log: EventRecorder, blobs: BlobStore, work: Path) -> Path:

@@ -25,7 +25,8 @@ VERSIONS = ("0.2.16", "0.2.23")
 _VENVS = Path(__file__).parents[2] / ".venv-clients"
 
 
-def _venv(name: str) -> Path:
+def venv_of(name: str) -> Path:
+    """The environment of an installed client."""
     venv = _VENVS / name
     assert (venv / "installed").is_file(), f"{name} is not installed; `make test-clients` does it"
     return venv
@@ -34,7 +35,7 @@ def _venv(name: str) -> Path:
 @pytest.fixture(scope="session")
 def client_venvs() -> dict[str, Path]:
     """Version of `synth-ai` → its environment."""
-    return {version: _venv(f"synth-ai-{version}") for version in VERSIONS}
+    return {version: venv_of(f"synth-ai-{version}") for version in VERSIONS}
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +97,7 @@ def published(
     def get(name: str) -> Published:
         if name not in made:
             made[name] = Published(
-                venv=_venv(name),
+                venv=venv_of(name),
                 folder=tmp_path_factory.mktemp(name),
                 root=f"http://127.0.0.1:{platform.shell.port}",
                 api_key=read_env_file(platform.shell.folder / ".env")["SYNTH_API_KEY"],

@@ -73,14 +73,23 @@ class Published:
         return self.run(str(self.venv / "bin" / "synth-ai"), "train", "--type", kind, *options, *flags)
 
     def evaluate(self, config: str, db: str) -> Ran:
-        """`synth-ai eval` on the task app, traces kept in `db`."""
-        env_file = self.write(f"SYNTH_API_KEY={self.api_key}\nENVIRONMENT_API_KEY={self.environment_key}\n", ".env")
+        """`synth-ai eval` on the task app, traces kept in `db`.
+
+        The keys are variables, too: importing 0.2.16 reads the first `.env` above its own installation, which is this
+        clone's, and a variable is what wins over it.
+        """
+        keys = {"SYNTH_API_KEY": self.api_key, "ENVIRONMENT_API_KEY": self.environment_key}
+        env_file = self.write("".join(f"{name}={value}\n" for name, value in keys.items()), ".env")
         options = ("--config", config, "--url", self.task_url, "--env-file", env_file, "--trace-db", db)
-        return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options)
+        return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options, **keys)
 
     def filter(self, config: str) -> Ran:
         """`synth-ai filter`: from traces to a dataset."""
         return self.run(str(self.venv / "bin" / "synth-ai"), "filter", "--config", config)
+
+    def status(self, *arguments: str) -> Ran:
+        """`synth-ai status`: what a person looks at later."""
+        return self.run(str(self.venv / "bin" / "synth-ai"), "status", *arguments, "--api-key", self.api_key)
 
     def script(self, name: str, *arguments: str) -> Any:
         """Run a script of `scripts/` with the client's own Python; what it prints last is JSON."""
@@ -88,7 +97,8 @@ class Published:
         assert done.code == 0, done.text
         return json.loads(done.text.strip().splitlines()[-1])
 
-    def run(self, *command: str) -> Ran:
+    def run(self, *command: str, **variables: str) -> Ran:
+        """Run a command in the folder. variables: of its environment, beside those that every one has."""
         # Version 0.2.23 ignores SIGINT and SIGTERM once it is imported: only a kill ends it at the deadline.
         clean = {k: v for k, v in os.environ.items() if k not in OURS and not k.startswith("PYTHON")}
         env = {
@@ -101,7 +111,7 @@ class Published:
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env=clean | env,
+            env=clean | env | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

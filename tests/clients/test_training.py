@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,16 @@ def test_a_dead_task_app_is_named_before_any_job_is_made(synth_ai: Published, pl
     assert done.code != 0
     assert "cannot be reached" in done.text, done.text
     assert platform.shell.json("jobs", "ls") == before
+
+
+def test_the_tail_of_a_jobs_log_is_its_newest_events(published: Callable[[str], Published], platform: Platform):
+    # The older version has no such command.
+    client = published("synth-ai-0.2.23")
+    id = platform.api.post("/api/jobs", json={"config": "this is no job"}).json()["id"]
+    platform.outcome(id)
+    # The client writes of other things first.
+    newest, everything = (
+        [event["type"].rpartition(".")[2] for event in json.loads(text[text.index("[\n") :])]
+        for text in (client.status("jobs", "logs", id, *tail, "--json").text for tail in (("--tail", "1"), ()))
+    )
+    assert (newest, everything) == (["failed"], ["created", "failed"])

@@ -32,6 +32,34 @@ def letters(key: str = KEY) -> TaskApp:
     return app
 
 
+def paying(reward: float) -> TaskApp:
+    """One turn; paid the same whatever the reply."""
+    app = TaskApp("paying", name="Paying", description="The same reward for all.", keys=[KEY])
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        reply = await ep.chat([{"role": "user", "content": f"Anything, please: {ep.seed % 10}"}])
+        ep.step(obs=reply.content, reward=reward, done=True)
+
+    return app
+
+
+def verdicts() -> TaskApp:
+    """One turn, whose reply is JSON by a schema; paid where it says that the sum is right."""
+    app = TaskApp("verdicts", name="Verdicts", description="JSON alone.", keys=[KEY])
+    answers = {"right": {"type": "boolean"}, "why": {"enum": ["the sum", "the carry", "a guess"]}}
+    schema = {"type": "object", "properties": answers, "required": list(answers), "additionalProperties": False}
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        asked = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+        messages = [{"role": "user", "content": f"Is 12 + 3{ep.seed % 10} = 46?"}]
+        reply = await ep.chat(messages, response_format=asked, max_tokens=60)
+        ep.step(obs=reply.content, reward=float(json.loads(reply.content)["right"]), done=True)
+
+    return app
+
+
 def countdown(pause_s: float = 0.0) -> TaskApp:
     """Three turns, each of which goes on from the reply before. pause_s: how long the environment takes for each."""
     app = TaskApp("countdown", name="Countdown", description="Three turns.", max_turns=3, keys=[KEY])

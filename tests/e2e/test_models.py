@@ -124,13 +124,16 @@ def test_a_base_in_four_bits_is_trained_on_served_and_named_as_one(made: Made):
     assert "also what is served" in warned
 
 
-def test_an_evaluation_inside_a_job_is_stamped_with_the_step_that_it_judged(made: Made):
+def test_an_evaluation_inside_a_job_judges_the_source_and_is_stamped_with_the_step_that_it_judged(made: Made):
     made.model("full from full")
     job = made.jobs["full from full"]
-    [judged] = made.platform.events(job, "eval.completed")
-    assert (judged["step"], judged["instances"]) == (2, 4)
+    judged = made.platform.events(job, "eval.completed")
+    assert [(e["step"], e["instances"]) for e in judged] == [(0, 4), (2, 4)]
     points = made.platform.shell.json("jobs", "metrics", job, "--name", "eval.reward_mean")["points"]
-    assert [p["step"] for p in points] == [2]
+    assert [p["step"] for p in points] == [0, 2]
+    # What was judged is the source itself, and the version that step 2 made.
+    rollouts = [e for e in made.platform.events(job, "rollout.completed") if e["mode"] == "eval"]
+    assert sorted((e["iteration"], e["versions"]) for e in rollouts) == [(k, [k, k]) for k in (0, 2) for _ in range(4)]
 
 
 def test_rollouts_ahead_of_training_are_one_version_behind_at_most_and_say_so(made: Made):

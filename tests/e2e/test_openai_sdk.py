@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
+from pydantic import BaseModel, ConfigDict
 
 from synth.runtime.env_file import read_env_file
 from tests.e2e.platform import Platform
@@ -78,6 +79,53 @@ def test_the_model_and_its_checkpoints_talk(sft_job: FineTuningJob, client: open
         model=sft_job.fine_tuned_model, messages=ASK, max_tokens=16, temperature=0, stream=True
     )
     assert said[0] == said[1] == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+class Verdict(BaseModel):
+    """What the SDK turns into a strict JSON schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    right: bool
+    why: Literal["the sum", "the carry"]
+
+
+def test_an_answer_is_the_json_that_was_asked_for(sft_job: FineTuningJob, client: openai.OpenAI):
+    asked: Any = {"model": sft_job.fine_tuned_model, "messages": ASK, "max_tokens": 64}
+    parsed = client.chat.completions.parse(**asked, response_format=Verdict)
+    assert parsed.choices[0].finish_reason == "stop"
+    assert isinstance(parsed.choices[0].message.parsed, Verdict)
+    with client.chat.completions.stream(**asked, response_format=Verdict) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Verdict)
+    bad: Any = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "strin"}}}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: strin") as refused:
+        client.chat.completions.create(**asked, response_format=bad)
+    assert refused.value.param == "response_format.json_schema.schema"
+
+
+def test_a_forced_call_of_a_strict_function_fits_its_schema(sft_job: FineTuningJob, client: openai.OpenAI):
+    parameters = Verdict.model_json_schema()
+    tool: Any = {"type": "function", "function": {"name": "judge", "strict": True, "parameters": parameters}}
+    reply = client.chat.completions.create(
+        model=sft_job.fine_tuned_model or "", messages=ASK, max_tokens=64, tools=[tool], tool_choice="required"
+    )
+    calls: Any = reply.choices[0].message.tool_calls
+    assert Verdict.model_validate_json(calls[0].function.arguments)
+
+
+def test_a_conversation_too_long_for_the_model_is_openais_error(sft_job: FineTuningJob, client: openai.OpenAI):
+    messages: Any = [{"role": "user", "content": "12 + 34 " * 5000}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is") as refused:
+            client.chat.completions.create(model=sft_job.fine_tuned_model or "", messages=messages, stream=stream)
+        assert refused.value.code == "context_length_exceeded"
+
+
+def test_what_has_no_effect_is_named_in_the_answer(sft_job: FineTuningJob, client: openai.OpenAI):
+    asked: Any = {"model": sft_job.fine_tuned_model, "messages": ASK, "max_tokens": 2}
+    reply: Any = client.chat.completions.create(**asked, service_tier="flex", extra_body={"colour": "red"})
+    assert sorted(w.partition(" ")[0] for w in reply.warnings) == ["colour", "service_tier"]
 
 
 def test_reinforcement_goes_on_from_it(

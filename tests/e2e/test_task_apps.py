@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.e2e.platform import Platform, rl, sft
-from tests.e2e.task_apps import Fault, Served, letters, served
+from tests.e2e.task_apps import Fault, Served, letters, served, verdicts
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -125,3 +125,15 @@ def test_the_other_jobs_and_the_cluster_do_not_notice(platform: Platform, jobs: 
     assert report["state"] == "healthy"
     assert {p["name"]: p["restarts"] for p in report["processes"] if p["restarts"]} == {}
     assert len(platform.greedy("tiny-qwen3", "Still there?")) >= 0
+
+
+def test_a_job_learns_from_replies_that_a_schema_constrains(platform: Platform):
+    with served(verdicts()) as app:
+        text = rl("tiny-qwen3", app.url, env="verdicts", iterations=2).replace("max_tokens = 12", "max_tokens = 60")
+        job = platform.submit(text)
+        platform.succeeded(job)
+    for values in platform.steps(job):
+        assert values["completion_length_mean"] > 1
+        # What the grammar left out is left out by the trainer too: nothing is taken for a mismatch.
+        assert values.get("mismatch_kl", 0.0) < 1e-6
+        assert values.get("rejected_rate_lag0", 0.0) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from synth.errors import InvalidKey
 from synth.keys import Cid, mint_cid
 from synth.rollout_credential import find_credential
 
@@ -44,10 +45,24 @@ def test_the_credential_may_be_the_api_key() -> None:
     assert found() is None
 
 
-def test_query_and_path_win_over_the_key() -> None:
+@pytest.mark.parametrize("key", ["any", "synth_live_x", "trace_mine", CID])
+def test_beside_a_credential_in_the_address_any_key_will_do(key: str) -> None:
+    assert found(f"cid={CID}", key=key) == CID
+    assert found(path=f"/rollouts/{CID}{CHAT}", key=key) == CID
+
+
+def test_the_credentials_of_two_rollouts_are_refused_wherever_they_stand() -> None:
     other = CID[:-1] + ("0" if CID[-1] != "0" else "1")
-    assert found(f"cid={CID}", key=other) == CID
-    assert found(path=f"/rollouts/{CID}{CHAT}", key=other) == CID
+    for query, path, key in (
+        (f"cid={CID}", CHAT, other),
+        ("", f"/rollouts/{CID}{CHAT}", other),
+        (f"cid={CID}", f"/rollouts/{other}{CHAT}", ""),
+        (f"cid={CID}&trace_correlation_id={other}", CHAT, ""),
+    ):
+        with pytest.raises(InvalidKey, match="credentials of two rollouts") as refused:
+            found(query, path=path, key=key)
+        assert CID not in str(refused.value)
+        assert other not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["trace", "trace_correlation_id"])

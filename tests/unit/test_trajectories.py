@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from synth.trajectories import CompletionRecord, build_branches, records_from_bytes, records_to_bytes
+from synth.trajectories import (
+    BatchMeta,
+    CompletionRecord,
+    RecordedTrajectory,
+    RolloutBatch,
+    TokenMasks,
+    TokenSet,
+    build_branches,
+    records_from_bytes,
+    records_to_bytes,
+)
 
 
 def call(prompt: list[int], sampled: list[int], *, version: int = 0, forced: tuple[int, ...] = ()) -> CompletionRecord:
@@ -39,6 +51,32 @@ def test_a_forced_token_is_context_and_not_trained():
     (branch,) = build_branches([call([1], [2, 3, 4], forced=(1,))])
     assert list(branch.loss_mask) == [False, True, False, True]
     assert branch.logprobs[2] == 0
+
+
+def test_what_a_grammar_allowed_stays_with_its_token_through_turns_and_batches():
+    few, most = TokenSet.of(np.arange(9) < 2), TokenSet.of(np.arange(9) > 0)
+    assert (few.ids.tolist(), few.excluded, most.ids.tolist(), most.excluded) == ([0, 1], False, [0], True)
+    first = replace(call([1, 2], [0, 3]), masks=TokenMasks.of([few, None]))
+    later = replace(call([1, 2, 0, 3, 5], [7, 1, 4]), masks=TokenMasks.of([most, few, None]))
+    other = call([8], [6])
+    branches = build_branches(records_from_bytes(records_to_bytes([first, later, other])))
+    trajectory = RecordedTrajectory.from_bytes(RecordedTrajectory(branches, 1.0).to_bytes())
+    joined, plain = trajectory.branches
+    assert joined.masks is not None
+    assert allowed_of(joined.masks) == [None, None, [0, 1], None, None, "not [0]", [0, 1], None]
+    assert plain.masks is None
+    meta = BatchMeta(job_id="j", iteration=1, temperature=1.0, rollouts=[], groups_kept=1, groups_dropped=0)
+    batch = RolloutBatch.build([plain, joined, joined], [1.0] * 3, [0] * 3, meta)
+    again = RolloutBatch.from_bytes(batch.to_bytes()).masks
+    assert again is not None
+    assert allowed_of(again) == [None, None, *allowed_of(joined.masks) * 2]
+    assert len(again.sets) == 2
+
+
+def allowed_of(masks: TokenMasks) -> list[object]:
+    """The allowed tokens of each position, in words."""
+    sets: list[object] = [f"not {s.ids.tolist()}" if s.excluded else s.ids.tolist() for s in masks.sets]
+    return [None if i < 0 else sets[i] for i in masks.index]
 
 
 def test_records_come_back_as_they_were_taken():

@@ -6,15 +6,17 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from synth.cli.commands import chat, config, evaluate, files, keys, models, submit
-from synth.cli.commands.cluster import doctor, run, setup
+from synth.cli.commands import chat, config, files, keys, models, rollouts, submit
+from synth.cli.commands.cluster import doctor, logs, run, setup
+from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
-from synth.cli.commands.task_app import serve
+from synth.cli.commands.task_app import play, serve
 from synth.cli.connect import Backend, EnvFiles
+from synth.cli.tui.stdio import end_quietly_without_reader
 
 # One line a paragraph: the terminal wraps them.
 _HELP = "\n\n".join(
@@ -25,8 +27,8 @@ _HELP = "\n\n".join(
         " refused, 5 job cancelled, 6 not found, 7 backend unreachable, 124 timeout, 130 interrupted (a followed job"
         " goes on).",
         "Settings: flags, then SYNTH_API_KEY, BACKEND_BASE_URL (or BACKEND_OVERRIDE), ENVIRONMENT_API_KEY and"
-        " TASK_APP_URL from the environment, then from ./.env, or from each --env-file: a later one says what the"
-        " earlier ones do not.",
+        " TASK_APP_URL from the environment, then from the nearest .env (here or in a folder above, up to git's root or"
+        " your home), or from each --env-file: a later one says what the earlier ones do not.",
     )
 )
 
@@ -50,12 +52,24 @@ class Options:
     debug: bool
 
 
+def _print_version(value: bool) -> None:
+    if not value:
+        return
+    from importlib.metadata import version
+
+    typer.echo(f"synthctl {version('synthctl')}")
+    raise typer.Exit
+
+
 @app.callback()
 def options(
     ctx: typer.Context,
     backend: Backend = None,
     env_file: EnvFiles = None,
     debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     ctx.obj = Options(backend=backend, env_files=tuple(env_file or ()), debug=debug)
 
@@ -65,14 +79,17 @@ for name, command, panel in (
     ("up", run.up, "Cluster"),
     ("down", run.down, "Cluster"),
     ("status", run.status, "Cluster"),
+    ("logs", logs.logs, "Cluster"),
     ("doctor", doctor.doctor, "Cluster"),
     ("submit", submit.submit, "Work"),
-    ("eval", evaluate.evaluate, "Work"),
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
+    ("play", play.play, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
+app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
+app.add_typer(rollouts.app, name="rollouts", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")
 app.add_typer(models.app, name="models", rich_help_panel="Things")
 app.add_typer(config.app, name="config", rich_help_panel="Things")
@@ -83,16 +100,26 @@ app.add_typer(keys.orgs_app, name="orgs", rich_help_panel="Access")
 def main() -> None:
     """Run one command. An error that a user can cause is a message and an exit code, never a traceback."""
     debug = "--debug" in sys.argv or bool(os.environ.get("SYNTH_DEBUG"))
+    end_quietly_without_reader()
     try:
-        app()
-    except BrokenPipeError:
-        # The reader of our output has gone; what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        build(plain=not sys.stdout.isatty())(prog_name="synthctl")
     except Exception as error:
         if debug:
             raise
         sys.exit(_explain(error))
+    finally:
+        # Here a reader that has gone still ends the program quietly; later, nothing would catch it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def build(*, plain: bool) -> Any:
+    """The program as one command of click. plain: its help and its errors are text without boxes and styles."""
+    from synth.cli.tui.help import tidy
+
+    command = typer.main.get_command(app)
+    tidy(command, plain=plain)
+    return command
 
 
 def _explain(error: Exception) -> int:

@@ -11,12 +11,12 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import httpx
 import msgspec
 
 from synth.cli.api.client import Client
+from synth.cli.api.task_app import TaskAppConnection
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised
 
@@ -142,9 +142,9 @@ def _cluster(data: Path, port: int) -> CheckResult:
             fix = f"synthctl up --port {port + 1}"
             return CheckResult(check="cluster", result="warn", found=f"not running; port {port} is in use", fix=fix)
         case state:
-            ill = ", ".join(p.name for p in report.processes if p.health != "healthy") or "its supervisor"
+            unhealthy = ", ".join(p.name for p in report.processes if p.health != "healthy") or "its supervisor"
             fix = f"see {data / 'logs'}; `synthctl down` and `up` start anew"
-            return CheckResult(check="cluster", result="fail", found=f"{state}: {ill}", fix=fix)
+            return CheckResult(check="cluster", result="fail", found=f"{state}: {unhealthy}", fix=fix)
 
 
 def _api_key(config: Config) -> CheckResult:
@@ -180,24 +180,13 @@ def _backend(config: Config) -> CheckResult:
 def _task_app(config: Config, url: str | None) -> CheckResult:
     if url is None:
         return CheckResult(check="task app", result="ok", found="none named (--task-url, TASK_APP_URL)")
-    key = config.environment_key.text if config.environment_key else ""
-    headers = {"X-API-Key": key, "Authorization": f"Bearer {key}"} if key else {}
-    answers: list[Any] = []
+    key = config.environment_key.text if config.environment_key else None
     try:
-        with httpx.Client(headers=headers, timeout=10.0) as http:
+        with TaskAppConnection(url, key) as app:
             for path in ("/health", "/task_info"):
-                reply = http.get(url.rstrip("/") + path)
-                if reply.status_code in (400, 401, 403):
-                    fix = "start it with the ENVIRONMENT_API_KEY that is set here"
-                    found = f"{url}{path} refuses the key ({reply.status_code})"
-                    return CheckResult(check="task app", result="fail", found=found, fix=fix)
-                reply.raise_for_status()
-                answers.append(reply.json())
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        found = f"{url}: {error or type(error).__name__}"
-        return CheckResult(check="task app", result="fail", found=found, fix="is it running, and is this its address?")
-    except ValueError:
-        return CheckResult(
-            check="task app", result="fail", found=f"{url} does not answer JSON", fix="is it a task app?"
-        )
+                app.answer("GET", path)
+    except CliError as error:
+        [problem] = error.problems
+        found = f"{problem.where or url} {problem.what}"
+        return CheckResult(check="task app", result="fail", found=found, fix=problem.fix or "is it a task app?")
     return CheckResult(check="task app", result="ok", found=f"{url} answers /health and /task_info")

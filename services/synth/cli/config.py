@@ -1,4 +1,4 @@
-"""Where the backend is and who asks: flags, then the environment, then `./.env` or the files that were named."""
+"""Where the backend is and who asks: flags, then the environment, then the nearest `.env` or the named files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,23 @@ class Config:
         if self.api_key is None:
             raise NotAuthorised(
                 "no API key",
-                expected="SYNTH_API_KEY in the environment or in ./.env",
+                expected="SYNTH_API_KEY in the environment, or in a .env here or in a folder above",
                 fix="`synthctl up` starts a cluster here and writes one to .env; for another cluster, ask who runs it, "
                 "and keep it with `synthctl setup`",
             )
         return self.api_key.text
+
+
+def find_env_file(folder: Path, *, home: Path) -> Path:
+    """The `.env` of a folder or of the nearest folder above it that has one; the folder's own where none has.
+
+    It looks as far as the folder that git's repository begins in, else as far as `home`; outside of both nowhere else,
+    since a folder that others write in must not say where keys are sent.
+    """
+    above = [folder, *folder.parents]
+    last = next((f for f in above if (f / ".git").exists()), home if home in above else folder)
+    looked = above[: above.index(last) + 1]
+    return next((f / ".env" for f in looked if (f / ".env").is_file()), folder / ".env")
 
 
 def resolve(*, backend: str | None, env_files: Sequence[Path], optional: Collection[Path] = (Path(".env"),)) -> Config:

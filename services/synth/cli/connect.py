@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.config import Config, resolve
+from synth.cli.config import Config, find_env_file, resolve
 
 if TYPE_CHECKING:
     from synth.cli.api.client import Client
@@ -20,10 +21,9 @@ Backend = Annotated[
 EnvFiles = Annotated[
     list[Path] | None,
     typer.Option(
-        "--env-file", metavar="FILE", help="Keys and addresses, instead of ./.env. Repeatable.", show_default=False
+        "--env-file", metavar="FILE", help="Keys and addresses, instead of .env. Repeatable.", show_default=False
     ),
 ]
-_DEFAULT = Path(".env")
 
 
 def override_options(ctx: typer.Context, *, backend: str | None, env_files: list[Path] | None) -> None:
@@ -35,13 +35,21 @@ def override_options(ctx: typer.Context, *, backend: str | None, env_files: list
 
 def get_env_files(ctx: typer.Context) -> tuple[Path, ...]:
     """The files that settings are read from; what a command makes is written to the first."""
-    return ctx.obj.env_files or (_DEFAULT,)
+    return ctx.obj.env_files or (find_default_env_file(),)
+
+
+def find_default_env_file() -> Path:
+    """The nearest `.env`, as seen from the working directory; it need not be there."""
+    here = Path.cwd()
+    return Path(os.path.relpath(find_env_file(here, home=Path.home()), here))
 
 
 def load_config(ctx: typer.Context, *, may_be_new: bool = False) -> Config:
     """The settings of this invocation. may_be_new: the first env file need not be there."""
     files = get_env_files(ctx)
-    return resolve(backend=ctx.obj.backend, env_files=files, optional=(_DEFAULT, *(files[:1] if may_be_new else ())))
+    optional = files if not ctx.obj.env_files else files[:1] if may_be_new else ()
+    # A file that is named need not be there when it is the default's name.
+    return resolve(backend=ctx.obj.backend, env_files=files, optional=(*optional, Path(".env")))
 
 
 def open_client(ctx: typer.Context) -> Client:

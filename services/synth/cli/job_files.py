@@ -11,9 +11,10 @@ import msgspec
 from synth.api.limits import MAX_CONFIG_BYTES
 from synth.cli.config import ConfigValue
 from synth.cli.errors import UsageProblem
+from synth.cli.job_text.set_values import Assignment, set_values
 from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
-from synth.jobs.parse.toml import Document, read_toml
+from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
 from synth.jobs.resolved import SftJob
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
@@ -39,12 +40,14 @@ class LenientRegistry(Registry):
             self.unknown_models += error.problems
             base = finetuned.base if finetuned else model_id
             targets = LORA_TARGETS["qwen3"]
-            return ModelSpec(id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets)
+            return ModelSpec(
+                id=model_id, base=base, family="qwen3", rl=True, sft=True, lora_targets=targets, assumed=True
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the command line puts in place of the file."""
+    """What the command line puts in place of the file. settings: what it writes into the file's text."""
 
     model: str | None = None
     dataset: Path | None = None
@@ -53,6 +56,7 @@ class Flags:
     examples: int | None = None
     seed: int | None = None
     allow_experimental: bool = False
+    settings: tuple[Assignment, ...] = ()
 
 
 def name_of(path: Path) -> str:
@@ -80,9 +84,9 @@ def read_config(path: Path) -> str:
 def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> tuple[Document, ValidationReport]:
     """Check a job file on this machine: its keys, its values, the files that it names.
 
-    Raises `UserError` for text that is no TOML.
+    Raises `UserError` for text that is no TOML, `UsageProblem` for a setting that cannot be put into it.
     """
-    document = read_toml(text, name=name)
+    _, document = set_values(text, name=name, settings=flags.settings)
     overrides = Overrides(
         model=flags.model,
         training_file=_text(flags.dataset),

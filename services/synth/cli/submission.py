@@ -12,6 +12,7 @@ from synth.cli.api.client import Client
 from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, LenientRegistry, validate_text
+from synth.cli.job_text.set_values import set_values
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
 from synth.jobs.resolve.job import require_job
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """A job whose file has no problem that this machine can see."""
+    """A job whose file has no problem that this machine can see. text: with what the flags set in it."""
 
     text: str
     name: str
@@ -38,11 +39,18 @@ class CheckedJob:
 def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path) -> CheckedJob:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
     document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
-    return CheckedJob(text, name, flags, require_job(found, document))
+    job = require_job(found, document)
+    text, _ = set_values(text, name=name, settings=flags.settings)
+    return CheckedJob(text, name, flags, job)
 
 
-def submit_job(client: Client, config: Config, checked: CheckedJob, *, key: str | None) -> JobWithConfig:
-    """Upload what the job needs and submit it. key: the idempotency key, a new one when None."""
+def submit_job(
+    client: Client, config: Config, checked: CheckedJob, *, key: str | None, name: str | None = None
+) -> JobWithConfig:
+    """Upload what the job needs and submit it.
+
+    key: the idempotency key, a new one when None. name: of the job; its file's when None.
+    """
     job, flags = checked.resolved.job, checked.flags
     body: dict[str, Any] = {"config": checked.text, "config_name": checked.name}
     if isinstance(job, SftJob):
@@ -55,7 +63,7 @@ def submit_job(client: Client, config: Config, checked: CheckedJob, *, key: str 
         body["task_url"] = flags.task_url.text
         if flags.task_url.origin != "--task-url":
             output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
-    body |= {"model": flags.model, "examples": flags.examples, "seed": flags.seed}
+    body |= {"name": name, "model": flags.model, "examples": flags.examples, "seed": flags.seed}
     # Sent where it is asked for alone: a submission is the same one by its body.
     body["allow_experimental"] = flags.allow_experimental or None
     body = {name: value for name, value in body.items() if value is not None}

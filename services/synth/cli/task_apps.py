@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from synth.cli.config import Config
 from synth.cli.errors import CliError, UsageProblem
 from synth.runtime.env_file import new_environment_key, read_env_file
 from synth.taskapp.auth import configured_keys
+from synth.taskapp.faults import fault_of
 from synth.taskapp.sdk import TaskApp
 
 _EXPECTED = "a task app: a file (app.py), a module (pkg.app), or one of their names (app.py:math)"
@@ -27,14 +27,19 @@ def set_environment(env_files: Sequence[Path]) -> list[str]:
 
     Returns what was done, for the user to read. The first file that has a key says what it is.
     """
-    for path in env_files:
-        for key, value in read_env_file(path).items():
-            os.environ.setdefault(key, value)
+    read_environment(env_files)
     if configured_keys():
         return []
     key = os.environ["ENVIRONMENT_API_KEY"] = new_environment_key()
     merge_env_file(env_files[0], {"ENVIRONMENT_API_KEY": key})
     return [f"made an ENVIRONMENT_API_KEY and wrote it to {env_files[0]}"]
+
+
+def read_environment(env_files: Sequence[Path]) -> None:
+    """Set what the files say and the environment does not: what an app is served with."""
+    for path in env_files:
+        for key, value in read_env_file(path).items():
+            os.environ.setdefault(key, value)
 
 
 def store_key(settings: Config) -> str | None:
@@ -100,16 +105,12 @@ def _from_module(name: str) -> ModuleType:
 
 def _broken(source: str, error: Exception) -> UsageProblem:
     """What the user's code raised, at its own line."""
-    place = source
-    if isinstance(error, SyntaxError):
-        place = f"{error.filename}:{error.lineno}"
-    elif frames := [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename][1:]:
-        place = f"{frames[-1].filename}:{frames[-1].lineno}"
+    fault = fault_of(error)
     return UsageProblem(
-        f"importing it raised {type(error).__name__}: {error}",
+        f"importing it raised {fault.what}",
         expected="a module that can be imported",
-        fix="`synthctl --debug serve …` shows the traceback",
-        where=place,
+        fix=fault.frames[-1].source if fault.frames else "",
+        where=fault.place or source,
     )
 
 

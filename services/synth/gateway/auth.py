@@ -25,7 +25,7 @@ from synth.errors import Problem
 from synth.gateway.chat_proxy.paths import is_chat_path
 from synth.gateway.errors import ApiError, unavailable
 from synth.ids import OrgId
-from synth.keys import key_hash, mistyped
+from synth.keys import is_url_key, key_hash, mistyped
 from synth.runtime import logs
 
 log = logs.get("auth")
@@ -131,9 +131,12 @@ async def authenticate(
     if caller is None:
         fix = "check SYNTH_API_KEY (`synthctl up` writes it to .env)"
         raise _unauthorised("this API key is not known here", fix=fix)
+    if caller.url:
+        what = f"this key ({caller.key_id}) is part of a URL, and opens nothing but chat completions there"
+        raise _unauthorised(what, expected="`Authorization: Bearer <SYNTH_API_KEY>`", fix="use the whole URL")
     if not caller.active:
-        ended = f"was revoked at {_time(caller)}" if caller.revoked_at else f"expired at {_time(caller)}"
-        raise _unauthorised(f"this API key ({caller.key_id}) {ended}", fix="set SYNTH_API_KEY to one that is live")
+        fix = "set SYNTH_API_KEY to one that is live"
+        raise _unauthorised(f"this API key ({caller.key_id}) {_ended(caller)}", fix=fix)
     require_scope(caller, *required_scopes(request.method, request.scope["path"]))
     return caller
 
@@ -164,6 +167,21 @@ async def authenticate_chat(request: Request) -> OrgId:
     raise _unauthorised("the key in X-API-Key is no environment key of an organisation here", fix=_STORE_KEY_FIX)
 
 
+async def authenticate_url_key(request: Request, key: str) -> ApiKey:
+    """The URL key in the path of a chat call. Raises a 401; an API key does not open it, for paths are logged."""
+    new_url = "`synthctl keys create --url` makes a new URL"
+    if not is_url_key(key) or mistyped(key):
+        raise _unauthorised("the URL holds no key of `synthctl keys create --url`, or not all of it", fix=new_url)
+    key_cache: ApiKeyCache = request.app.state.gateway.keys
+    caller = await key_cache.find(key)
+    if caller is None or not caller.url:
+        raise _unauthorised("the key in the URL is not known here", fix=new_url)
+    if not caller.active:
+        raise _unauthorised(f"the key in the URL ({caller.key_id}) {_ended(caller)}", fix=new_url)
+    require_scope(caller, Scope.INFERENCE)
+    return caller
+
+
 def required_scopes(method: str, path: str) -> tuple[Scope, ...]:
     """The scopes that a request requires."""
     if is_chat_path(method, path):
@@ -187,7 +205,7 @@ def require_scope(caller: ApiKey, *scopes: Scope) -> None:
     problem = Problem(
         what=f"this API key ({caller.key_id}) lacks the scope {', '.join(lacking)}; it has {', '.join(caller.scopes)}",
         expected=f"a key with the scope {', '.join(lacking)}",
-        fix=f"`synthctl keys new --scopes {','.join(scopes)}` makes one, with a key that has them and `keys`",
+        fix=f"`synthctl keys create --scopes {','.join(scopes)}` makes one, with a key that has them and `keys`",
     )
     raise ApiError(403, problem.text(), problems=[problem])
 
@@ -197,10 +215,10 @@ def _unauthorised(what: str, *, expected: str = "", fix: str = "check SYNTH_API_
     return ApiError(401, problem.text(), problems=[problem])
 
 
-def _time(key: ApiKey) -> str:
+def _ended(key: ApiKey) -> str:
     moment = key.revoked_at or key.expires_at
     assert moment is not None
-    return moment.isoformat(timespec="seconds")
+    return f"{'was revoked' if key.revoked_at else 'expired'} at {moment.isoformat(timespec='seconds')}"
 
 
 CurrentKey = Annotated[ApiKey, Depends(authenticate)]

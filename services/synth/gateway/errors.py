@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from synth.blobs import BlobMissing
 from synth.errors import Conflict, Problem, Transient, UserError
+from synth.keys import masked
 from synth.runtime import logs
 
 log = logs.get("api")
@@ -115,7 +116,7 @@ def install_handlers(app: FastAPI) -> None:
         if isinstance(error, RequestValidationError) and request.url.path.startswith(_OPENAI):
             failure.status = 400
         if failure.status >= 500:
-            log.error("request failed", method=request.method, path=request.url.path, error=repr(error))
+            log.error("request failed", method=request.method, path=masked(request.url.path), error=repr(error))
         return error_response(failure)
 
     kinds = (ApiError, UserError, Transient, Conflict, BlobMissing, RequestValidationError, HTTPException)
@@ -157,7 +158,7 @@ def _to_api_error(error: Exception, request: Request) -> ApiError:
 def _from_framework(error: HTTPException, request: Request) -> ApiError:
     """The error for what Starlette refuses by itself: an unknown route or method, an unreadable body."""
     allowed = (error.headers or {}).get("Allow")
-    route = f"{request.method} {request.url.path[:200]}"
+    route = f"{request.method} {masked(request.url.path[:200])}"
     if error.status_code == 404:
         problem = Problem(what=f"there is no route {route}", fix="GET /openapi.json has all of them")
     elif error.status_code == 405:

@@ -21,6 +21,12 @@ class GatewaySettings(ServiceSettings):
     bootstrap_environment_key: SecretStr | None = None
     """A task-app key that the organisation of `bootstrap_api_key` has from the start."""
 
+    url_key_s: float = 86_400.0
+    """How long a key in a URL (`synthctl keys create --url`) lives when its maker does not say."""
+
+    max_url_key_s: float = 30 * 86_400.0
+    """How long a key in a URL may live at most: an address is copied, kept in histories and logged by others."""
+
     max_upload_bytes: int = 8 << 30
     """The largest file that may be uploaded."""
 

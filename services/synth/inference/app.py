@@ -11,7 +11,9 @@ from starlette.types import ASGIApp
 
 from synth.bus.kv.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
+from synth.errors import InvalidKey
 from synth.inference.api.app import build_api
+from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.metrics import RecorderMetrics
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.engine_factory import (
@@ -26,8 +28,9 @@ from synth.inference.serving.owner import ServeTaskOwner
 from synth.inference.serving.router import ModelRouter
 from synth.inference.serving.turns import SharedDevice, take_turns
 from synth.inference.settings import InferenceSettings
-from synth.keys import CID_FIX, Cid, InvalidKey, has_bearer, internal_token, read_cid
+from synth.keys import Cid, has_bearer, internal_token, read_cid
 from synth.models import Registry
+from synth.rollout_credential import CID_FIX
 from synth.runtime import logs
 from synth.service import Service, run
 
@@ -113,6 +116,12 @@ def main() -> int:
             recorder,
             authenticate,
             internal_token=bearer,
+            schema_limits=SchemaLimits(
+                size=settings.max_schema_bytes,
+                depth=settings.max_schema_depth,
+                seconds=settings.schema_compile_s,
+                memory=settings.schema_compile_bytes,
+            ),
             extra_routes=service.observability(),
         )
 

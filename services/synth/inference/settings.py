@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from synth.inference.engines.settings import Workaround
 from synth.runtime.settings import ServiceSettings
 
@@ -57,6 +59,18 @@ class InferenceSettings(ServiceSettings):
 
     load_timeout_s: float = 600.0
     """How long a model may take to load."""
+
+    max_schema_bytes: int = 64 << 10
+    """The longest JSON schema that a request may have, in bytes."""
+
+    max_schema_depth: int = Field(default=64, ge=1, le=64)
+    """How many levels a JSON schema of a request may be nested; vLLM takes no more than 64."""
+
+    schema_compile_s: float = 5.0
+    """CPU seconds that compiling a JSON schema of a request may take."""
+
+    schema_compile_bytes: int = 512 << 20
+    """Memory that compiling a JSON schema of a request may take."""
 
     idle_unload_s: float = 900.0
     """A served model that nobody has asked for during so many seconds gives its memory back."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from itertools import groupby
+
+import msgspec
 
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
@@ -13,12 +17,14 @@ from synth.errors import Conflict, Problem
 from synth.events import (
     BlobRef,
     EvalCompleted,
+    FailedTries,
     RolloutBatched,
     RolloutBlocked,
     RolloutCompleted,
     RolloutFailed,
     RolloutRequested,
 )
+from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.types import (
     AbandonedRollout,
@@ -102,8 +108,11 @@ class RolloutLog:
         """Make one rollout durable: its trajectory, then the event that names it."""
         c = completed.rollout
         trajectory = RecordedTrajectory(branches=c.branches, reward=c.reward, info=completed.score.info)
-        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{completed.spec.index}"
-        blob = await self._put_blob(key, trajectory.to_bytes())
+        key = self._rollout_key(request, completed.spec)
+        # Both before the event: what it names is there.
+        blob, transcript = await asyncio.gather(
+            self._put_blob(key, trajectory.to_bytes()), self._put_transcript(key, completed.transcript)
+        )
         versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]
         event = RolloutCompleted(
             rollout_id=c.rollout_id,
@@ -120,11 +129,14 @@ class RolloutLog:
             seconds=round(c.seconds, 4),
             tries=c.tries,
             outcome=completed.score.outcome,
+            failed_tries=_failed_tries(completed.failures),
+            transcript=transcript,
         )
         await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         """Announce that a rollout failed in each of its tries, or was cut off at the deadline of its group."""
+        transcript = await self._put_transcript(self._rollout_key(request, spec), abandoned.transcript)
         event = RolloutFailed(
             rollout_id=spec.rollout_id,
             iteration=request.iteration,
@@ -135,6 +147,8 @@ class RolloutLog:
             problem=abandoned.problem,
             tries=abandoned.tries,
             late=abandoned.late,
+            failed_tries=_failed_tries(abandoned.failures),
+            transcript=transcript,
         )
         await self._publisher.once(event, org=self._org, key=self._job_id, id=spec.rollout_id)
 
@@ -160,10 +174,16 @@ class RolloutLog:
                 raise
         self._finished.add(("train", k))
 
-    async def _put_blob(self, key: str, body: bytes) -> BlobRef:
+    def _rollout_key(self, request: CollectRequest, spec: RolloutSpec) -> str:
+        return f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{spec.index}"
+
+    async def _put_blob(self, key: str, body: bytes, *, suffix: str = "safetensors") -> BlobRef:
         # The name has a hash of the content: a collector that was replaced and does not know it yet, or one that plays
         # a rollout again, can never put other bytes at a name that an event refers to.
-        return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.safetensors", body)
+        return await self._blobs.put_bytes(f"{key}-{hashlib.sha256(body).hexdigest()[:16]}.{suffix}", body)
+
+    async def _put_transcript(self, key: str, body: bytes) -> BlobRef | None:
+        return await self._put_blob(key, body, suffix="transcript.json") if body else None
 
     async def publish_evaluation(self, event: EvalCompleted) -> None:
         """Publish an evaluation."""
@@ -187,3 +207,18 @@ def request_from_event(event: RolloutRequested) -> CollectRequest:
         pinned_version=event.pinned_version,
         refill_seeds=event.refill_seeds,
     )
+
+
+def _failed_tries(problems: list[Problem]) -> list[FailedTries]:
+    """The failures in their order, equal ones together; the oldest are left out where an event has no room for them."""
+    found = [FailedTries(problem=problem, times=len(list(same))) for problem, same in groupby(problems)]
+    room = MAX_EVENT_BODY_BYTES // 2
+    sizes = [len(msgspec.json.encode(tries)) for tries in found]
+    kept = 0
+    while kept < len(found) and (room := room - sizes[-1 - kept]) >= 0:
+        kept += 1
+    if kept == len(found):
+        return found
+    older = found[: len(found) - kept]
+    what = Problem(what=f"{len(older)} earlier reasons are left out")
+    return [FailedTries(problem=what, times=sum(tries.times for tries in older)), *found[len(older) :]]

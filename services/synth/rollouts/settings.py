@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from synth.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
@@ -17,3 +19,8 @@ class RolloutsSettings(ServiceSettings, GuardSettings):
 
     policy_wait_s: float = 600.0
     """How long a collector waits for a policy version before it hands its task back."""
+
+    transcript_bytes: int = Field(default=1 << 20, ge=4096)
+    """The largest transcript of a rollout (its messages, and what its task app answered), in bytes of JSON. What does
+    not fit is shortened and says so; tokens and rewards are kept whole elsewhere. Images are never in it, only their
+    digest."""

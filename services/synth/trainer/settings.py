@@ -49,6 +49,12 @@ class TrainerSettings(ServiceSettings):
     batch_wait_s: float = 1800.0
     """How long an iteration's batch may take before the task is handed back."""
 
+    progress_s: float = Field(default=1.0, ge=0.05)
+    """Seconds between two announcements of steps that no checkpoint covers yet; watchers see steps no sooner."""
+
+    progress_ttl_s: float = Field(default=86_400.0, ge=60)
+    """How long the log keeps such an announcement: a watcher that comes later sees the durable steps alone."""
+
     pause_s: float = 60.0
     """How long a job that is to be paused may go on to finish its step and save it; then it is let go of as it was."""
 

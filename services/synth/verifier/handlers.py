@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -25,6 +25,7 @@ from synth.jobs.lifecycle import RESUMED, State
 from synth.jobs.resolved import EvalJob, Job, SftJob, job_from_data, training_start
 from synth.models import Registry
 from synth.runtime import logs
+from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, wait_for_file
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
@@ -55,7 +56,7 @@ class VerifierHandlers:
         history = await read_job(self.bus, org, job_id)
         # Counted from the fact, so that a wait which a second verifier goes on with has the same end.
         until = event.time + timedelta(seconds=self.settings.file_wait_s)
-        fact = await self._verify(job, org, until) if history.state is State.VALIDATED else None
+        fact = await self._verify(job, org, until, validated.origins) if history.state is State.VALIDATED else None
 
         def decide(history: JobHistory) -> Event | None:
             return fact if history.state is State.VALIDATED else None
@@ -97,7 +98,9 @@ class VerifierHandlers:
         for task in first_tasks(job, org=org, job_id=job_id, pool=pool, replicas=replicas, term=term):
             await enqueue(self.bus, task)
 
-    async def _verify(self, job: Job, org: str, until: datetime) -> JobVerified | JobRefused:
+    async def _verify(
+        self, job: Job, org: str, until: datetime, origins: Mapping[str, str]
+    ) -> JobVerified | JobRefused:
         problems: list[Problem] = []
         source = await _collect(problems, find_model(self.bus, org, job.model, self.registry))
         app: VerifiedTaskApp | None = None
@@ -111,6 +114,10 @@ class VerifierHandlers:
         else:
             task_url = job.rollout.task_url
             app = await _collect(problems, self._task_app(org, task_url))
+            place = origins.get("rollout.env_name", "env_name")
+            names = app.env_names if app else ()
+            if wrong := wrong_env_name(job.rollout.env_name, names, where=place, url=task_url):
+                problems.append(wrong)
         if problems or source is None:
             return JobRefused(problems=problems)
         return JobVerified(

@@ -18,6 +18,7 @@ from synth.bus.kv.secrets import EnvironmentKey
 from synth.bus.rpc import KEY_REFUSED_STATUSES, KeyResult, TaskAppReport
 from synth.errors import Problem, UserError
 from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
+from synth.taskapp.env_names import env_names
 
 _LARGEST_ANSWER = 4 << 20
 _FIRST_PAUSE_S = 0.25
@@ -25,10 +26,14 @@ _FIRST_PAUSE_S = 0.25
 
 @dataclass(frozen=True)
 class VerifiedTaskApp:
-    """A task app that works. key_id: of the environment key that opens it, None when it needs none."""
+    """A task app that works. key_id: of the environment key that opens it, None when it needs none.
+
+    env_names: the environments that it lists; empty where it lists none.
+    """
 
     name: str | None
     key_id: str | None
+    env_names: tuple[str, ...] = ()
 
 
 class KeyRefused(Exception):
@@ -109,7 +114,7 @@ class TaskAppCheck:
         info = await self._request("/task_info", key, give_up)
         if "taskset" not in info and "task" not in info:
             raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}", status=200)
-        return VerifiedTaskApp(name=task_name(info), key_id=key.id if key else None)
+        return VerifiedTaskApp(name=task_name(info), key_id=key.id if key else None, env_names=env_names(info))
 
     async def _request(self, path: str, key: EnvironmentKey | None, give_up: float) -> dict[str, Any]:
         pause = _FIRST_PAUSE_S

@@ -28,8 +28,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API shows it.
 
     kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
-    model: the id that the result serves under. metadata: the client's own. stand_in: the local model whose weights
-    really run under the source model's id. values: of the last training step; eval: of the last evaluation. waiting:
+    model: the id that the result serves under. metadata: the client's own. stand_in: the local model that
+    stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
+    it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
     what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
     last_seq: the last event of the job.
     """
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     validation_file: str | None = None
     model: str | None = None
     step: int = 0
+    provisional_step: int | None = None
     steps: int | None = None
     trained_tokens: int = 0
     attempt: int = 0
@@ -186,7 +188,10 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key without its secret. created_by: the id of the key that made it."""
+    """An API key without its secret. created_by: the id of the key that made it.
+
+    url: it is part of a URL, which opens chat completions and nothing else; model: the one model that it opens there.
+    """
 
     id: str
     object: Literal["key"] = "key"
@@ -197,12 +202,18 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    url: bool = False
+    model: str | None = None
 
 
 class MadeKey(Key, frozen=True, kw_only=True):
-    """An API key as it is shown once. key: what goes into SYNTH_API_KEY."""
+    """An API key as it is shown once. key: what goes into SYNTH_API_KEY.
+
+    path: of the base URL that a URL key opens, with the key in it; below this API's address.
+    """
 
     key: str
+    path: str | None = None
 
 
 class MadeOrganisation(Organisation, frozen=True, kw_only=True):

@@ -70,13 +70,12 @@ class Publisher:
     async def once(self, event: Event, *, org: str, key: str, id: str, ttl: float | None = None) -> int:
         """Append a fact that needs no protection but its id. Returns its sequence. ttl: seconds that it lives."""
         self._check(event, Write.ONCE)
-        headers = {"Nats-TTL": f"{int(ttl)}s"} if ttl else {}
-        return await self._append(event, org, key, id, headers, lost=Conflict)
+        return await self._append(event, org, key, id, _ttl(ttl), lost=Conflict)
 
-    async def fenced(self, event: Event, *, fence: Fence, id: str) -> int:
-        """Append a fact of an attempt. Raises `Fenced` when another attempt has started since."""
+    async def fenced(self, event: Event, *, fence: Fence, id: str, ttl: float | None = None) -> int:
+        """Append a fact of an attempt. ttl: seconds that it lives. Raises `Fenced` when another attempt has started."""
         self._check(event, Write.FENCED)
-        headers = {_EXPECTED: str(fence.seq), _EXPECTED_SUBJECT: fence.subject}
+        headers = {_EXPECTED: str(fence.seq), _EXPECTED_SUBJECT: fence.subject} | _ttl(ttl)
         async with fence.turn:
             return await self._append(event, fence.org, fence.job_id, id, headers, lost=Fenced)
 
@@ -156,6 +155,10 @@ class Publisher:
             # Nobody can say now: the append is tried again, and refused again if it has lost.
             return False
         return last.seq != int(headers[_EXPECTED])
+
+
+def _ttl(seconds: float | None) -> dict[str, str]:
+    return {"Nats-TTL": f"{int(seconds)}s"} if seconds else {}
 
 
 async def enqueue(bus: Connection, task: Task) -> bool:

@@ -7,12 +7,13 @@ keeps it under any name. What is malformed is no call, and stays text: a policy 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from synth.chat.json_text import BadJson, read_json, write_json
+from synth.chat.json_text import BadJson, read_json, refuse_constant, write_json
 
 #: Reasoning stands between these two, at the beginning of a reply.
 THINK, THINK_END = "<think>", "</think>"
@@ -41,6 +42,8 @@ class CallFormat:
     marks: texts with which one may begin. before_name, after_name: what stands around its function's name, up to where
     the arguments begin. name_end: what follows a name and cannot be in it.
     read: the calls in a text that begins with a mark, or [] where one of them is malformed.
+    raw_arguments: of the text between `after_name` and the end of a call that may be malformed or cut off, the
+    arguments. after_arguments: what ends a call after its arguments. json_arguments: whether these are JSON.
     """
 
     marks: tuple[str, ...]
@@ -48,6 +51,25 @@ class CallFormat:
     after_name: str
     name_end: str
     read: Callable[[str, Tools], list[ReadCall]]
+    raw_arguments: Callable[[str], str]
+    after_arguments: str
+    json_arguments: bool
+
+    def read_forced(self, text: str, tools: Tools, names: Sequence[str]) -> tuple[list[ReadCall], str]:
+        """The calls in a text that was made to begin with a call of one of `names`, and the text after them.
+
+        The first call's arguments are what the model wrote, JSON or not; without a whole name there is no call.
+        """
+        calls = self.read(text, tools)
+        if calls:
+            return calls, ""
+        body = text.removeprefix(self.before_name)
+        name = next((name for name in names if body.startswith(name + self.after_name)), None)
+        if name is None or body == text:
+            return [], text
+        first, _, rest = body[len(name + self.after_name) :].partition(CALL_END)
+        later = self.read(rest.lstrip(), tools)
+        return [ReadCall(name, self.raw_arguments(first)), *later], "" if later else rest.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,21 @@ def read_json_calls(text: str, tools: Tools) -> list[ReadCall]:
     return found
 
 
+def _raw_json_arguments(text: str) -> str:
+    """The text's JSON value where it is one; else the text, without the brace that ends the call itself."""
+    text = text.strip()
+    raw = text.removesuffix("}").rstrip()
+    try:
+        value, end = json.JSONDecoder(parse_constant=refuse_constant).raw_decode(text)
+        spelled = value if isinstance(value, str) else write_json(value)
+    # A text that ends within its first value is that value, cut off: all of its braces are its own.
+    except json.JSONDecodeError as error:
+        return text if error.pos >= len(text) - 1 else raw
+    except (ValueError, RecursionError):
+        return raw
+    return spelled if text[end:].strip() in ("", "}") and _is_text(spelled) else raw
+
+
 _XML_CALL = re.compile(r"<function=([^<>]+)>(.*?)</function>", re.DOTALL)
 _XML_ARGUMENT = re.compile(r"\s*<parameter=([^<>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
@@ -101,6 +138,11 @@ def read_xml_calls(text: str, tools: Tools) -> list[ReadCall]:
             return []
         found.append(ReadCall(name, write_json(arguments)))
     return found
+
+
+def _raw_xml_arguments(text: str) -> str:
+    """The parameters as the model wrote them."""
+    return text.partition("</function>")[0].strip()
 
 
 def functions_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
@@ -150,6 +192,9 @@ _JSON_CALLS = CallFormat(
     after_name='", "arguments":',
     name_end='"',
     read=read_json_calls,
+    raw_arguments=_raw_json_arguments,
+    after_arguments=f"}}\n{CALL_END}",
+    json_arguments=True,
 )
 _XML_CALLS = CallFormat(
     marks=(_CALL_START, "<function="),  # Qwen3-Coder leaves the outer mark out at times
@@ -157,6 +202,9 @@ _XML_CALLS = CallFormat(
     after_name=">\n",
     name_end=">",
     read=read_xml_calls,
+    raw_arguments=_raw_xml_arguments,
+    after_arguments=f"</function>\n{CALL_END}",
+    json_arguments=False,
 )
 
 # What a template must hold to be of a family; the first that fits.

@@ -19,13 +19,14 @@ class BadJson(ValueError):
 def read_json(text: str) -> Any:
     """The value of a JSON text. Raises `BadJson`, also for NaN and infinities, which JSON has not."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=refuse_constant)
     # Text that is nested deeply enough ends the parser with a RecursionError.
     except (ValueError, RecursionError) as error:
         raise BadJson(str(error)) from error
 
 
-def _refuse(constant: str) -> Any:
+def refuse_constant(constant: str) -> Any:
+    """A `parse_constant` of the json module that raises `BadJson`."""
     raise BadJson(f"{constant} is not JSON")
 
 

@@ -10,14 +10,19 @@ from synth.errors import Problem
 from synth.events.catalogue import Event, Reading, Role, Write, event
 from synth.events.references import BlobRef, ModelRef
 
+#: Who owns a task of a job reads the job's own configuration and sources from its log.
+_TASK_OWNERS = {Role.ROLLOUTS: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW, Role.TRAINER: Reading.FOLLOW}
+#: Who collects for a job, or serves it, stops once it has ended or is paused. Its owner is the one that ends it.
+_UNTIL_OVER = {Role.ROLLOUTS: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW}
+
 
 @event("job.created", by=Role.GATEWAY, reads={Role.VALIDATOR: Reading.QUEUE}, write=Write.CAS)
 class JobCreated(Event, frozen=True, kw_only=True):
     """A job was submitted. config: the whole configuration as sent. body_sha256: of the request, for idempotency.
 
     config_format: "toml" as in the file, or "json" from a client that sends it parsed. kind: "sft", "rl" or "eval"
-    where the client's request already says it. metadata: the client's own, given back with the job. The rest overrides
-    the configuration.
+    where the client's request already says it. metadata: the client's own, given back with the job. name: of the job;
+    that of its configuration where it is None. The rest overrides the configuration.
     """
 
     config: str
@@ -34,9 +39,10 @@ class JobCreated(Event, frozen=True, kw_only=True):
     seed: int | None = None
     allow_experimental: bool = False
     created_by: str = ""
+    name: str | None = None
 
 
-@event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE}, write=Write.CAS)
+@event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE, **_TASK_OWNERS}, write=Write.CAS)
 class JobValidated(Event, frozen=True, kw_only=True):
     """The TOML is right. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind."""
 
@@ -52,7 +58,7 @@ class JobRejected(Event, frozen=True, kw_only=True):
     problems: list[Problem]
 
 
-@event("job.verified", by=Role.VERIFIER, reads={Role.INFERENCE: Reading.FOLLOW}, write=Write.CAS)
+@event("job.verified", by=Role.VERIFIER, reads=_TASK_OWNERS, write=Write.CAS)
 class JobVerified(Event, frozen=True, kw_only=True):
     """The job's world is there: task app, files, source model. task_key_id names the environment key that works."""
 
@@ -93,9 +99,7 @@ class JobPauseRequested(Event, frozen=True, kw_only=True):
     requested_by: str = ""
 
 
-@event(
-    "job.paused", by=Role.OWNER, reads={Role.INFERENCE: Reading.FOLLOW, Role.ROLLOUTS: Reading.FOLLOW}, write=Write.CAS
-)
+@event("job.paused", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobPaused(Event, frozen=True, kw_only=True):
     """The owner has let go of the job after this step: it holds no worker until it is resumed.
 
@@ -106,28 +110,28 @@ class JobPaused(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-@event("job.resumed", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.QUEUE}, write=Write.CAS)
+@event("job.resumed", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.QUEUE, **_UNTIL_OVER}, write=Write.CAS)
 class JobResumed(Event, frozen=True, kw_only=True):
     """The user asked a paused job to go on: its first tasks are due again, and the next attempt resumes."""
 
     requested_by: str = ""
 
 
-@event("job.withdrawn", by=Role.GATEWAY, write=Write.CAS)
+@event("job.withdrawn", by=Role.GATEWAY, reads=_UNTIL_OVER, write=Write.CAS)
 class JobWithdrawn(Event, frozen=True, kw_only=True):
     """The user cancelled the job while nobody owned it: before its start, or while it was paused."""
 
     requested_by: str = ""
 
 
-@event("job.cancelled", by=Role.OWNER, write=Write.CAS)
+@event("job.cancelled", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobCancelled(Event, frozen=True, kw_only=True):
     """The owner has stopped a job whose cancellation was requested."""
 
     step: int
 
 
-@event("job.succeeded", by=Role.OWNER, write=Write.CAS)
+@event("job.succeeded", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobSucceeded(Event, frozen=True, kw_only=True):
     """The job is done. model: the id it serves under (none for an evaluation)."""
 
@@ -136,9 +140,19 @@ class JobSucceeded(Event, frozen=True, kw_only=True):
     values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
 
 
-@event("job.failed", by=Role.OWNER, write=Write.CAS)
+@event("job.failed", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobFailed(Event, frozen=True, kw_only=True):
     """The job cannot go on. code: a stable word for programs; problem: what, expected, fix, for people."""
 
     code: str
     problem: Problem
+
+
+@event("job.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW})
+class JobDeleted(Event, frozen=True, kw_only=True):
+    """A job that had ended is gone for everybody, with what it made; its blobs go when nothing needs them any more.
+
+    No part of the lifecycle: a job that has ended stays as it ended.
+    """
+
+    requested_by: str

@@ -26,11 +26,19 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
     refill_seeds: list[int] = msgspec.field(default_factory=list[int])
 
 
+class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
+    """Tries of a rollout that failed one after the other, for the same reason."""
+
+    problem: Problem
+    times: int = 1
+
+
 @event("rollout.completed", by=Role.ROLLOUTS)
 class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
-    Refills count on: the groups behind those of `seeds` play `refill_seeds`.
+    Refills count on: the groups behind those of `seeds` play `refill_seeds`. failed_tries: those before the last one.
+    transcript: what the last try said and what its task app answered, as JSON (`synth.transcripts`), for people.
     """
 
     rollout_id: str
@@ -47,13 +55,16 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
     seconds: float
     tries: int
     outcome: str = "ok"
+    failed_tries: list[FailedTries] = msgspec.field(default_factory=list[FailedTries])
+    transcript: BlobRef | None = None
 
 
 @event("rollout.failed", by=Role.ROLLOUTS)
 class RolloutFailed(Event, frozen=True, kw_only=True):
     """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped.
 
-    late: it was cut off at its group's deadline; the group goes with the others.
+    late: it was cut off at its group's deadline; the group goes with the others. failed_tries: those before the last
+    one, whose problem is `problem`. transcript: of the last try, None where there was nothing to keep.
     """
 
     rollout_id: str
@@ -65,6 +76,8 @@ class RolloutFailed(Event, frozen=True, kw_only=True):
     problem: Problem
     tries: int
     late: bool = False
+    failed_tries: list[FailedTries] = msgspec.field(default_factory=list[FailedTries])
+    transcript: BlobRef | None = None
 
 
 @event("rollout.batch", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW}, write=Write.CHAIN)

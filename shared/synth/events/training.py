@@ -83,12 +83,32 @@ class TrainStep(Event, frozen=True, kw_only=True):
     values: dict[str, float]
 
 
+class ProvisionalStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that is trained, and that no checkpoint covers yet."""
+
+    step: int
+    values: dict[str, float]
+
+
+@event("train.progressed", by=Role.TRAINER, write=Write.FENCED)
+class TrainProgressed(Event, frozen=True, kw_only=True):
+    """Steps as they happen, before a checkpoint covers them: for those who watch, and for nobody who decides.
+
+    An attempt that dies takes them with it, and the next one trains them again; each becomes durable with its
+    `train.step`. It lives for `SYNTH_PROGRESS_TTL_S`.
+    """
+
+    of: int
+    attempt: int
+    steps: list[ProvisionalStep]
+
+
 @event("train.warned", by=Role.TRAINER, write=Write.FENCED)
 class TrainWarned(Event, frozen=True, kw_only=True):
     """The collapse watch sees a sign, of this step and of those before it: once, until it has passed.
 
-    rule: of `[training.watch]`, or no_learning_signal. over: steps in a row that show it. threshold: what `value` is
-    beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop".
+    rule: of `[training.watch]`, or no_learning_signal or all_solved. over: steps in a row that show it. threshold: what
+    `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop".
     """
 
     step: int
@@ -126,6 +146,19 @@ class ModelPublished(Event, frozen=True, kw_only=True):
     model: ModelRef
     kind: str
     step: int
+
+
+@event("model.deleted", by=Role.GATEWAY, reads={Role.VERIFIER: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW})
+class ModelDeleted(Event, frozen=True, kw_only=True):
+    """A finished model, or a checkpoint of a job that has ended, is gone for everybody.
+
+    tree: the manifest of its files, which go when nothing needs them any more: no live job that was verified with it,
+    and no model that lies over it. None for a model without files of its own.
+    """
+
+    model: str
+    tree: BlobRef | None
+    requested_by: str
 
 
 @event("blob.expired", by=Role.TRAINER, write=Write.FENCED)

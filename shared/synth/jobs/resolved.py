@@ -113,6 +113,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a task app is driven. policy_config: what the file says beside the sampling, passed on as it is.
 
+    env_config: passed on as it is; in evaluations, with the keys of evaluation_env_config in place of its own.
     env_name: None leaves it to the task app. max_concurrent_rollouts: over the whole cluster. rollout_timeout_s:
     seconds a try. group_timeout_s: seconds from when all of a group are under way until it goes without those that
     still run; None is never. max_retries: after errors of the environment; a failure of the policy earns
@@ -135,10 +136,11 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_timeout_s: float | None = None
     constrain_tools: bool = False
     app_id: str | None = None
+    evaluation_env_config: dict[str, Any] = {}
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts on fixed seeds after every `every_n_iters` iterations."""
+    """Rollouts on fixed seeds before the first iteration, and after every `every_n_iters` iterations."""
 
     every_n_iters: int
     seeds: list[int]

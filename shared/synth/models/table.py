@@ -48,6 +48,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     stand_in: the local model whose directory `path` is, when the base's own weights are not here.
     prefix, job_id, checkpoint: of a fine-tuned id, else None.
     lora_targets: the modules that a LoRA adapts when the job does not say: "all-linear", or a regex.
+    assumed: nothing is known of the model here, and the rest is a guess: who has it decides what it can do.
     """
 
     id: str
@@ -66,6 +67,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     checkpoint: str | None = None
     lora_targets: str
+    assumed: bool = False
 
     @property
     def modes(self) -> list[str]:

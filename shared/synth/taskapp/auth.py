@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -27,9 +28,12 @@ def refusal(request: Request, keys: list[str]) -> JSONResponse | None:
     return error(400, "unauthorised", "send the environment key in X-API-Key")
 
 
-def error(status: int, code: str, message: str) -> JSONResponse:
-    """An error in the contract's shape: `{"detail": {"error": {"code", "message"}}}`."""
-    return JSONResponse({"detail": {"error": {"code": code, "message": message}}}, status_code=status)
+def error(status: int, code: str, message: str, **beside: Any) -> JSONResponse:
+    """An error in the contract's shape: `{"detail": {"error": {"code", "message"}}}`.
+
+    beside: stands beside `detail`, in which a reader looks for words that tell the policy's failures from others.
+    """
+    return JSONResponse({"detail": {"error": {"code": code, "message": message}}, **beside}, status_code=status)
 
 
 def _given(request: Request) -> list[str]:

@@ -68,7 +68,10 @@ class RolloutRequest(Wire):
 
 
 class Step(Wire):
-    """One decision. reward: None when the environment paid nothing for this step in particular."""
+    """One decision. reward: None when the environment paid nothing for this step in particular.
+
+    after_call: how many calls of the model came before it, for people who read the rollout; None where it is not known.
+    """
 
     obs: Any = None
     tool_calls: list[Any] = Field(default_factory=list[Any])
@@ -76,6 +79,7 @@ class Step(Wire):
     done: bool = False
     truncated: bool | None = None
     info: Object | None = None
+    after_call: int | None = None
 
 
 class Trajectory(Wire):

@@ -47,6 +47,8 @@ class Episode:
     credential: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
     calls: int = 0
+    _called: list[Any] = field(default_factory=list[Any])
+    """The tool calls of the replies since the last step."""
 
     @property
     def base_url(self) -> str:
@@ -69,6 +71,7 @@ class Episode:
         headers = {"X-API-Key": self.credential} if self.credential else None
         began = time.monotonic()
         reply = await self.clients.chat(self.url, body, headers=headers)
+        self._called += reply.message.get("tool_calls") or []
         if self.trace is not None:
             self.trace.called(messages, reply.body, seconds=time.monotonic() - began)
         return reply
@@ -84,6 +87,9 @@ class Episode:
     ) -> None:
         """Record one decision and what it earned. The rollout's reward is the sum over its steps.
 
+        obs, info: what the environment answered, for whoever reads the rollout; anything that JSON has, and of other
+        values their text. tool_calls: those of the replies since the last step where none are given.
+
         Raises ValueError when the reward is not finite: JSON would turn it into "no reward".
         """
         if reward is not None and not math.isfinite(reward):
@@ -91,8 +97,17 @@ class Episode:
         if self.trace is not None:
             self.trace.stepped(reward=reward, done=done)
         meta = {"meta": {"inference_url": self.url}}
+        called, self._called = self._called, []
         self.steps.append(
-            Step(obs=obs, reward=reward, done=done, tool_calls=tool_calls or [], info={**meta, **(info or {})})
+            Step(
+                obs=obs,
+                reward=reward,
+                done=done,
+                tool_calls=called if tool_calls is None else tool_calls,
+                info={**meta, **(info or {})},
+                # An agent with a client of its own calls past us.
+                after_call=self.calls or None,
+            )
         )
 
 

@@ -196,6 +196,9 @@ def _busy(response: httpx.Response) -> tuple[str, float]:
         body = None
     fields = cast(dict[str, Any], body) if isinstance(body, dict) else {}
     reason = f"HTTP {response.status_code} {response.text[:200]}"
+    told = fields.get("error")
+    if isinstance(told, dict) and cast(dict[str, Any], told).get("code") == "call_budget_spent":
+        raise PolicyFailure("the rollout has made all of its calls of the model", code="call_budget")
     if response.status_code in _BUSY:
         return reason, _seconds(response.headers.get("retry-after"))
     if response.status_code == 400 and fields.get("status") == "overloaded":

@@ -10,7 +10,8 @@
     serve(math, port=8001)
 
 Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
-InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504.
+InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504. What an agent's
+own client or framework raises is one of these, too (`synth.taskapp.blame`).
 """
 
 from __future__ import annotations
@@ -18,26 +19,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import json
 import logging
 import os
-import socket
+import textwrap
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from synth.errors import Problem, UserError
+from synth.errors import InvalidKey, Problem, UserError
 from synth.runtime.env_file import read_env_file
 from synth.taskapp.auth import configured_keys, error, refusal
+from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
 from synth.taskapp.episode import Episode, rollout_credential
+from synth.taskapp.faults import fault_of
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
+from synth.taskapp.server import listen, make_server, url_of
 from synth.taskapp.threads import run_in_thread
 from synth.taskapp.trace import Trace
 
@@ -74,6 +78,11 @@ class TaskApp:
         self._clients = clients or ChatClients()
         self._describe: Callable[[int], Mapping[str, Any]] = lambda seed: {}
         self._episode: Callable[[Episode], Awaitable[None] | None] | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The environment keys that open it."""
+        return configured_keys() if self._keys is None else self._keys
 
     def episode(self, function: _F) -> _F:
         """Register what plays one rollout: an `async def`, or a plain `def`, which runs in a thread of its own.
@@ -118,8 +127,13 @@ class TaskApp:
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            keys = configured_keys() if self._keys is None else self._keys
-            return refusal(request, keys) or await endpoint(request)
+            try:
+                return refusal(request, self.keys) or await endpoint(request)
+            except asyncio.CancelledError:
+                # The server cancels what is under way when it stops; whoever asked learns why.
+                return error(503, "stopping", "the task app is being stopped")
+            except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
+                return _broken(f"{request.method} {request.url.path}", broken)
 
         return guarded
 
@@ -143,7 +157,8 @@ class TaskApp:
     async def _task_info(self, request: Request) -> Response:
         asked = request.query_params.getlist("seed")
         if not asked:
-            return JSONResponse({"taskset": {**self._dataset, "task": self._task}})
+            taskset = {**self._dataset, "task": self._task}
+            return JSONResponse({"taskset": taskset, "env_names": [self.id]})
         if len(asked) > _MOST_SEEDS_ASKED or not all(s.isascii() and s.isdigit() and len(s) < 17 for s in asked):
             return error(422, "bad_seed", f"seed: at most {_MOST_SEEDS_ASKED} whole numbers of 0 or more")
         infos = [self._info_of(int(s)) for s in asked]
@@ -168,20 +183,21 @@ class TaskApp:
             first = bad.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
             return error(422, "bad_request", f"{place}: {first['msg']}")
-        except ValueError as bad:
+        except (ValueError, InvalidKey) as bad:
             return error(422, "bad_request", str(bad))
         overtime = asyncio.timeout(asked.safety.max_time_s)
         try:
             async with overtime:
                 failure = await self._play(episode)
-            body = _response(self, episode, failure).model_dump_json()
+            body = _response(self, episode, failure).model_dump_json(fallback=_plain)
         except InferenceUnavailable as unavailable:
-            return error(502, "inference_unavailable", str(unavailable))
-        except Exception as broken:
+            return error(502, "inference_unavailable", str(unavailable), **_played(self, episode))
+        except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
             if overtime.expired():
-                return error(504, "rollout_timeout", f"not done within {asked.safety.max_time_s:g} s")
-            log.exception("run %s, seed %s: the environment failed", asked.run_id, episode.seed)
-            return error(500, "environment_error", f"{type(broken).__name__}: {broken}")
+                what = f"not done within {asked.safety.max_time_s:g} s"
+                return error(504, "rollout_timeout", what, **_played(self, episode))
+            doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
+            return _broken(doing, broken, **_played(self, episode))
         return Response(body, media_type="application/json")
 
     async def _play(self, episode: Episode) -> PolicyFailure | None:
@@ -195,8 +211,13 @@ class TaskApp:
                 # A plain function may return a coroutine: functools.partial, a lambda, a callable object.
                 if pending is not None:
                     await pending
-        except PolicyFailure as failure:
-            return failure
+        except Exception as raised:
+            fault = blame(raised, url=episode.url)
+            if isinstance(fault, PolicyFailure):
+                return fault
+            if fault is not None and fault is not raised:
+                raise fault from raised
+            raise
         return None
 
     def _begin(self, asked: RolloutRequest, environment_key: str) -> Episode:
@@ -227,6 +248,17 @@ class TaskApp:
         )
 
 
+def _broken(doing: str, raised: Exception, **beside: Any) -> JSONResponse:
+    """The answer of status 500 for what the app's own code raised, which its author reads in the log, too.
+
+    beside: as in `error`.
+    """
+    fault = fault_of(raised)
+    log.error("%s failed\n%s", doing, textwrap.indent(fault.text(), "  "))
+    message = fault.what.splitlines()[0] + (f" ({fault.place})" if fault.place else "")
+    return error(500, "environment_error", message, traceback=fault.lines(), **beside)
+
+
 def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> RolloutResponse:
     asked, steps = episode.request, episode.steps
     correlation = asked.policy.config.get("trace_correlation_id")
@@ -235,13 +267,6 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
         details["policy_failure"] = {"code": failure.code, "message": str(failure)}
         steps = [*steps, Step(done=True, info={"meta": {"inference_url": episode.url}, **details})]
     earned = None if failure is not None else sum(s.reward or 0.0 for s in steps)
-    trajectory = Trajectory(
-        env_id=app.id,
-        policy_id=asked.policy.policy_name or asked.policy.policy_id or "policy",
-        steps=steps,
-        length=len(steps),
-        inference_url=episode.url,
-    )
     metrics = Metrics(
         episode_returns=[] if earned is None else [earned],
         mean_return=earned,
@@ -251,7 +276,7 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
     )
     return RolloutResponse(
         run_id=asked.run_id,
-        trajectories=[trajectory],
+        trajectories=[_trajectory(app, episode, steps)],
         metrics=metrics,
         aborted=failure is not None,
         ops_executed=2 * episode.calls,
@@ -259,6 +284,30 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
         trace=_trace(app, episode, earned),
         pipeline_metadata={"inference_url": episode.url},
     )
+
+
+def _trajectory(app: TaskApp, episode: Episode, steps: list[Step]) -> Trajectory:
+    policy = episode.request.policy
+    return Trajectory(
+        env_id=app.id,
+        policy_id=policy.policy_name or policy.policy_id or "policy",
+        steps=steps,
+        length=len(steps),
+        inference_url=episode.url,
+    )
+
+
+def _played(app: TaskApp, episode: Episode) -> dict[str, Any]:
+    """The steps that were played before an error, to stand beside it: they show how it came to it."""
+    played = _trajectory(app, episode, episode.steps).model_dump_json(fallback=_plain)
+    return {"trajectories": [json.loads(played)]}
+
+
+def _plain(value: Any) -> Any:
+    """What stands in an answer for a value that JSON does not have: an array's numbers, else its text."""
+    if callable(as_list := getattr(value, "tolist", None)):
+        return as_list()
+    return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
 
 
 def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, Any] | None:
@@ -285,30 +334,7 @@ def serve(app: TaskApp, *, port: int, host: str = "127.0.0.1", ready: Callable[[
         os.environ.update({k: v for k, v in read_env_file(Path(".env")).items() if k.startswith("ENVIRONMENT_API_KEY")})
     # httpx logs each URL, and the URL's cid is a credential.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        app.asgi(),
-        loop="uvloop",
-        http="httptools",
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=10,
-    )
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        # Before anybody is told of the address: a call that comes at once waits instead of being refused.
-        listener.listen(2048)
-    except OSError as taken:
-        listener.close()
-        raise UserError(
-            Problem(
-                what=f"cannot listen: {taken.strerror}",
-                expected="a free port",
-                fix="choose another with --port",
-                where=f"{host}:{port}",
-            )
-        ) from taken
-    bound, name = listener.getsockname()[1], f"[{host}]" if ":" in host else host
-    ready(f"http://{name}:{bound}")
-    uvicorn.Server(config).run(sockets=[listener])
+    server = make_server(app.asgi())
+    listener = listen(host, port)
+    ready(url_of(listener))
+    server.run(sockets=[listener])

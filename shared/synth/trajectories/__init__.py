@@ -5,7 +5,8 @@ Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is 
 
 from __future__ import annotations
 
-from synth.trajectories.batch import BatchMeta, RolloutBatch, RolloutMeta
+from synth.trajectories.batch import RolloutBatch
+from synth.trajectories.masks import TokenMasks, TokenSet
 from synth.trajectories.records import (
     ClosedRollout,
     CompletionRecord,
@@ -15,6 +16,7 @@ from synth.trajectories.records import (
     records_to_bytes,
 )
 from synth.trajectories.trajectory import Branch, RecordedTrajectory, build_branches
+from synth.transcripts.batch_header import BatchMeta, RolloutMeta
 
 __all__ = [
     "BatchMeta",
@@ -24,6 +26,8 @@ __all__ = [
     "RecordedTrajectory",
     "RolloutBatch",
     "RolloutMeta",
+    "TokenMasks",
+    "TokenSet",
     "build_branches",
     "closed_from_bytes",
     "closed_to_bytes",

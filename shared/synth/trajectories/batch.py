@@ -7,34 +7,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from synth.trajectories.masks import TokenMasks, join_masks
 from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
 from synth.trajectories.trajectory import Branch
-
-
-class RolloutMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of a batch: who it was and what it earned."""
-
-    rollout_id: str
-    seed: int
-    group: int
-    reward: float
-
-
-class BatchMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch says of itself, carried in its safetensors header.
-
-    temperature: of the sampling; the trainer divides its logits by it (decision 25).
-    groups_kept, groups_dropped: groups whose rewards differed; those whose did not, or that were incomplete.
-    values: figures of the collection (reward mean, latency, retries …) that `train.step` repeats.
-    """
-
-    job_id: str
-    iteration: int
-    temperature: float
-    rollouts: list[RolloutMeta]
-    groups_kept: int
-    groups_dropped: int
-    values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+from synth.transcripts.batch_header import BatchMeta
 
 
 @dataclass(frozen=True)
@@ -43,6 +19,7 @@ class RolloutBatch:
 
     tokens int32 [T] · loss_mask bool [T] · logprobs float32 [T] (behaviour, nats) · versions int32 [T]
     cu_seqlens int32 [S+1] · advantages float32 [S] · rollout int32 [S], the index into `meta.rollouts`.
+    masks: of the T tokens, which others could have been sampled in their place (decision 33); None where any could.
     Sequences of groups that were dropped are not in it; `meta` counts them.
     """
 
@@ -54,6 +31,7 @@ class RolloutBatch:
     advantages: Float32
     rollout: Int32
     meta: BatchMeta
+    masks: TokenMasks | None = None
 
     @property
     def sequences(self) -> int:
@@ -74,6 +52,7 @@ class RolloutBatch:
             advantages=np.asarray(advantages, dtype=np.float32),
             rollout=np.asarray(rollout, dtype=np.int32),
             meta=meta,
+            masks=join_masks([(b.masks, n) for b, n in zip(branches, lengths, strict=True)]),
         )
 
     def to_bytes(self) -> bytes:
@@ -87,6 +66,7 @@ class RolloutBatch:
                 "cu_seqlens": self.cu_seqlens,
                 "advantages": self.advantages,
                 "rollout": self.rollout,
+                **(self.masks.arrays() if self.masks is not None else {}),
             },
             msgspec.to_builtins(self.meta),
         )
@@ -104,4 +84,5 @@ class RolloutBatch:
             advantages=arrays["advantages"],
             rollout=arrays["rollout"],
             meta=msgspec.convert(meta, BatchMeta),
+            masks=TokenMasks.from_arrays(arrays),
         )

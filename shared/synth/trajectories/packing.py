@@ -6,11 +6,13 @@ torch reads the arrays without a copy.
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load, save
+
+from synth.transcripts.batch_header import LENGTH_BYTES, header_length, read_description
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -31,10 +33,8 @@ def pack_arrays(arrays: dict[str, npt.NDArray[Any]], meta: Any) -> bytes:
 
 def unpack_arrays(body: bytes) -> tuple[dict[str, npt.NDArray[Any]], Any]:
     """The arrays and the description that `pack_arrays` wrote. Raises `ValueError` on any other body."""
-    header_bytes = int.from_bytes(body[:8], "little")
+    meta = read_description(body[LENGTH_BYTES : LENGTH_BYTES + header_length(body)])
     try:
-        header = cast(dict[str, Any], json.loads(body[8 : 8 + header_bytes]))
-        meta = json.loads(header["__metadata__"]["synth"])
         return load(body), meta
     except (KeyError, ValueError) as error:
         raise ValueError(f"not a body of ours: {error}") from error

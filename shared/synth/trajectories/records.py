@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
+from synth.trajectories.masks import TokenMasks
 from synth.trajectories.packing import Bool, Float32, Int32, pack_arrays, unpack_arrays
+from synth.transcripts.shorten import json_size
+from synth.transcripts.transcript import RecordedChat
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,11 @@ class CompletionRecord:
     prompt_ids: int32 [P]. sampled_ids: int32 [C], the stop token included when it was sampled.
     logprobs: float32 [C], nats, of the sampled tokens under the policy that sampled them (T applied).
     versions: int32 [C], the policy version that sampled each token.
-    sampled: bool [C], False where a token was forced (a thinking budget, a grammar) and so is not trained.
-    finish_reason: "stop", "length" or "abort".
+    sampled: bool [C], False where a token was forced (a thinking budget, a tool call, a grammar that allowed no other)
+    and so is not trained. finish_reason: "stop", "length" or "abort".
+    malformed_call: whether the reply has a tool call that cannot be read, or whose arguments are no JSON object.
+    masks: of the C sampled tokens, which others could have come in their place; None where any could.
+    chat: the call as text, for people; nothing is trained on it.
     """
 
     prompt_ids: Int32
@@ -28,6 +35,16 @@ class CompletionRecord:
     versions: Int32
     sampled: Bool
     finish_reason: str
+    malformed_call: bool = False
+    masks: TokenMasks | None = None
+    chat: RecordedChat | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        arrays = (self.prompt_ids, self.sampled_ids, self.logprobs, self.versions, self.sampled)
+        masks = self.masks.nbytes if self.masks is not None else 0
+        return sum(a.nbytes for a in arrays) + masks + (json_size(self.chat) if self.chat is not None else 0)
 
 
 def records_to_bytes(records: list[CompletionRecord]) -> bytes:
@@ -39,18 +56,27 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
         arrays[f"{i}.logprobs"] = r.logprobs
         arrays[f"{i}.versions"] = r.versions
         arrays[f"{i}.sampled"] = r.sampled
-    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records]})
+        masks = r.masks.arrays() if r.masks is not None else {}
+        arrays |= {f"{i}.{name}": array for name, array in masks.items()}
+    # As an array, not in the description: that may hold 100 MB at most, and a conversation has any size.
+    arrays["chats"] = np.frombuffer(msgspec.json.encode([r.chat for r in records]), np.uint8)
+    malformed = [i for i, r in enumerate(records) if r.malformed_call]
+    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed})
 
 
 def records_from_bytes(body: bytes) -> list[CompletionRecord]:
     """Read what `records_to_bytes` wrote."""
     arrays, meta = unpack_arrays(body)
+    chats = msgspec.json.decode(arrays["chats"].tobytes(), type=list[RecordedChat | None])
     return [
         CompletionRecord(
             *(arrays[f"{i}.{k}"] for k in ("prompt_ids", "sampled_ids", "logprobs", "versions", "sampled")),
             finish_reason=reason,
+            malformed_call=i in meta["malformed_calls"],
+            masks=TokenMasks.from_arrays(arrays, prefix=f"{i}."),
+            chat=chat,
         )
-        for i, reason in enumerate(meta["finish_reasons"])
+        for i, (reason, chat) in enumerate(zip(meta["finish_reasons"], chats, strict=True))
     ]
 
 

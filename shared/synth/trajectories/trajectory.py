@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from synth.trajectories.masks import TokenMasks, join_masks
 from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
 from synth.trajectories.records import CompletionRecord
 
@@ -18,12 +19,14 @@ class Branch:
 
     tokens: int32 [T], prompt first. loss_mask: bool [T], True on sampled tokens only.
     logprobs: float32 [T], 0 where the mask is False. versions: int32 [T], -1 where the mask is False.
+    masks: of the T tokens, which others could have been sampled in their place; None where any could.
     """
 
     tokens: Int32
     loss_mask: Bool
     logprobs: Float32
     versions: Int32
+    masks: TokenMasks | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class RecordedTrajectory:
     def to_bytes(self) -> bytes:
         """The trajectory as one safetensors body."""
         lengths = [len(b.tokens) for b in self.branches]
+        masks = join_masks([(b.masks, len(b.tokens)) for b in self.branches])
         return pack_arrays(
             {
                 "tokens": concatenate([b.tokens for b in self.branches], np.int32),
@@ -44,6 +48,7 @@ class RecordedTrajectory:
                 "logprobs": concatenate([b.logprobs for b in self.branches], np.float32),
                 "versions": concatenate([b.versions for b in self.branches], np.int32),
                 "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
+                **(masks.arrays() if masks is not None else {}),
             },
             {"reward": self.reward, "info": self.info},
         )
@@ -52,9 +57,12 @@ class RecordedTrajectory:
     def from_bytes(cls, body: bytes) -> RecordedTrajectory:
         """Read what `to_bytes` wrote."""
         arrays, meta = unpack_arrays(body)
-        cu = arrays["cu_seqlens"]
+        cu, masks = arrays["cu_seqlens"], TokenMasks.from_arrays(arrays)
         branches = [
-            Branch(*(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions")))
+            Branch(
+                *(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions")),
+                masks=masks.part(a, b) if masks is not None else None,
+            )
             for a, b in itertools.pairwise(cu)
         ]
         return cls(branches=branches, reward=float(meta["reward"]), info=meta["info"])
@@ -80,6 +88,7 @@ def build_branches(records: list[CompletionRecord]) -> list[Branch]:
             versions=np.concatenate([np.full(len(context), -1, np.int32), np.where(r.sampled, r.versions, -1)]).astype(
                 np.int32
             ),
+            masks=join_masks([(None, len(context)), (r.masks, len(r.sampled_ids))]),
         )
         if parent is None:
             branches.append(grown)
@@ -103,4 +112,5 @@ def _join(a: Branch, b: Branch) -> Branch:
         loss_mask=np.concatenate([a.loss_mask, b.loss_mask]),
         logprobs=np.concatenate([a.logprobs, b.logprobs]),
         versions=np.concatenate([a.versions, b.versions]),
+        masks=join_masks([(a.masks, len(a.tokens)), (b.masks, len(b.tokens))]),
     )

@@ -27,7 +27,7 @@ def test_up_returns_when_all_is_healthy_and_down_leaves_nothing_but_data(shell: 
     assert {p["name"] for p in report["processes"]} == {"nats", "gateway", "files"}
     assert (shell.folder / ".synth" / "cluster.json").stat().st_mode & 0o777 == 0o600
     assert (shell.folder / ".synth" / "nats" / "nats.conf").stat().st_mode & 0o777 == 0o600
-    assert shell.ok("jobs", "ls") == ""
+    assert shell.json("jobs", "ls") == []
     assert shell.run("down").returncode == 0
     assert shell.alive() == []
     assert shell.run("down").returncode == 0
@@ -70,7 +70,7 @@ def test_a_killed_process_comes_back_on_its_port(shell: Shell):
         after = shell.processes()[name]
         assert (after["port"], after["restarts"]) == (before["port"], 1)
     eventually(lambda: shell.json("status")["state"] == "healthy")
-    assert shell.ok("jobs", "ls") == ""
+    assert shell.json("jobs", "ls") == []
 
 
 def test_what_a_killed_supervisor_left_is_ended_by_the_next_up_and_its_secrets_are_kept(shell: Shell):

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from synth.chat.messages import ROLES
+from synth.inference.api.fields import OPENAI_FIELDS
 from synth.inference.api.requests import ChatRequest
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.settings import EngineSettings
@@ -81,6 +82,15 @@ _GOOD: dict[str, st.SearchStrategy[Any]] = {
     "n": st.sampled_from([1, 2, 16]),
     "logprobs": st.booleans(),
     "return_token_ids": st.booleans(),
+    # A few schemas only, because each is compiled in a process of its own.
+    "response_format": st.sampled_from(
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "boolean"}, "strict": True}},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}},
+        ]
+    ),
     "tools": st.lists(_TOOL, max_size=2),
     "tool_choice": _CHOICE,
     "parallel_tool_calls": st.booleans(),
@@ -102,7 +112,9 @@ _WRONG: dict[str, st.SearchStrategy[Any]] = {
     "n": st.sampled_from([-1, 0, 17]),
     "function_call": _CHOICE,
     "reasoning_effort": st.sampled_from(["none", "high", ""]),
-    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, {}]),
+    "response_format": st.sampled_from([{}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": []}]),
+    "frequency_penalty": st.sampled_from([0, 0.0, 1, False]),
+    "logit_bias": st.sampled_from([{}, {"5": 1}]),
     "thinking_budget": st.just(-1),
 }
 
@@ -163,7 +175,7 @@ async def test_any_body_gets_an_answer_or_an_error_that_names_the_field(
         assert error["message"]
         assert error["type"] == "invalid_request_error"
         named = error["param"].replace("[", ".").split(".")[0]
-        assert named in (*FIELDS, "body")
+        assert named in (*FIELDS, *OPENAI_FIELDS, "body")
     elif got.headers["content-type"].startswith("text/event-stream"):
         *events, done = [line.removeprefix("data: ") for line in got.text.strip().split("\n\n")]
         assert done == "[DONE]"

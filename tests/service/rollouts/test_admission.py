@@ -19,7 +19,7 @@ from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
-from synth.rollouts.collection.types import CollectRequest
+from synth.rollouts.collection.types import CollectRequest, CutOff
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.trajectories import ClosedRollout, closed_to_bytes, records_to_bytes
@@ -89,6 +89,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             versions=versions,
             secret="secret",
             public_url=None,
+            transcript_bytes=1 << 20,
             replica_wait_s=0.2,
             progress=lambda stage: None,
         )
@@ -99,27 +100,37 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
         await recording.aclose()
 
 
+class _ObservedDeadline(Deadline):
+    """A deadline that keeps whether it was told that its rollout is at the app."""
+
+    at_app = False
+
+    def mark_at_app(self, index: int) -> None:
+        self.at_app = True
+        super().mark_at_app(index)
+
+
 async def test_a_rollout_begins_only_where_its_tokens_can_still_be_trained(bus_as):
     versions = PolicyVersions()
-    deadlines: list[Deadline] = []
+    deadlines: list[_ObservedDeadline] = []
     async with task_app(lambda: 200) as (url, sent_to), runner_at_replicas(bus_as, url, versions) as runner:
 
         async def play() -> list[str]:
             sent_to.clear()
             for group in range(4):
                 [spec] = REQUEST.specs(JOB, group)
-                deadlines.append(Deadline([spec.index], 60.0))
+                deadlines.append(_ObservedDeadline([spec.index], 60.0))
                 async with asyncio.timeout(10):
-                    await runner._play_once(REQUEST, spec, deadlines[-1], retry_if_aborted=False)
+                    await runner._play_once(REQUEST, spec, deadlines[-1], CutOff(), retry_if_aborted=False)
             return sorted(sent_to)
 
         await versions.record_loaded(1, "a")
         with pytest.raises(Transient, match=f"no replica serves version 2 of {JOB}"):
             await play()
-        assert (sent_to, [d.clock_runs for d in deadlines]) == ([], [False]), "and until then it is not at the app"
+        assert (sent_to, [d.at_app for d in deadlines]) == ([], [False]), "and until then it is not at the app"
         await versions.record_loaded(2, "b")
         assert await play() == ["b"] * 4
-        assert all(d.clock_runs for d in deadlines[1:])
+        assert all(d.at_app for d in deadlines[1:])
         await versions.record_loaded(3, "a")
         assert await play() == ["a", "a", "b", "b"]
         assert runner.engine_queue() == (6, 2)
@@ -138,5 +149,5 @@ async def test_an_app_that_says_too_many_is_told_from_one_that_is_broken(
         runner_at_replicas(bus_as, url, versions) as runner,
         asyncio.timeout(10),
     ):
-        result = await runner.run_try(REQUEST, REQUEST.specs(JOB, 0)[0], Deadline([0], None))
+        result = await runner.run_try(REQUEST, REQUEST.specs(JOB, 0)[0], Deadline([0], None), CutOff())
     assert result.overload is overload

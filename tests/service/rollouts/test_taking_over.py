@@ -17,6 +17,7 @@ from synth.rollouts.collection.types import (
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
+    CutOff,
     RequestResult,
     RolloutSpec,
     TryResult,
@@ -43,10 +44,12 @@ class DiesAt(App):
         self.reached, self.durable = asyncio.Event(), asyncio.Event()
         self._index = index
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff
+    ) -> TryResult:
         if spec.index == self._index:
             self.reached.set()
-        return await super().run_try(request, spec, deadline)
+        return await super().run_try(request, spec, deadline, cut_off)
 
 
 @pytest.mark.parametrize("dies_at", [8, 10, LAST])

@@ -34,6 +34,17 @@ def good(call: Call) -> Answer:
     return 200, json.dumps({"taskset": {"name": "math", "splits": ["train"]}}).encode()
 
 
+def plays(*names: str) -> Script:
+    """A good app that lists these environments."""
+
+    def script(call: Call) -> Answer:
+        if call.path == "/health":
+            return good(call)
+        return 200, json.dumps({"taskset": {"name": "games"}, "env_names": names}).encode()
+
+    return script
+
+
 def opened_by(*keys: str, status: int = 400) -> Script:
     """A good app that wants one of these keys, in all three headers."""
 

@@ -40,7 +40,7 @@ from synth.verifier.files import wait_for_file
 from synth.work import Task
 from tests.service.jobs import RL, SFT, create, make_model_dir, upload, wait_for
 from tests.service.process import running
-from tests.service.verifier.task_apps import good, opened_by, scripted
+from tests.service.verifier.task_apps import good, opened_by, plays, scripted
 
 EVAL = """
 [eval]
@@ -137,6 +137,31 @@ async def test_every_problem_of_the_jobs_world_is_told_at_once(verifier, bus_as,
         found = await outcome(await bus_as("gateway"), org, job)
     assert isinstance(found, JobRefused)
     assert [p.where for p in found.problems] == ["model", app.url]
+    assert await tasks_of(await bus_as("bus"), org) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        (RL, "job.toml:11 [rollout].env_name"),
+        (EVAL + 'env_name = "math"\n', "job.toml:6 [eval].env_name"),
+        (EVAL + 'app_id = "math"\n', "job.toml:6 [eval].app_id"),
+    ],
+)
+async def test_a_job_on_an_environment_that_its_app_does_not_play_is_refused(
+    verifier, bus_as, models_dir, config: str, place: str
+):
+    gateway = await bus_as("gateway")
+    async with scripted(plays("guess", "guess-hard")) as app:
+        org, job = await validated(bus_as, models_dir, config, task_url=app.url)
+        found = await outcome(gateway, org, job)
+    async with scripted(plays("guess", "math")) as app:
+        right = await validated(bus_as, models_dir, config, task_url=app.url)
+        assert isinstance(await outcome(gateway, *right), JobVerified)
+    assert isinstance(found, JobRefused)
+    [problem] = found.problems
+    assert (problem.where, problem.expected) == (place, "'guess', 'guess-hard'")
+    assert problem.what.startswith("'math' is not an environment of the task app")
     assert await tasks_of(await bus_as("bus"), org) == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from synth.cli.cluster.env_file import merge_env_file
-from synth.cli.config import ConfigValue, resolve
+from synth.cli.config import ConfigValue, find_env_file, resolve
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.runtime.env_file import read_env_file
 
@@ -57,6 +57,28 @@ def test_of_two_env_files_the_first_that_has_a_key_says_what_it_is(env_file: Pat
     config = resolve(backend=None, env_files=[env_file, Path("more.env")])
     assert config.api_key == ConfigValue("first", ".env")
     assert config.task_url == ConfigValue("http://more", "more.env")
+
+
+def test_the_nearest_env_file_is_found_in_the_folders_above(tmp_path: Path):
+    deep = tmp_path / "repository" / "a" / "b"
+    deep.mkdir(parents=True)
+    top = tmp_path / ".env"
+    top.touch()
+    assert find_env_file(deep, home=tmp_path) == top
+    (tmp_path / "repository" / ".git").mkdir()
+    assert find_env_file(deep, home=tmp_path) == deep / ".env"
+    nearer = tmp_path / "repository" / ".env"
+    nearer.touch()
+    assert find_env_file(deep, home=tmp_path) == nearer
+    (deep / ".env").touch()
+    assert find_env_file(deep, home=tmp_path) == deep / ".env"
+
+
+def test_outside_of_home_and_of_a_repository_no_folder_above_is_looked_into(tmp_path: Path):
+    (tmp_path / ".env").touch()
+    folder = tmp_path / "a"
+    folder.mkdir()
+    assert find_env_file(folder, home=tmp_path / "home") == folder / ".env"
 
 
 def test_the_other_clients_name_for_the_address_is_read_where_ours_is_not_set(

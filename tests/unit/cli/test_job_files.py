@@ -12,6 +12,7 @@ from rich.console import Console
 from synth.cli.config import ConfigValue
 from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.cli.tui.explain import SettingsTable, settings_of
+from tests.unit.cli.backend import Answer, backend_that
 from tests.unit.cli.test_command_line import synthctl
 
 STARTERS = Path(__file__).parents[3] / "services" / "synth" / "cli" / "starters"
@@ -52,6 +53,26 @@ def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl
     assert [e.split(" ")[1] for e in errors] == ["bad.toml:10", "bad.toml:36", "bad.toml:36", "missing.toml:"]
     assert "warning: bad.toml:49 [vllm] has no effect" in run.stderr
     assert synthctl("config", "check", "rl.toml", cwd=rl.parent).returncode == 0
+
+
+def test_check_asks_the_task_app_that_is_named_for_its_environments(rl: Path):
+    answer = Answer(body={"taskset": {}, "env_names": ["guess"]})
+    with backend_that(lambda request: answer) as (app, _):
+        url = app.url.removesuffix("/api")
+        run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert run.stderr == (
+            f"error: rl.toml:25 [rollout].env_name: 'my-task' is not an environment of the task app at {url}\n"
+            "  expected 'guess'\n"
+            '  write env_name = "guess"\n'
+        )
+        rl.write_text(rl.read_text().replace('"my-task"', '"guess"'))
+        run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+        assert (run.returncode, run.stderr) == (0, "")
+    run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
+    assert run.returncode == 0
+    assert "cannot be reached" in run.stderr
+    assert "its env_name was not checked" in run.stderr
 
 
 def test_check_tells_a_program_the_same(rl: Path):

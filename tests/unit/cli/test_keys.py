@@ -31,11 +31,30 @@ def test_a_key_is_asked_for_once_for_a_second_one_would_be_known_to_nobody():
         assert len(backend.requests) == 2
 
 
+def test_a_url_key_is_printed_as_the_whole_url(tmp_path: Path):
+    end = {"expires_at": "2099-11-21T12:00:00Z"}
+    url_key = MADE | end | {"key": "synth_url_new", "path": "/keys/synth_url_new/v1", "url": True, "model": "tiny"}
+    with backend_that(lambda _: Answer(201, url_key)) as (backend, client):
+        surroundings = {"SYNTH_API_KEY": "k", "BACKEND_BASE_URL": client.root}
+        flags = ("keys", "create", "--url", "--model", "tiny", "--expires-in", "6h", "--name", "ci")
+        made = synthctl(*flags, cwd=tmp_path, **surroundings)
+        wide = synthctl("keys", "create", "--url", "--scopes", "read", cwd=tmp_path, **surroundings)
+        single = synthctl("keys", "create", "--model", "tiny", cwd=tmp_path, **surroundings)
+    assert (made.returncode, made.stdout) == (0, f"{client.root.removesuffix('/api')}/keys/synth_url_new/v1\n")
+    assert "key_2 (ci) opens chat with tiny, for whoever has it" in made.stderr
+    assert [json.loads(request.body) for request in backend.requests] == [
+        {"name": "ci", "url": True, "expires_in_s": 21_600, "model": "tiny"}
+    ]
+    assert (wide.returncode, single.returncode) == (2, 2)
+    assert "a URL cannot open 'read'" in wide.stderr
+    assert "--model: a key is for every model" in single.stderr
+
+
 def test_the_key_alone_is_data_and_the_rest_is_said_beside_it(tmp_path: Path):
     with backend_that(lambda _: Answer(201, MADE)) as (backend, client):
         surroundings = {"SYNTH_API_KEY": "k", "BACKEND_BASE_URL": client.root}
         flags = ("--name", "ci", "--scopes", "read, write", "--expires-in", "2d")
-        made = synthctl("keys", "new", *flags, cwd=tmp_path, **surroundings)
+        made = synthctl("keys", "create", *flags, cwd=tmp_path, **surroundings)
         rotated = synthctl("keys", "rotate", "key_1", "--grace", "30m", cwd=tmp_path, **surroundings)
         wrong = synthctl("keys", "rotate", "key_1", "--grace", "soon", cwd=tmp_path, **surroundings)
     for run in (made, rotated):

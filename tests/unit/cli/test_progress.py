@@ -12,7 +12,7 @@ from rich.console import Console
 from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
 from synth.cli.tui.output import duration, number, sparkline
-from synth.cli.tui.progress import Progress, describe, exit_code
+from synth.cli.tui.progress import Progress, describe, describe_new, exit_code
 from synth.cli.tui.view import JobView
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -99,6 +99,26 @@ def test_an_evaluation_job_is_one_batch_of_its_seeds():
     assert p.collecting == ("eval", 2, 3)
 
 
+def test_the_evaluations_of_a_job_are_a_curve_that_begins_with_the_source():
+    evaluated = [
+        ("eval.completed", {"step": k, "iteration": k, "values": {"reward_mean": r}}) for k, r in ((0, 0.1), (5, 0.4))
+    ]
+    p = fold(*BEGIN, evaluated[0], step(5, reward_mean=0.5), evaluated[1])
+    assert (p.evaluation.values, p.evaluated_step) == ([0.1, 0.4], 5)
+    assert "evaluation  ▁█  0.4  0.1 … 0.4  at step 5" in drawn(p)
+    event = EventView(seq=1, time=START, type="eval.completed", data={**evaluated[0][1], "instances": 4})
+    assert describe(event) == "evaluation of step 0 over 4 instances: reward_mean=0.1"
+    # One of which nothing came back has no reward.
+    assert fold(*BEGIN, ("eval.completed", {"step": 0, "values": {"rollouts": 0.0}})).evaluation.values == []
+
+
+def test_figures_look_the_same_in_the_log_and_in_the_view():
+    values = {"tokens_per_second": 33996.7, "loss": -0.00015741}
+    line = describe(EventView(seq=1, time=START, type="train.step", data={"step": 1, "of": 2, "values": values}))
+    assert line == "step 1/2 loss=-0.0001574 tokens_per_second=33,997"
+    assert "tokens/s 33,997" in drawn(fold(*BEGIN, ("train.step", {"step": 1, "of": 2, "values": values})))
+
+
 def test_a_later_attempt_does_not_undo_a_cancellation():
     p = fold(*BEGIN, ("job.cancel_requested", {}), ("job.started", {"attempt": 2}))
     assert p.state == "cancelling"
@@ -174,3 +194,60 @@ def test_an_event_that_the_gateway_could_not_read_is_told_by_its_type_alone():
     progress = fold(*BEGIN, step(1))
     progress.apply(unread)
     assert (progress.step, progress.seq) == (1, 1)
+
+
+def trained(*steps: int, of: int = 10) -> tuple[str, dict[str, Any]]:
+    return "train.progressed", {"of": of, "steps": [{"step": n, "values": {"loss": float(n)}} for n in steps]}
+
+
+def said(*events: tuple[str, dict[str, Any]]) -> list[str]:
+    progress, lines = Progress("job_1"), list[str]()
+    for i, (type, data) in enumerate(events, start=1):
+        event = EventView(seq=i, type=type, time=START + timedelta(seconds=i), data=data)
+        shown = progress.shown
+        progress.apply(event)
+        lines += describe_new(event, shown=shown)
+    return [line for line in lines if line.startswith("step")]
+
+
+CRASH = (
+    *BEGIN,
+    trained(1, 2),
+    trained(3),
+    ("checkpoint.saved", {"step": 3}),
+    *(step(n, loss=float(n)) for n in (1, 2, 3)),
+    trained(4, 5),
+    ("job.started", {"attempt": 2}),
+    ("train.resumed", {"step": 3, "attempt": 2}),
+    trained(4, 5, 6),
+)
+
+
+def test_a_step_is_shown_when_it_happens_and_not_again_when_it_is_saved_or_trained_again():
+    lines = said(*CRASH, ("checkpoint.saved", {"step": 6}), *(step(n, loss=float(n)) for n in (4, 5, 6)), step(7))
+    assert [int(line.split("/")[0].split()[1]) for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert ["not saved yet" in line for line in lines] == [True] * 6 + [False]
+
+
+def test_the_view_tells_steps_that_are_saved_from_those_that_are_not():
+    before = fold(*CRASH[:-3])
+    assert (before.step, before.trained) == (3, 5)
+    assert "saved to 3" in drawn(before)
+    again = fold(*CRASH[:-1])
+    assert (again.step, again.trained, again.shown) == (3, 3, 5)
+    assert "up to step 5 a second time" in drawn(again)
+    assert fold(*CRASH).loss.values == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_a_resume_that_was_asked_for_is_no_warning():
+    resumed = ("train.resumed", {"step": 2, "attempt": 2})
+    asked = (
+        *BEGIN,
+        step(1),
+        step(2),
+        ("job.paused", {"step": 2}),
+        ("job.resumed", {}),
+        ("job.started", {"attempt": 2}),
+    )
+    assert fold(*asked, resumed).warning == ""
+    assert "resumed behind step 2" in fold(*BEGIN, step(2), ("job.started", {"attempt": 2}), resumed).warning

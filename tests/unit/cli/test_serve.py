@@ -98,6 +98,53 @@ def test_it_serves_with_a_key_of_its_own_making_until_ctrl_c(tmp_path: Path):
     assert key not in said
 
 
+def test_with_reload_each_save_is_served_on_the_same_port_and_an_error_waits_for_the_next(tmp_path: Path):
+    app, rules = tmp_path / "app.py", tmp_path / "rules.py"
+    app.write_text(ONE.format(name="one"))
+    server = subprocess.Popen(
+        [sys.executable, "-m", "synth.cli", "serve", "app.py", "--port", "0", "--reload"],
+        cwd=tmp_path,
+        env=CLEAN | {"ENVIRONMENT_API_KEY": "k"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    assert server.stderr is not None
+
+    def said(words: str) -> list[str]:
+        lines: list[str] = []
+        assert server.stderr is not None
+        while not lines or words not in lines[-1]:
+            line = server.stderr.readline()
+            assert line, lines
+            lines.append(line)
+        return lines
+
+    try:
+        url = server.stdout.readline().strip()
+        said("check it")
+        with httpx.Client(trust_env=False, timeout=60, headers={"X-API-Key": "k"}) as http:
+            rules.write_text("1 / 0\n")
+            app.write_text("import rules\n" + ONE.format(name="two"))
+            shown = said("waiting for the next save")
+            assert "error: rules.py:1: importing it raised ZeroDivisionError: division by zero\n" in shown
+            rules.write_text("")
+            # Asked while nobody serves: it waits for who will.
+            assert http.get(f"{url}/info").json()["service"]["task"]["id"] == "two"
+            assert said("two is served at")[-1].strip().endswith(url)
+            rules.write_text("from app_three import *\n")
+            (tmp_path / "app_three.py").write_text("")
+            app.write_text(ONE.format(name="three"))
+            said("three is served at")
+            assert http.get(f"{url}/info").json()["service"]["task"]["id"] == "three"
+    finally:
+        os.kill(server.pid, signal.SIGINT)
+        _, rest = server.communicate(timeout=30)
+    assert server.returncode == 130
+    assert "Traceback" not in rest
+
+
 def test_an_app_without_an_episode_is_refused_at_its_start(tmp_path: Path):
     (tmp_path / "app.py").write_text(ONE.format(name="one").partition("@")[0])
     run = synthctl("serve", "app.py", "--port", "0", cwd=tmp_path)

@@ -105,3 +105,28 @@ def test_the_users_deadline_ends_a_watch_of_a_job_that_goes_on():
     with backend_that(answer) as (_, client), pytest.raises(TimedOut) as caught:
         list(EventFollower(client, "job_1", deadline=time.monotonic() + 0.5).events())
     assert caught.value.code == 124
+
+
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_is_over():
+    told: list[str] = []
+    answers = iter([Answer(chunks=[text_of(LOG[0])]), *[Answer(503, {"error": {"message": "draining"}})] * 3])
+
+    def answer(request: Request) -> Answer:
+        return next(answers, None) or Answer(chunks=[*map(text_of, behind(request)), END])
+
+    with backend_that(answer) as (_, client):
+        follower = EventFollower(
+            client,
+            "job_1",
+            on_away=lambda reason: told.append(f"away: {reason}"),
+            on_back=lambda seconds: told.append("back"),
+        )
+        assert [e.seq for e in follower.events()] == [e["seq"] for e in LOG]
+    assert told == ["away: draining", "back"]
+
+
+def test_a_backend_that_never_answered_is_not_waited_for():
+    with backend_that(lambda _: Answer(503, {"error": {"message": "away"}})) as (_, client):
+        client.retry_budget = 0.3
+        with pytest.raises(Exception, match="away"):
+            list(EventFollower(client, "job_1").events())

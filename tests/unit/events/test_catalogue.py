@@ -13,6 +13,7 @@ import pytest
 from synth.bus.server.permissions import may_publish
 from synth.bus.server.topology import EVENTS, SERVICES, WORK, queue_name, roles_of, task_queue_name, topology
 from synth.events.catalogue import CATALOGUE, Reading, Role, Write, spec_of, subject_of
+from synth.jobs.lifecycle import RESUMED, TERMINAL_FACTS
 from synth.work import TASKS, Task
 
 ROOT = Path(__file__).parents[3]
@@ -48,6 +49,18 @@ def test_an_event_travels_on_a_well_formed_subject(spec):
 @pytest.mark.parametrize("spec", CATALOGUE.values(), ids=list(CATALOGUE))
 def test_lifecycle_facts_alone_are_compare_and_set(spec):
     assert (spec.write is Write.CAS) == spec.type.startswith("job.")
+
+
+def test_what_ends_a_job_or_its_term_is_followed_by_those_that_collect_and_serve():
+    # Both follow `job.*` of their job until its status is over; a job that is rejected or refused has no tasks yet.
+    ending = (TERMINAL_FACTS | {"job.paused", RESUMED}) - {"job.rejected", "job.refused"}
+    followers = {
+        spec.type
+        for spec in CATALOGUE.values()
+        if spec.type.startswith("job.")
+        and all(spec.reads.get(role) is Reading.FOLLOW for role in (Role.ROLLOUTS, Role.INFERENCE))
+    }
+    assert followers == ending | {"job.validated", "job.verified"}
 
 
 def test_every_queue_reading_has_its_consumer_and_there_is_no_other():

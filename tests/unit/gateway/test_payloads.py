@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from pathlib import Path
@@ -51,8 +52,26 @@ def validated(job: JobRequest) -> dict:
     return outcome.job
 
 
+#: It asks for images, of a model that sees none.
+_IMAGES_OF_A_TEXT_MODEL = "policy-rl23"
+
+
+def test_a_job_that_asks_a_text_model_for_images_is_rejected_by_the_key_that_asks():
+    [request] = [r for r in TRAIN_CLI if r["scenario"] == _IMAGES_OF_A_TEXT_MODEL]
+    outcome = validate(translated(request).created, Registry(Path("no-models-here")))
+    assert isinstance(outcome, JobRejected)
+    [problem] = outcome.problems
+    assert (problem.where, problem.what.split(" (")[0]) == (
+        "rl.json [rollout].use_vision",
+        "use_vision = true, and 'Qwen/Qwen3-0.6B' sees no images",
+    )
+
+
 @pytest.mark.parametrize("request_", TRAIN_CLI, ids=lambda r: r["scenario"])
 def test_what_the_command_lines_sent_is_a_job(request_):
+    if request_["scenario"] == _IMAGES_OF_A_TEXT_MODEL:
+        request_ = copy.deepcopy(request_)
+        request_["body"]["data"]["model"] = "Qwen/Qwen3-VL-2B-Instruct"
     job = translated(request_)
     resolved = validated(job)
     body = request_["body"]

@@ -12,7 +12,7 @@ import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from synth.errors import Problem, Transient, UserError
+from synth.errors import InvalidKey, Problem, Transient, UserError
 from synth.inference.api.app import build_api
 from synth.inference.api.completion import ModelBinding
 from synth.inference.api.requests import JobSampling
@@ -20,7 +20,7 @@ from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
 from synth.inference.recording.recorder import Recorder
 from synth.inference.serving.model_pool import ServedModel
-from synth.keys import Cid, InvalidKey, mint_cid, read_cid
+from synth.keys import Cid, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, closed_from_bytes, records_from_bytes
 
 SECRET, TOKEN, KEY = "cluster", "internal", "synth_live_x"

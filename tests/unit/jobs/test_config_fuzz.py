@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_data, read_toml, scan_lines
-from synth.jobs.parse.validate import Kind, load_job_data
-from synth.jobs.resolve.job import Overrides, resolve_job, resolve_parsed, validate_job
+from synth.jobs.parse.validate import Kind
+from synth.jobs.resolve.job import Overrides, resolve_job, validate_job
 from synth.jobs.resolved import job_to_data
 from synth.jobs.schema.eval import EvalSection, FlatEvalConfig
 from synth.jobs.schema.filter import FilterConfig, FilterSection
@@ -109,8 +109,8 @@ def test_a_file_that_is_made_to_cost_much_costs_little(text: str, words: str) ->
 @settings(max_examples=200, deadline=None)
 def test_any_data_gives_a_job_that_is_json_or_a_user_error(data: dict[str, Any], kind: Any) -> None:
     try:
-        parsed = load_job_data(data, name="any.toml", kind=kind)
-        job = resolve_parsed(parsed, Overrides(), _REGISTRY).job
+        document = read_data(data, name="any.toml")
+        job = resolve_job(document, overrides=Overrides(), registry=_REGISTRY, kind=kind).job
     except UserError as error:
         _check_places(error)
     else:
@@ -139,7 +139,8 @@ def test_any_change_of_a_good_job_gives_a_job_or_a_user_error(name: Kind, data: 
         key = data.draw(st.sampled_from([*table, *model.model_fields]))
         table[key] = data.draw(_VALUES)
     try:
-        job = resolve_parsed(load_job_data(document, name="any.toml", kind=name), _FLAGS, _REGISTRY).job
+        changed = read_data(document, name="any.toml")
+        job = resolve_job(changed, overrides=_FLAGS, registry=_REGISTRY, kind=name).job
     except UserError as error:
         _check_places(error)
     else:

@@ -123,10 +123,24 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file(registry: Re
     ]
 
 
-def test_both_base_and_source_is_one_error(registry: Registry) -> None:
-    (problem,) = problems(RL.replace("base =", 'source = "fft:tiny-qwen3:job_1"\nbase ='), registry)
-    assert "[model].base and [model].source are both given" in problem.what
-    assert "exactly one" in problem.expected
+@pytest.mark.parametrize(
+    ("beside", "place", "what"),
+    [
+        ('source = "fft:tiny-qwen3:job_1"', "job.toml:5 [model].source", "[model].source = 'fft:tiny-qwen3:job_1'"),
+        ('[policy]\nmodel_name = "other"', "job.toml:6 [policy].model_name", "[policy].model_name = 'other'"),
+        ('[policy]\nmodel = "other"', "job.toml:6 [policy].model", "[policy].model = 'other'"),
+        (
+            '[rollout.policy_config]\nmodel = "other"',
+            "job.toml:6 [rollout.policy_config].model",
+            "[rollout.policy_config].model = 'other'",
+        ),
+    ],
+)
+def test_two_models_are_one_error_that_names_both(beside: str, place: str, what: str, registry: Registry) -> None:
+    base = 'base = "tiny-qwen3"\n'
+    (problem,) = problems(RL.replace(base, f"{base}{beside}\n"), registry)
+    assert (problem.where, problem.what) == (place, f"[model].base = 'tiny-qwen3' and {what} are two models")
+    assert "--model" in problem.fix
 
 
 def test_neither_base_nor_source_is_one_error(registry: Registry) -> None:

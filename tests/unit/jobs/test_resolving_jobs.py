@@ -103,6 +103,19 @@ def test_a_policy_section_may_name_the_model(registry: Registry) -> None:
     assert (job.model, job.rollout.sampling.temperature) == ("tiny-qwen3", 0.5)
 
 
+def test_minibatches_are_at_most_the_rollouts_of_a_batch(registry: Registry) -> None:
+    small = resolved(RL + "batch_size = 1\ngroup_size = 3\n", registry)
+    assert isinstance(small.job, RlJob)
+    assert (small.job.minibatches, small.origins["minibatches"]) == (3, "default")
+    assert not [w for w in small.warnings if "minibatches" in w]
+    assert rl(RL + "batch_size = 1\ngroup_size = 4\n", registry).minibatches == 4
+    assert rl(RL + "batch_size = 1\ngroup_size = 4\nminibatches = 4\n", registry).minibatches == 4
+    with pytest.raises(UserError) as caught:
+        resolved(RL + "batch_size = 1\ngroup_size = 3\nminibatches = 4\n", registry)
+    [problem] = caught.value.problems
+    assert (problem.where, problem.expected) == ("job.toml:11 [training].minibatches", "at most 3")
+
+
 def test_rl_defaults_are_those_of_the_design(registry: Registry) -> None:
     job = rl(RL, registry)
     assert (job.mode, job.lr, job.minibatches, job.group_size, job.warmup_ratio) == ("full", 1e-6, 4, 8, 0.05)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import ResolvedJob, RlJob, SftJob, VisionSettings
@@ -79,3 +82,88 @@ def test_a_text_model_is_left_alone() -> None:
     assert isinstance(found.job, SftJob)
     assert found.job.vision is None
     assert not [w for w in found.warnings if "per_device_batch" in w or "registry" in w]
+
+
+EVAL = """
+[eval]
+model = "{model}"
+seeds = [1]
+task_app_url = "http://127.0.0.1:1"
+{keys}
+"""
+TEXT = "Qwen/Qwen3-0.6B"
+RL_OF_TEXT = RL.replace("Qwen/Qwen3-VL-4B-Instruct", TEXT)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        (RL_OF_TEXT.format(model="supports_vision = true"), "[model].supports_vision", "supports_vision = true"),
+        (
+            RL_OF_TEXT.format(model="") + "supports_vision = true",
+            "[training].supports_vision",
+            "supports_vision = true",
+        ),
+        (RL_OF_TEXT.format(model="") + "[rollout.policy_config]\nuse_vision = true", "use_vision", "use_vision = true"),
+        (
+            RL_OF_TEXT.format(model="") + "[rollout.policy_config]\nimage_only_mode = true",
+            "[rollout.policy_config].image_only_mode",
+            "image_only_mode = true",
+        ),
+        (EVAL.format(model=TEXT, keys="use_vision = true"), "[eval].use_vision", "use_vision = true"),
+        (EVAL.format(model=TEXT, keys="image_only_mode = true"), "[eval].image_only_mode", "image_only_mode = true"),
+        (
+            EVAL.format(model=TEXT, keys="[eval.policy_config]\nuse_vision = true"),
+            "[eval.policy_config].use_vision",
+            "use_vision = true",
+        ),
+        (
+            SFT.format(model=TEXT, hyper="[model_config]\nsupports_vision = true"),
+            "[model_config].supports_vision",
+            "supports_vision = true",
+        ),
+        (
+            SFT.format(model=TEXT, hyper="").replace("[job]", '[job]\nmodalities = ["text", "image"]'),
+            "[job].modalities",
+            'modalities = ["text", "image"]',
+        ),
+    ],
+)
+def test_images_for_a_model_that_sees_none_are_one_problem_at_their_key(text: str, where: str, what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolved(text)
+    [problem] = caught.value.problems
+    assert problem.where.endswith(where)
+    assert problem.what == f"{what}, and 'Qwen/Qwen3-0.6B' sees no images"
+    assert "Qwen3-VL" in problem.expected
+
+
+def test_several_keys_that_ask_for_images_are_one_problem_that_names_them_all() -> None:
+    with pytest.raises(UserError) as caught:
+        resolved(RL_OF_TEXT.format(model="supports_vision = true") + "[rollout.policy_config]\nuse_vision = true")
+    [problem] = caught.value.problems
+    assert "([rollout.policy_config].use_vision asks for images too)" in problem.what
+
+
+def test_what_says_no_to_images_is_no_problem_of_a_text_model() -> None:
+    keys = "use_vision = false\nimage_only_mode = false"
+    found = resolved(RL_OF_TEXT.format(model="supports_vision = false") + f"[rollout.policy_config]\n{keys}")
+    assert isinstance(found.job, RlJob)
+    assert found.job.rollout.policy_config == {"use_vision": False, "image_only_mode": False}
+    assert not [w for w in found.warnings if "vision" in w or "image" in w]
+
+
+def test_a_limit_on_images_has_no_effect_on_a_model_that_sees_none() -> None:
+    warnings = resolved(RL_OF_TEXT.format(model="max_images_per_message = 3")).warnings
+    assert "j.toml:12 [model].max_images_per_message has no effect: 'Qwen/Qwen3-0.6B' sees no images" in warnings
+
+
+def test_a_model_that_sees_is_not_to_be_called_blind() -> None:
+    with pytest.raises(UserError, match="supports_vision = false, and 'Qwen/Qwen3-VL-4B-Instruct' is a vision model"):
+        resolved(RL.format(model="supports_vision = false"))
+
+
+def test_what_an_sft_file_says_of_its_images_holds() -> None:
+    found = resolved(SFT.format(model=SEES, hyper="[model_config]\nmax_images_per_message = 4"))
+    assert isinstance(found.job, SftJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=4, processor_id=SEES)

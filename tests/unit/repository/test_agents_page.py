@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import Route
 
 from synth.taskapp.sdk import TaskApp
@@ -21,6 +23,18 @@ from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
 
 PAGE = ROOT / "docs/agents.md"
 CID = "trace_a"
+
+
+def called(name: str, **arguments: str) -> Response:
+    """A reply that calls one tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return completion(None, tool_calls=[{"id": "call_1", "type": "function", "function": function}])
+
+
+def example(app: str) -> str:
+    """The block of the page that makes this task app with the openai SDK."""
+    [found] = [b for b in blocks(PAGE, "python") if f'TaskApp("{app}"' in b and "pydantic_ai" not in b]
+    return found
 
 
 @pytest.fixture
@@ -56,7 +70,7 @@ def environment_key(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_sdk_s_agent_adds_and_checks_in_one_conversation(llm: tuple[str, ScriptedLlm]) -> None:
     url, model = llm
     model.answers[:] = [completion("19"), completion("20")]
-    reply = await play(blocks(PAGE, "python")[0], url)
+    reply = await play(example("sums"), url)
     assert reply.json()["metrics"]["outcome_score"] == 1.0, reply.text
     first, second = model.bodies
     assert [m["content"] for m in second["messages"]] == [
@@ -70,7 +84,7 @@ async def test_the_sdk_s_agent_adds_and_checks_in_one_conversation(llm: tuple[st
 
 async def test_the_asynchronous_agent_says_a_word(llm: tuple[str, ScriptedLlm]) -> None:
     url, model = llm
-    reply = await play(blocks(PAGE, "python")[1], url)
+    reply = await play(example("words"), url)
     assert reply.json()["metrics"]["outcome_score"] == 1.0, reply.text
     assert model.headers[0]["authorization"] == f"Bearer {CID}"
 
@@ -82,13 +96,25 @@ async def test_the_agent_that_is_a_program_has_the_address_and_the_key(
     url, model = llm
     (tmp_path / "agent.sh").write_text(blocks(PAGE, "sh")[0])
     monkeypatch.chdir(tmp_path)
-    reply = await play(blocks(PAGE, "python")[2], url)
+    reply = await play(example("shell"), url)
     assert reply.json()["metrics"]["outcome_score"] == 1.0, reply.text
     assert "hello" in reply.json()["trajectories"][0]["steps"][0]["obs"]
     assert model.headers[0]["authorization"] == f"Bearer {CID}"
 
 
+async def test_the_tool_agent_finds_its_way_and_pays_for_each_fork(llm: tuple[str, ScriptedLlm]) -> None:
+    url, model = llm
+    assert example("maze") == (ROOT / "examples/maze.py").read_text()
+    for ways, paid in ((("left", "right"), 1.0), (("right", "right"), 0.5), (("left", None), 0.5)):
+        model.answers[:] = [called("go", to=way) if way else completion("out") for way in ways]
+        reply = await play(example("maze"), url)
+        assert reply.json()["metrics"]["outcome_score"] == paid, reply.text
+    first, second = model.bodies[:2]
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+    assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool"]
+
+
 def test_each_agent_is_short() -> None:
     examples = blocks(PAGE, "python")
-    assert len(examples) == 3
+    assert len(examples) == 5
     assert all(len(example.splitlines()) <= 25 for example in examples)

@@ -15,7 +15,7 @@ from openapi_spec_validator import validate
 
 from contracts.documents import DOCUMENTS
 from synth.events.catalogue import CATALOGUE
-from synth.work import TASKS
+from synth.work import TASKS, Task
 
 DOCS = Path(__file__).parents[3] / "docs"
 ASYNC: dict[str, Any] = yaml.safe_load((DOCS / "asyncapi.yaml").read_text())
@@ -48,6 +48,23 @@ def test_a_committed_document_is_what_the_code_says(name: str):
 
 def test_the_openapi_document_is_valid():
     validate(json.loads((DOCS / "openapi.json").read_text()))
+
+
+def test_a_route_of_one_job_answers_with_its_configuration():
+    paths = json.loads((DOCS / "openapi.json").read_text())["paths"]
+    of_one_job = [("/api/jobs", "post", "201"), ("/api/jobs/{job_id}", "get", "200")]
+    of_one_job += [(f"/api/jobs/{{job_id}}/{verb}", "post", "202") for verb in ("cancel", "pause", "resume")]
+    for path, method, status in of_one_job:
+        answer = paths[path][method]["responses"][status]["content"]["application/json"]["schema"]
+        assert answer == {"$ref": "#/components/schemas/JobWithConfig"}, path
+
+
+def test_a_task_travels_on_the_subject_that_the_documents_show():
+    for kind in TASKS:
+        index = 0 if kind == "serve" else None
+        task = Task(kind=kind, pool="{pool}", org="{org}", job_id="{job_id}", term=7, index=index)
+        shown = ASYNC["channels"][f"work.{kind}"]["address"]
+        assert shown.replace("{term}", "7").replace("{index}", "0") == task.subject
 
 
 def test_every_reference_of_the_asyncapi_document_leads_somewhere():

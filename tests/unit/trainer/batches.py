@@ -76,7 +76,7 @@ def at_iteration(batch: RolloutBatch, k: int) -> RolloutBatch:
 
 def scored_by(policy: Policy, batch: RolloutBatch) -> RolloutBatch:
     """The batch with the policy's own log-probabilities, so that there is no mismatch."""
-    sequences = Sequences(batch.tokens, batch.loss_mask.astype(np.float32), batch.cu_seqlens)
+    sequences = Sequences(batch.tokens, batch.loss_mask.astype(np.float32), batch.cu_seqlens, batch.masks)
     micro = collate(sequences, list(range(batch.sequences)), packing="padded")
     with torch.no_grad():
         logp_N, _ = policy.logprobs(micro, temperature=batch.meta.temperature)

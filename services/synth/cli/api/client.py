@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,8 @@ import httpx
 import msgspec
 
 from synth.access import Organisation
+from synth.api.limits import MAX_PAGE
+from synth.api.rollouts import RolloutDetail, RolloutPage, RolloutSummary
 from synth.api.schemas import (
     Account,
     Checkpoint,
@@ -27,17 +29,27 @@ from synth.api.schemas import (
     Model,
     ModelFile,
     Point,
+    Points,
 )
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
 
 T = TypeVar("T")
+_Listed = TypeVar("_Listed", JobWithConfig, File)
 
 RETRY_BUDGET_S = 5.0
 REQUEST_TIMEOUT_S = 30.0
+ROLLOUTS_TIMEOUT_S = 300.0  # to find the worst of half a million, the backend reads all of them
 _RETRIED = frozenset({429, 502, 503, 504})
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class _Page(msgspec.Struct):
+    """One page of a list."""
+
+    data: msgspec.Raw
+    has_more: bool = False
 
 
 def backoff(attempt: int) -> float:
@@ -48,14 +60,17 @@ def backoff(attempt: int) -> float:
 class Client:
     """Talks to one backend with one key. Idempotent calls are retried when they fail."""
 
-    def __init__(self, config: Config, *, retry_budget: float = RETRY_BUDGET_S) -> None:
+    def __init__(
+        self, config: Config, *, retry_budget: float = RETRY_BUDGET_S, timeout: float = REQUEST_TIMEOUT_S
+    ) -> None:
+        """retry_budget, timeout: seconds, of all tries of a request and of one."""
         self.root = config.backend.text
         self.origin = config.backend.origin
         self.retry_budget = retry_budget
         host = urlsplit(self.root).hostname
         self.http = httpx.Client(
             headers={"Authorization": f"Bearer {config.require_api_key()}"},
-            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=5.0),
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
             # A proxy that the environment names cannot reach this machine's own loopback.
             trust_env=host not in _LOOPBACK,
         )
@@ -72,10 +87,21 @@ class Client:
         """Submit a job; the same key with the same body, any number of times, is one job."""
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
-    def jobs(self, *, state: str | None = None, kind: str | None = None, limit: int = 50) -> list[JobWithConfig]:
-        """List jobs, newest first."""
-        params = {"state": state, "kind": kind, "limit": limit}
-        return self._list("/jobs", JobWithConfig, params=params)
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        prefix: str | None = None,
+        tags: Sequence[str] = (),
+        limit: int = 50,
+    ) -> list[JobWithConfig]:
+        """List jobs, newest first; any number of them.
+
+        prefix: only those whose id begins so. tags: each as `owner=ada`; a job has them all.
+        """
+        params = {"state": state, "kind": kind, "prefix": prefix, "tag": list(tags) or None}
+        return self._pages("/jobs", JobWithConfig, limit, params)
 
     def job(self, job_id: str) -> JobWithConfig:
         """Read one job."""
@@ -93,6 +119,10 @@ class Client:
         """Resume a paused job."""
         return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job that has ended, with what it made; again changes nothing."""
+        self._retried(lambda: self.http.delete(f"{self.root}/jobs/{quote(job_id, safe='')}"))
+
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
         """Read one page of a job's events after the sequence `after`."""
         params = {"after": after, "limit": limit}
@@ -103,9 +133,29 @@ class Client:
         return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
-        """Read the metrics of a job, ascending by step."""
-        params = {"name": name, "after_step": after_step}
-        return self._list(f"/jobs/{quote(job_id, safe='')}/metrics", Point, params=params, field="points")
+        """Read all metrics of a job, or all of one, ascending by step."""
+        points: list[Point] = []
+        while True:
+            params = {"name": name, "after_step": after_step}
+            page = self._get("GET", f"/jobs/{quote(job_id, safe='')}/metrics", Points, params=params)
+            points += page.points
+            if not page.more or not page.points:
+                return points
+            after_step = page.points[-1].step
+
+    def rollouts(self, job_id: str, *, limit: int, **wanted: Any) -> Iterator[RolloutSummary]:
+        """The rollouts of a job, page by page: at most `limit`. wanted: the parameters of the API, None for all."""
+        path, after = f"/jobs/{quote(job_id, safe='')}/rollouts", ""
+        while limit > 0 and after is not None:
+            params = wanted | {"limit": min(limit, MAX_PAGE), "after": after or None}
+            page = self._get("GET", path, RolloutPage, params=params, timeout=ROLLOUTS_TIMEOUT_S)
+            yield from page.data
+            limit, after = limit - len(page.data), page.next
+
+    def rollout(self, job_id: str, rollout_id: str) -> RolloutDetail:
+        """Read one rollout with its transcript."""
+        path = f"/jobs/{quote(job_id, safe='')}/rollouts/{quote(rollout_id, safe='')}"
+        return self._get("GET", path, RolloutDetail, timeout=ROLLOUTS_TIMEOUT_S)
 
     # -- files --
 
@@ -121,8 +171,8 @@ class Client:
             return self.decode(self._retried(send).content, File)
 
     def files(self, *, limit: int = 100) -> list[File]:
-        """List files, newest first."""
-        return self._list("/files", File, params={"limit": limit})
+        """List files, newest first; any number of them."""
+        return self._pages("/files", File, limit, {})
 
     def file(self, file_id: str) -> File:
         """Read one file's record."""
@@ -137,6 +187,10 @@ class Client:
     def models(self) -> list[Model]:
         """List every model that can be served or trained from."""
         return self._list("/models", Model)
+
+    def delete_model(self, model: str) -> None:
+        """Delete a model that a job made; again changes nothing."""
+        self._retried(lambda: self.http.delete(f"{self.root}/models/{quote(model, safe='/')}"))
 
     def model_files(self, model: str) -> list[ModelFile]:
         """List the files of a model."""
@@ -165,8 +219,17 @@ class Client:
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
         """Make a key of this organisation, or, as an operator, of another one."""
+        return self._add_key(org, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+
+    def add_url_key(
+        self, *, name: str, expires_in_s: int | None, model: str | None = None, org: str | None = None
+    ) -> MadeKey:
+        """Make a key that is part of a URL, for one model or for all of the organisation."""
+        return self._add_key(org, {"name": name, "url": True, "expires_in_s": expires_in_s, "model": model})
+
+    def _add_key(self, org: str | None, body: dict[str, Any]) -> MadeKey:
         path = f"/organisations/{quote(org, safe='')}/keys" if org else "/keys"
-        return self._post_once(path, MadeKey, {"name": name, "scopes": scopes, "expires_in_s": expires_in_s})
+        return self._post_once(path, MadeKey, body)
 
     def rotate_key(self, key_id: str, *, grace_s: int) -> MadeKey:
         """Replace a key."""
@@ -237,6 +300,16 @@ class Client:
         reply = self._retried(lambda: self.http.post(self.root + path, json=body), budget=0)
         return self.decode(reply.content, type)
 
+    def _pages(self, path: str, type: type[_Listed], limit: int, params: dict[str, Any]) -> list[_Listed]:
+        """The first `limit` items of a list, in as many pages as that takes."""
+        items: list[_Listed] = []
+        while True:
+            asked = {**params, "limit": min(limit - len(items), MAX_PAGE), "after": items[-1].id if items else None}
+            page = self._get("GET", path, _Page, params=asked)
+            items += self.decode(bytes(page.data), list[type])
+            if not page.has_more or len(items) >= limit:
+                return items
+
     def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
         body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
         if field not in body:
@@ -305,7 +378,7 @@ def _error_of(reply: httpx.Response) -> CliError:
     match reply.status_code:
         case 401 | 403:
             if not any(p.fix or "SYNTH_API_KEY" in p.what for p in problems):
-                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then ./.env)")
+                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then .env)")
             return NotAuthorised.of(problems)
         case 404:
             return NotFound.of(problems)

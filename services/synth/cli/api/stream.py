@@ -7,7 +7,7 @@ not come through (a proxy that holds them back), pages are asked for instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from synth.cli.api.client import Client, backoff
 from synth.cli.errors import CliError, TimedOut, Unreachable
 from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 POLL_S = 1.0
 # The backend pings every 15 s; three missing pings are a dead connection.
 SILENCE_S = 45.0
@@ -60,9 +60,11 @@ def parse_sse(lines: Iterable[str]) -> Iterator[SseEvent | None]:
 
 @dataclass
 class EventFollower:
-    """Follows one job. after: the sequence behind which to begin; patience: seconds without a backend to bear.
+    """Follows one job. after: the sequence behind which to begin.
 
+    patience: seconds without a backend to bear, once it has answered; before that, the client's own retries hold.
     deadline: of `time.monotonic()`, None for no end. interval: seconds between pages, where there is no stream.
+    on_away, on_back: told of each outage once, with its reason, and how many seconds it took.
     """
 
     client: Client
@@ -72,8 +74,12 @@ class EventFollower:
     deadline: float | None = None
     interval: float = POLL_S
     polling: bool = False
+    on_away: Callable[[str], None] = lambda reason: None
+    on_back: Callable[[float], None] = lambda seconds: None
     _ended: bool = field(default=False, init=False)
     _last_answer: float = field(default_factory=time.monotonic, init=False)
+    _away: bool = field(default=False, init=False)
+    _answered: bool = field(default=False, init=False)
     _tries: int = field(default=0, init=False)
     _empty_streams: int = field(default=0, init=False)
 
@@ -99,6 +105,7 @@ class EventFollower:
                 if not reply.headers.get("content-type", "").startswith("text/event-stream"):
                     self.polling = True
                     return
+                self._reset_patience()
                 answered = False
                 for sse in parse_sse(reply.iter_lines()):
                     self._reset_patience()
@@ -151,7 +158,10 @@ class EventFollower:
         return httpx.Timeout(min(SILENCE_S, left), connect=5.0)
 
     def _reset_patience(self) -> None:
-        self._last_answer, self._tries = time.monotonic(), 0
+        if self._away:
+            self._away = False
+            self.on_back(time.monotonic() - self._last_answer)
+        self._last_answer, self._tries, self._answered = time.monotonic(), 0, True
 
     def _retry_if_passing(self, error: CliError) -> None:
         """Wait before the next try, or raise an error that no retry can cure."""
@@ -162,8 +172,12 @@ class EventFollower:
     def _wait_or_give_up(self, error: CliError) -> None:
         self._check_deadline()
         delay = backoff(self._tries)
-        if time.monotonic() + delay > self._last_answer + self.patience:
+        patience = self.patience if self._answered else min(self.patience, self.client.retry_budget)
+        if time.monotonic() + delay > self._last_answer + patience:
             raise error
+        if self._answered and not self._away:
+            self._away = True
+            self.on_away(error.problems[0].what)
         self._tries += 1
         time.sleep(delay)
 

@@ -33,7 +33,7 @@ _STARTING_S = 20.0
 
 
 class ProcessReport(msgspec.Struct, kw_only=True):
-    """One process as `synthctl status` shows it. health: healthy, ill, starting, failing or down."""
+    """One process as `synthctl status` shows it. health: healthy, unhealthy, starting, failing or down."""
 
     name: str
     health: str
@@ -220,9 +220,9 @@ async def _report(http: httpx.AsyncClient, state: ClusterState, p: ProcessState)
     if alive:
         port = state.nats_http_port if p.name == "nats" else p.port
         problem = await health_problem(http, f"http://{HOST}:{port}/healthz")
-        health = "healthy" if problem is None else "ill"
+        health = "healthy" if problem is None else "unhealthy"
     uptime = time.time() - p.started if alive and p.started is not None else None
-    if health == "ill" and uptime is not None and uptime < _STARTING_S:
+    if health == "unhealthy" and uptime is not None and uptime < _STARTING_S:
         health = "starting"
     if health != "healthy" and p.failing:
         health = "failing"

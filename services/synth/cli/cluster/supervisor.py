@@ -180,7 +180,7 @@ class Supervisor:
                 s.state.failing = False
                 self._save()
         elif s.healthy_since is not None:
-            s.health = "ill"
+            s.health = "unhealthy"
 
     async def _drain(self, runners: list[asyncio.Task[None]]) -> None:
         await self._end(self.supervised[1:], _DRAIN_S)
@@ -220,10 +220,10 @@ async def health_problem(http: httpx.AsyncClient, url: str) -> str | None:
     if reply.status_code == 200:
         return None
     try:
-        ills = reply.json().get("ills") or {}
+        unhealthy = reply.json().get("unhealthy") or {}
     except (ValueError, AttributeError):
-        ills = {}
-    return "; ".join(f"{name}: {problem}" for name, problem in ills.items()) or f"status {reply.status_code}"
+        unhealthy = {}
+    return "; ".join(f"{name}: {problem}" for name, problem in unhealthy.items()) or f"status {reply.status_code}"
 
 
 async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:

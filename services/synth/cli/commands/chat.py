@@ -11,6 +11,7 @@ import typer
 from synth.cli.connect import open_client
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ _PATIENCE_S = 120.0
 
 def chat(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A base or fine-tuned model's id.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A base or fine-tuned model's id.", show_default=False, autocompletion=complete_models
+        ),
+    ],
     message: Annotated[
         str | None, typer.Option("-m", "--message", help="Say this and print the reply; - reads standard input.")
     ] = None,

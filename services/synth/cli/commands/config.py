@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, TaskUrl
+from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, Set, TaskUrl
 from synth.cli.connect import EnvFiles, load_config, override_options
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
+    from synth.cli.config import Config
     from synth.cli.job_files import Flags
     from synth.cli.tui.explain import CheckReport
     from synth.jobs.resolve.job import ValidationReport
@@ -42,6 +44,7 @@ def check(
     dataset: Dataset = None,
     validation: Validation = None,
     task_url: TaskUrl = None,
+    set_: Set = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -49,11 +52,21 @@ def check(
 ) -> None:
     """Print every problem of job files, each with its file:line; exit 2 if there are any.
 
-    Needs no cluster. Keys that are read and have no effect are warnings.
+    Needs no cluster. Keys that are read and have no effect are warnings. With `--task-url`, the task app is asked
+    whether it plays the file's `env_name`.
     """
     override_options(ctx, backend=None, env_files=env_file)
-    flags = _flags(ctx, task_url, model=model, dataset=dataset, validation=validation, experimental=allow_experimental)
-    reports = [_check_file(file, flags, data / "models") for file in files]
+    flags = _flags(
+        ctx,
+        task_url,
+        model=model,
+        dataset=dataset,
+        validation=validation,
+        experimental=allow_experimental,
+        sets=set_,
+    )
+    asked = None if task_url is None else _ask_task_app(task_url, load_config(ctx))
+    reports = [_check_file(file, flags, data / "models", asked) for file in files]
     if fmt is Format.JSON:
         output.print_json(reports)
     else:
@@ -72,6 +85,7 @@ def explain(
     task_url: TaskUrl = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows.")] = None,
+    set_: Set = None,
     allow_experimental: AllowExperimental = False,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -96,6 +110,7 @@ def explain(
         seed=seed,
         examples=examples,
         experimental=allow_experimental,
+        sets=set_,
     )
     name, found, warnings = _examine(file, flags, data / "models")
     if found.problems:
@@ -109,8 +124,8 @@ def explain(
     if output.is_terminal():
         output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
     else:
-        for s in settings:
-            output.print_line("\t".join((s.field, format_value(s.value), s.origin, s.why)))
+        rows = [[s.field, format_value(s.value), s.origin, s.why] for s in settings]
+        output.print_table(("setting", "value", "from", "why"), rows)
     for warning in warnings:
         # Why a value was changed stands with the value.
         if not any(why in warning for why in found.changed.values()):
@@ -152,10 +167,12 @@ def _flags(
     dataset: Path | None,
     validation: Path | None,
     experimental: bool,
+    sets: list[str] | None,
     seed: int | None = None,
     examples: int | None = None,
 ) -> Flags:
     from synth.cli.job_files import Flags
+    from synth.cli.job_text.set_values import settings_of_flags
     from synth.cli.submission import task_app_address
 
     return Flags(
@@ -166,6 +183,7 @@ def _flags(
         examples=examples,
         seed=seed,
         allow_experimental=experimental,
+        settings=settings_of_flags(sets, None),
     )
 
 
@@ -182,21 +200,55 @@ def _examine(file: Path, flags: Flags, models_dir: Path) -> tuple[str, Validatio
     return name_of(file), found, [*found.warnings, *unsure]
 
 
-def _check_file(file: Path, flags: Flags, models_dir: Path) -> CheckReport:
+@dataclass(frozen=True)
+class _TaskApp:
+    """What a task app said of itself. env_names: () where it lists none; unasked: why nothing is known."""
+
+    url: str
+    env_names: tuple[str, ...] = ()
+    unasked: str = ""
+
+
+def _ask_task_app(url: str, settings: Config) -> _TaskApp:
+    from synth.cli.api.task_app import TaskAppConnection, TaskAppError
+    from synth.taskapp.env_names import env_names
+
+    key = settings.environment_key.text if settings.environment_key else None
+    try:
+        with TaskAppConnection(url, key) as client:
+            return _TaskApp(url, env_names(client.task_info()))
+    except TaskAppError as error:
+        [problem] = error.problems
+        # A file may be checked before its app runs; the verifier asks again.
+        return _TaskApp(url, unasked=f"{problem.where} {problem.what}: its env_name was not checked")
+    except UsageProblem:
+        # No address at all: a problem of the file's own check.
+        return _TaskApp(url)
+
+
+def _check_file(file: Path, flags: Flags, models_dir: Path, app: _TaskApp | None) -> CheckReport:
     from synth.cli.job_files import name_of
     from synth.cli.tui.explain import CheckReport, summary
     from synth.errors import UserError
+    from synth.jobs.resolved import EvalJob, RlJob
+    from synth.taskapp.env_names import wrong_env_name
 
     try:
         name, found, warnings = _examine(file, flags, models_dir)
     except (UserError, CliError) as error:
         return CheckReport(file=name_of(file), problems=list(error.problems))
+    problems = [*found.problems]
+    if app is not None and isinstance(found.job, RlJob | EvalJob):
+        warnings += [app.unasked] if app.unasked else []
+        place = found.origins["rollout.env_name"]
+        if wrong := wrong_env_name(found.job.rollout.env_name, app.env_names, where=place, url=app.url):
+            problems.append(wrong)
     return CheckReport(
         file=name,
         kind=found.kind,
-        problems=found.problems,
+        problems=problems,
         warnings=warnings,
-        summary="" if found.problems else summary(found),
+        summary="" if problems else summary(found),
     )
 
 

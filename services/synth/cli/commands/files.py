@@ -9,7 +9,8 @@ import typer
 
 from synth.cli.connect import open_client
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.completion import complete_files
+from synth.cli.tui.output import Cell, Format, Output
 
 app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 
@@ -35,7 +36,7 @@ def upload(
 @app.command("ls")
 def ls(
     ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 50,
     fmt: Output = Format.TABLE,
 ) -> None:
     """List files, newest first."""
@@ -44,7 +45,15 @@ def ls(
     if fmt is Format.JSON:
         return output.print_json(files)
     rows = [
-        [f.id, f.filename, f.status, _count(f.rows), _about(f.tokens), output.size(f.bytes), output.age(f.created_at)]
+        [
+            f.id,
+            f.filename,
+            f.status,
+            output.count(f.rows),
+            _about(f.tokens),
+            output.size(f.bytes),
+            output.age(f.created_at),
+        ]
         for f in files
     ]
     output.print_table(("id", "name", "status", "rows", "tokens", "size", "age"), rows, shrink="name")
@@ -56,7 +65,9 @@ def ls(
 @app.command("get")
 def get(
     ctx: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file's id.", show_default=False)],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The file's id.", show_default=False, autocompletion=complete_files)
+    ],
     fmt: Output = Format.TABLE,
 ) -> None:
     """Show one file, and what is wrong with it."""
@@ -72,11 +83,11 @@ def get(
         ("status", found.status),
         ("purpose", found.purpose),
         ("size", output.size(found.bytes)),
-        ("rows", f"{found.rows:,}" if found.rows else ""),
-        ("messages", f"{found.messages:,}" if found.messages else ""),
+        ("rows", output.count(found.rows) if found.rows else ""),
+        ("messages", output.count(found.messages) if found.messages else ""),
         ("tokens", _about(found.tokens) if found.tokens else ""),
         ("lengths", _lengths(found.lengths)),
-        ("images", f"{found.images:,}" if found.images else ""),
+        ("images", output.count(found.images) if found.images else ""),
         ("left out", f"{found.images_trimmed:,} images, beyond the limit a message" if found.images_trimmed else ""),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),
@@ -90,7 +101,10 @@ def get(
 @app.command("rm")
 def rm(
     ctx: typer.Context,
-    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="The files' ids.", show_default=False)],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE…", help="The files' ids.", show_default=False, autocompletion=complete_files),
+    ],
     fmt: Output = Format.TABLE,
 ) -> None:
     """Delete files; prints their ids. Jobs that were verified with them keep what they need."""
@@ -103,18 +117,15 @@ def rm(
         output.print_json({"deleted": files})
 
 
-def _count(number: int | None) -> str:
-    return f"{number:,}" if number else "-"
-
-
 def _about(tokens: int | None) -> str:
     """An estimated count, rounded to the digits that are meaningful."""
     if not tokens:
         return "-"
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if tokens >= size:
-            return f"~{tokens / size:.2g}{unit}" if tokens < 10 * size else f"~{tokens / size:.0f}{unit}"
-    return f"~{tokens}"
+            text = f"~{tokens / size:.2g}{unit}" if tokens < 10 * size else f"~{tokens / size:.0f}{unit}"
+            return Cell(text, tokens)
+    return Cell(f"~{tokens}", tokens)
 
 
 def _lengths(lengths: list[int]) -> str:

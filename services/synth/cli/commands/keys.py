@@ -15,8 +15,8 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.api.schemas import Key, MadeKey
 
-app = typer.Typer(help="API keys of your organisation: ls, new, rotate, revoke.", no_args_is_help=True)
-orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, new.", no_args_is_help=True)
+app = typer.Typer(help="API keys of your organisation: ls, create, rotate, revoke.", no_args_is_help=True)
+orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, create.", no_args_is_help=True)
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `keys ls` shows it.")]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -29,27 +29,46 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
         keys = client.keys()
     if fmt is Format.JSON:
         return output.print_json(keys)
-    rows = [[k.id, k.name, k.state, ",".join(k.scopes), _end(k), output.age(k.created_at)] for k in keys]
-    return output.print_table(("id", "name", "state", "scopes", "ends in", "age"), rows, shrink="scopes")
+    rows = [[k.id, k.name, k.state, _opens(k), _end(k), output.age(k.created_at)] for k in keys]
+    return output.print_table(("id", "name", "state", "opens", "ends in", "age"), rows, shrink="opens")
 
 
-@app.command("new")
-def new(
+@app.command("create")
+def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Option(help="A label for people.")] = "key",
     scopes: Annotated[
-        str, typer.Option(help="What it may do: some of read, write, inference, keys, operator, with commas.")
-    ] = "read,write,inference",
-    expires_in: Annotated[str | None, typer.Option(help="As 90d, 12h or 30m; without it, never.")] = None,
+        str | None,
+        typer.Option(
+            help="What it may do: some of read, write, inference, keys, operator, with commas.",
+            show_default="read,write,inference",
+        ),
+    ] = None,
+    url: Annotated[
+        bool,
+        typer.Option("--url", help="For a client that can send nothing but a URL: print one that opens chat alone."),
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="With --url: the one model that it opens; without it, all.")] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(help="As 90d, 12h or 30m; without it never, or after a day with --url.")
+    ] = None,
     org: Annotated[str | None, typer.Option(help="Of another organisation; needs an operator's key.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a key; prints it, which happens once. It can do no more than the key that makes it."""
     seconds = None if expires_in is None else _seconds(expires_in, "--expires-in")
-    wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
+    wanted = [scope.strip() for scope in (scopes or "read,write,inference").split(",") if scope.strip()]
+    if url and scopes is not None and wanted != ["inference"]:
+        raise UsageProblem(f"a URL cannot open {scopes[:60]!r}", expected="inference alone", where="--scopes")
+    if model is not None and not url:
+        raise UsageProblem("a key is for every model", expected="--url with it, or no --model", where="--model")
     with open_client(ctx) as client:
-        made = client.add_key(name=name, scopes=wanted, expires_in_s=seconds, org=org)
-    _show_once(made, fmt)
+        if url:
+            made = client.add_url_key(name=name, expires_in_s=seconds, model=model, org=org)
+        else:
+            made = client.add_key(name=name, scopes=wanted, expires_in_s=seconds, org=org)
+        root = client.root.removesuffix("/api")
+    _show_once(made, fmt, root)
 
 
 @app.command("rotate")
@@ -62,7 +81,8 @@ def rotate(
     """Replace a key by a new one of the same name and scopes; prints the new one, which happens once."""
     with open_client(ctx) as client:
         made = client.rotate_key(key, grace_s=_seconds(grace, "--grace"))
-    _show_once(made, fmt)
+        root = client.root.removesuffix("/api")
+    _show_once(made, fmt, root)
 
 
 @app.command("revoke")
@@ -86,8 +106,8 @@ def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     return output.print_table(("id", "name", "age"), rows, shrink="name")
 
 
-@orgs_app.command("new")
-def new_org(
+@orgs_app.command("create")
+def create_org(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A label for people.", show_default=False)],
     fmt: Output = Format.TABLE,
@@ -101,11 +121,20 @@ def new_org(
     return _show_once(made.first_key, fmt)
 
 
-def _show_once(made: MadeKey, fmt: Format) -> None:
+def _show_once(made: MadeKey, fmt: Format, root: str = "") -> None:
+    """Print a new key. root: the gateway's address, which a key that is part of a URL stands below."""
     if fmt is Format.JSON:
         return output.print_json(made)
+    if made.path is not None:
+        opens = f"chat with {made.model or 'every model'}, for whoever has it, for {_end(made)}"
+        output.message(f"{made.id} ({made.name}) opens {opens}; this is the only time that it is shown:")
+        return output.print_line(root + made.path)
     output.message(f"{made.id} ({made.name}) may {', '.join(made.scopes)}; this is the only time that it is shown:")
     return output.print_line(made.key)
+
+
+def _opens(key: Key) -> str:
+    return f"chat by URL: {key.model or 'every model'}" if key.url else ",".join(key.scopes)
 
 
 def _end(key: Key) -> str:

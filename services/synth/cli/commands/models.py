@@ -13,12 +13,13 @@ from synth.cli.commands.submit import DEFAULT_DATA, Data
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
     from synth.models import ModelSpec
 
-app = typer.Typer(help="Models: ls, known, pull, download, make, alias, aliases, unalias.", no_args_is_help=True)
+app = typer.Typer(help="Models: ls, known, pull, download, rm, make, alias, aliases, unalias.", no_args_is_help=True)
 make_app = typer.Typer(help="Make a small base model on this machine.", no_args_is_help=True)
 app.add_typer(make_app, name="make")
 
@@ -63,7 +64,7 @@ def alias(
 ) -> None:
     """Let a local model run under the id of a base whose weights are not here, as `alias Qwen/Qwen3-0.6B tiny-qwen3`.
 
-    Every service of this machine's cluster knows it at once. Jobs, events and models say what really ran.
+    Every service of this machine's cluster knows it within a second. Jobs, events and models say what really ran.
     """
     from synth.models import Registry
 
@@ -102,7 +103,9 @@ def unalias(
 @app.command("download")
 def download(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False)],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model's id.", show_default=False, autocompletion=complete_models)
+    ],
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -117,6 +120,30 @@ def download(
     if fmt is Format.JSON:
         return output.print_json({"model": model, "path": str(target), "files": [str(f) for f in files]})
     return output.print_line(str(target))
+
+
+@app.command("rm")
+def rm(
+    ctx: typer.Context,
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL…", help="Ids of models.", show_default=False, autocompletion=complete_models),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Delete models that jobs made, or checkpoints of jobs that have ended; prints their ids.
+
+    Their files stay while a job that was started from them runs, and below an adapter that is there.
+    """
+    output.confirm(f"delete {', '.join(models)}?", yes=yes)
+    with open_client(ctx) as client:
+        for model in models:
+            client.delete_model(model)
+            if fmt is Format.TABLE:
+                output.print_line(model)
+    if fmt is Format.JSON:
+        output.print_json({"deleted": models})
 
 
 @app.command("pull")

@@ -9,6 +9,7 @@ import typer
 
 from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 TaskUrl = Annotated[
@@ -41,9 +42,30 @@ PollInterval = Annotated[
         help="Seconds between looks, where events cannot be streamed; streamed ones come at once.",
     ),
 ]
+Patience = Annotated[
+    float,
+    typer.Option(metavar="S", min=0, help="Seconds that the cluster may be away while the job is followed."),
+]
 Idempotency = Annotated[
     str | None,
     typer.Option("--idempotency", metavar="KEY", help="The same key and job, sent twice, is one job; else a new one."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the file, as training.learning_rate=1e-5; repeatable. It is written into what is submitted.",
+        show_default=False,
+    ),
+]
+Tag = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="NAME=VALUE", help="Tag the job, to find it by; repeatable.", show_default=False),
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="The job's name, instead of its file's.", show_default=False),
 ]
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", metavar="", help="Take a model that is marked experimental.")
@@ -58,7 +80,8 @@ def submit(
         Path, typer.Argument(metavar="FILE", help="A TOML job file, or - for standard input.", show_default=False)
     ],
     model: Annotated[
-        str | None, typer.Option(metavar="ID", help="Train from this model instead of the file's.")
+        str | None,
+        typer.Option(metavar="ID", help="Train from this model instead of the file's.", autocompletion=complete_models),
     ] = None,
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSONL to train on (SFT): uploaded and checked.")
@@ -67,11 +90,15 @@ def submit(
     task_url: TaskUrl = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="The job's seed.")] = None,
     examples: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first rows, for a trial.")] = None,
+    set_: Set = None,
+    name: Name = None,
+    tag: Tag = None,
     allow_experimental: AllowExperimental = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
     poll_interval: PollInterval = 1.0,
+    patience: Patience = 600.0,
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
@@ -84,6 +111,7 @@ def submit(
     goes on, and the message says how to watch and how to cancel it.
     """
     from synth.cli.job_files import Flags, name_of, read_config
+    from synth.cli.job_text.set_values import settings_of_flags
     from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
     from synth.cli.tui.follow import FollowOptions
 
@@ -97,12 +125,13 @@ def submit(
         examples=examples,
         seed=seed,
         allow_experimental=allow_experimental,
+        settings=settings_of_flags(set_, tag),
     )
     job = check_locally(read_config(config), name=name_of(config), flags=flags, models_dir=data / "models")
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency)
+        created = submit_job(client, settings, job, key=idempotency, name=name)
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
-        options = FollowOptions(timeout=poll_timeout, interval=poll_interval)
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))

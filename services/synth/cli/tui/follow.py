@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.api.stream import POLL_S, EventFollower
+from synth.cli.api.stream import PATIENCE_S, POLL_S, EventFollower
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format
-from synth.cli.tui.progress import Progress, describe, exit_code
+from synth.cli.tui.progress import Progress, describe_new, exit_code
 from synth.errors import Problem
 from synth.jobs.lifecycle import State
 
@@ -21,16 +21,29 @@ from synth.jobs.lifecycle import State
 class FollowOptions:
     """How a job is followed. timeout: seconds, then `TimedOut`; None for no end.
 
-    interval: seconds between looks where events cannot be streamed.
+    interval: seconds between looks where events cannot be streamed. patience: seconds that the cluster may be away.
     """
 
     timeout: float | None = None
     interval: float = POLL_S
+    patience: float = PATIENCE_S
 
     def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
-        """Start to follow a job; the timeout runs from here on."""
+        """Start to follow a job; the timeout runs from here on. Outages are said on stderr."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        return EventFollower(client, job_id, after=after, deadline=deadline, interval=self.interval)
+        return EventFollower(
+            client,
+            job_id,
+            after=after,
+            patience=self.patience,
+            deadline=deadline,
+            interval=self.interval,
+            on_away=self._say_away,
+            on_back=lambda seconds: output.message(f"the cluster is back after {output.duration(seconds)}"),
+        )
+
+    def _say_away(self, reason: str) -> None:
+        output.warn(f"the cluster is away: {reason}; looking for it for {output.duration(self.patience)}")
 
 
 def follow_job(
@@ -81,6 +94,14 @@ def _follow_live(follower: EventFollower, progress: Progress) -> None:
 
     from synth.cli.tui.view import JobView
 
+    def away(reason: str) -> None:
+        progress.away = reason
+
+    def back(seconds: float) -> None:
+        progress.away = ""
+
+    # A line beside the drawing would stand in its way.
+    follower.on_away, follower.on_back = away, back
     view = JobView(progress)
     with Live(get_renderable=lambda: view, console=output.out(), refresh_per_second=8) as live:
         for event in follower.events():
@@ -92,16 +113,16 @@ def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[s
     """Print a line for each event; repeats of the last line are counted instead."""
     last, repeats = "", 0
     for event in follower.events():
+        shown = progress.shown
         progress.apply(event)
-        if (line := describe(event)) is None:
-            continue
-        if line == last:
-            repeats += 1
-            continue
-        if repeats:
-            emit(f"          … {repeats} times more")
-        emit(f"{event.time.astimezone():%H:%M:%S}  {line}")
-        last, repeats = line, 0
+        for line in describe_new(event, shown=shown):
+            if line == last:
+                repeats += 1
+                continue
+            if repeats:
+                emit(f"          … {repeats} times more")
+            emit(f"{event.time.astimezone():%H:%M:%S}  {line}")
+            last, repeats = line, 0
 
 
 def _outcome(client: Client, progress: Progress, format: Format) -> ExitCode:

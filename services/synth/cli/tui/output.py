@@ -10,26 +10,40 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from synth.cli.tui.series import averaged
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from synth.cli.tui.curves import Curve
     from synth.errors import Problem
 
 _GAP = 2
+_WIDEST_PLOT = 110
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
     "started": "cyan", "processing": "cyan", "starting": "cyan",
     "failed": "red", "rejected": "red", "down": "red", "fail": "red",
-    "cancelled": "yellow", "cancelling": "yellow", "ill": "yellow", "warn": "yellow",
+    "cancelled": "yellow", "cancelling": "yellow", "unhealthy": "yellow", "warn": "yellow",
     "pausing": "yellow", "paused": "yellow",
 }  # fmt: skip
+
+
+class Cell(str):
+    """A value as people read it; `raw` is the whole value, as it is printed where a program reads the output."""
+
+    raw: str
+
+    def __new__(cls, text: str, raw: object) -> Cell:
+        cell = super().__new__(cls, text)
+        cell.raw = str(raw)
+        return cell
 
 
 class Format(StrEnum):
@@ -83,6 +97,22 @@ def warn(text: str) -> None:
     from rich.text import Text
 
     err().print(Text("warning: ", style="yellow").append(text, style="default"), soft_wrap=not err().is_terminal)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal before what cannot be undone. yes: it was said already. Raises `CliError` for a no."""
+    from synth.cli.errors import CliError, UsageProblem
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageProblem("nobody is there to confirm this", fix="say --yes", where=question)
+    try:
+        sure = typer.confirm(question, err=True)
+    except typer.Abort:
+        sure = False
+    if not sure:
+        raise CliError("nothing was deleted")
 
 
 @contextmanager
@@ -142,15 +172,20 @@ def print_sentence(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> None:
-    """Print rows under headings; off a terminal, values separated by tabs and never cut.
+    """Print rows under headings; off a terminal, a line of names and the raw values, separated by tabs and never cut.
 
     shrink: the column that gives way where the terminal is too narrow, and goes where it is far too narrow.
     """
     if not is_terminal():
-        for row in rows:
-            print_line("\t".join(row))
+        for row in (columns, *rows):
+            print_line("\t".join(_raw(cell) for cell in row))
         return
     out().print(table(columns, rows, shrink=shrink))
+
+
+def _raw(cell: str) -> str:
+    """The whole value of a cell, on one line and without a tab."""
+    return " ".join((cell.raw if isinstance(cell, Cell) else cell).split())
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> RenderableType:
@@ -178,7 +213,7 @@ def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     """Print the fields of one object, a line each."""
     if not is_terminal():
         for label, text in pairs:
-            print_line(f"{label}\t{text}")
+            print_line(f"{label}\t{_raw(text)}")
         return
     from rich.table import Table
     from rich.text import Text
@@ -197,11 +232,8 @@ def style_of(word: str) -> str:
 
 
 def sparkline(values: Sequence[float], *, width: int = 30) -> str:
-    """Draw a series with bars, the newest at the right; a longer one is averaged into `width` columns."""
-    finite = [v for v in values if v == v and abs(v) != float("inf")]
-    if len(finite) > width:
-        cuts = [round(i * len(finite) / width) for i in range(width + 1)]
-        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    """Draw a whole series with bars, the newest at the right; a longer one is averaged into `width` columns."""
+    finite = averaged([v for v in values if v == v and abs(v) != float("inf")], width)
     if not finite:
         return ""
     low, high = min(finite), max(finite)
@@ -209,14 +241,32 @@ def sparkline(values: Sequence[float], *, width: int = 30) -> str:
     return "".join(_BARS[round((v - low) * scale)] for v in finite)
 
 
+def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
+    """Print curves over each other, as wide as the terminal; prints nothing where none has a point."""
+    from rich.text import Text
+
+    from synth.cli.tui.curves import draw
+
+    console = out()
+    colours = console.color_system is not None and not console.no_color
+    width = min(console.width - 1, _WIDEST_PLOT)
+    if text := draw(curves, title=title, width=width, height=height, colours=colours):
+        console.print(Text.from_ansi(text), soft_wrap=True)
+
+
 def age(moment: datetime | None) -> str:
-    """How long ago that was, as `3m05s`."""
-    return "-" if moment is None else duration((datetime.now(UTC) - moment).total_seconds())
+    """How long ago that was, as `3m05s`; raw is the moment itself."""
+    if moment is None:
+        return "-"
+    return Cell(duration((datetime.now(UTC) - moment).total_seconds()), moment.isoformat())
 
 
 def duration(seconds: float) -> str:
-    """`12s`, `4m05s`, `2h10m`, `3d4h`."""
-    s = max(0, round(seconds))
+    """`12s`, `4m05s`, `2h10m`, `3d4h`; raw in seconds."""
+    return Cell(_duration(max(0, round(seconds))), round(seconds, 3))
+
+
+def _duration(s: int) -> str:
     if s < 60:
         return f"{s}s"
     if s < 3600:
@@ -227,12 +277,18 @@ def duration(seconds: float) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes, as `1.2 MB`."""
+    """Bytes, as `1.2 MB`; raw in bytes."""
+    whole = n
     for unit in ("B", "kB", "MB", "GB"):
         if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+            return Cell(f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}", whole)
         n /= 1000
-    return f"{n:.1f} TB"
+    return Cell(f"{n:.1f} TB", whole)
+
+
+def count(n: int | None) -> str:
+    """A number of things, as `12,345`; "-" for none."""
+    return Cell(f"{n:,}", n) if n else "-"
 
 
 def number(value: float | None) -> str:
@@ -240,7 +296,7 @@ def number(value: float | None) -> str:
     if value is None or value != value:
         return "nan"
     if 1000 <= abs(value) < 1e9:
-        return f"{value:,.0f}"
+        return Cell(f"{value:,.0f}", value)
     if abs(value) < 1000 and value == int(value):
         return str(int(value))
-    return f"{value:.4g}"
+    return Cell(f"{value:.4g}", value)

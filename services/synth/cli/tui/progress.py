@@ -9,6 +9,8 @@ import msgspec
 
 from synth.api.schemas import EventView
 from synth.cli.errors import ExitCode
+from synth.cli.tui.output import number
+from synth.cli.tui.series import Series
 from synth.errors import Problem
 from synth.jobs.lifecycle import TERMINAL, TRANSITIONS, State
 
@@ -21,28 +23,21 @@ STAGES: tuple[tuple[str, str], ...] = (
 )
 #: The values of a step that say the most, in the order in which they are shown.
 HEADLINES = ("reward_mean", "loss", "validation_loss", "tokens_per_second", "staleness_mean")
-_KEPT = 512
+#: The metric that an evaluation is judged by.
+EVALUATION = "eval.reward_mean"
 
 #: A batch of rollouts: its mode, "train" or "eval", and its iteration.
 Batch = tuple[str, int]
 
 
 @dataclass
-class Series:
-    """The last values of one metric, oldest first."""
-
-    values: list[float] = field(default_factory=list[float])
-
-    def add(self, value: float) -> None:
-        self.values.append(value)
-        del self.values[:-_KEPT]
-
-
-@dataclass
 class Progress:
     """The state of a job after its events so far. Times are unix seconds; `reached`: lifecycle fact → when.
 
-    steps_seen: the first and the last step that was seen, with their times.
+    step: the last durable one. trained: the newest one of this attempt. shown: the newest one of any attempt, so that a
+    step that is trained again, or that becomes durable, is not taken for another one. steps_seen: the first and the
+    last step that was seen, with their times. evaluated_step: whose model was evaluated last, 0 for the source; None
+    before. away: why the cluster cannot be asked now, "" while it can.
     """
 
     job_id: str
@@ -54,18 +49,23 @@ class Progress:
     reached: dict[str, float] = field(default_factory=dict[str, float])
     seq: int = 0
     step: int = 0
+    trained: int = 0
+    shown: int = 0
     steps: int = 0
     attempt: int = 0
     steps_seen: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     reward: Series = field(default_factory=Series)
     loss: Series = field(default_factory=Series)
     values: dict[str, float] = field(default_factory=dict[str, float])
-    evaluation: dict[str, float] = field(default_factory=dict[str, float])
+    evaluation: Series = field(default_factory=Series)
+    evaluated_step: int | None = None
     wanted: dict[Batch, int] = field(default_factory=dict[Batch, int])
     done: dict[Batch, int] = field(default_factory=dict[Batch, int])
     failed: int = 0
     waiting: str = ""
     warning: str = ""
+    away: str = ""
+    asked_to_resume: bool = False
     problems: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     code: str = ""
 
@@ -84,7 +84,7 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the last step at the pace so far; None while there is no pace."""
-        if len(self.steps_seen) < 2 or self.step >= self.steps:
+        if len(self.steps_seen) < 2 or self.trained >= self.steps:
             return None
         (first, since), (last, now) = self.steps_seen
         return (now - since) / (last - first) * (self.steps - last) if last > first else None
@@ -112,7 +112,7 @@ class Progress:
         data = _fields(event)
         match event.type:
             case "job.created":
-                self.name = str(data.get("config_name") or "")
+                self.name = str(data.get("name") or data.get("config_name") or "")
             case "job.validated":
                 job: dict[str, Any] = data.get("job") or {}
                 self.kind = str(job.get("kind") or "")
@@ -124,8 +124,12 @@ class Progress:
             case "job.started":
                 self.attempt = int(data.get("attempt") or 1)
                 self.waiting = ""
+                # What no checkpoint covers is trained again.
+                self.trained = self.step
                 if self.attempt > 1 and before in (State.STARTED, State.CANCELLING, State.PAUSING):
                     self.warning = f"attempt {self.attempt}: an earlier owner of the job died"
+            case "job.resumed":
+                self.asked_to_resume = True
             case "job.paused":
                 # The pace before the pause says nothing of the time left.
                 self.steps_seen, self.waiting = [], ""
@@ -143,15 +147,12 @@ class Progress:
         data = _fields(event)
         match event.type:
             case "train.step" if data:
-                self.step, self.steps = int(data["step"]), int(data["of"])
-                self.values = _numbers(data.get("values"))
-                if "reward_mean" in self.values:
-                    self.reward.add(self.values["reward_mean"])
-                if "loss" in self.values:
-                    self.loss.add(self.values["loss"])
-                self.waiting = ""
+                self.step = int(data["step"])
+                self._take_step(self.step, data, event)
                 self._forget_batches("train", self.step)
-                self.steps_seen[1:] = [(self.step, event.time.timestamp())]
+            case "train.progressed" if data:
+                for step in data["steps"]:
+                    self._take_step(int(step["step"]), {**step, "of": data["of"]}, event)
             case "rollout.requested":
                 self.wanted[self._batch_of(data)] = len(data.get("seeds") or []) * int(data.get("group_size") or 1)
             case "rollout.completed":
@@ -163,18 +164,40 @@ class Progress:
             case "rollout.blocked":
                 self.warning = f"rollouts stopped: {(data.get('problem') or {}).get('what', '')}"
             case "eval.completed":
-                self.evaluation = _numbers(data.get("values"))
+                values = _numbers(data.get("values"))
+                # An evaluation of which nothing came back has no reward.
+                if "reward_mean" in values:
+                    self.evaluation.add(values["reward_mean"])
+                    self.evaluated_step = data.get("step")
                 self._forget_batches("eval", int(data.get("iteration") or 0))
             case "train.warned":
                 self.warning = _warning_text(data)
             case "train.resumed":
-                self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
+                self.trained = self.step = max(self.step, int(data.get("step") or 0))
+                self.steps_seen = []
+                if self.state is State.STARTED and not self.asked_to_resume:
+                    self.warning = f"resumed behind step {data.get('step')} by attempt {data.get('attempt')}"
+                self.asked_to_resume = False
             case "queue.waiting":
                 position = int(data.get("position") or 1)
                 place = f", {position - 1} before it" if position > 1 else ""
                 self.waiting = f"no free {data.get('need')} worker in pool {data.get('pool')}{place}"
             case _:
                 pass
+
+    def _take_step(self, step: int, data: dict[str, Any], event: EventView) -> None:
+        self.steps, self.waiting = int(data["of"]), ""
+        if step > self.trained:
+            self.trained = step
+            self.steps_seen[1:] = [(step, event.time.timestamp())]
+        if step <= self.shown:
+            return
+        self.shown = step
+        self.values = _numbers(data.get("values"))
+        if "reward_mean" in self.values:
+            self.reward.add(self.values["reward_mean"])
+        if "loss" in self.values:
+            self.loss.add(self.values["loss"])
 
     def _count_rollout(self, data: dict[str, Any]) -> None:
         batch = self._batch_of(data)
@@ -204,19 +227,41 @@ def exit_code(state: str | None) -> ExitCode:
             return ExitCode.JOB_FAILED
 
 
+def describe_new(event: EventView, *, shown: int) -> list[str]:
+    """An event as lines of text, without what was said before. shown: the newest step that was."""
+    data = _fields(event)
+    match event.type:
+        case "train.step" if data and int(data["step"]) <= shown:
+            return []
+        case "rollout.completed":
+            # A job has thousands of rollouts; those that failed are worth a line while it runs.
+            return []
+        case "train.progressed" if data:
+            new = [step for step in data["steps"] if int(step["step"]) > shown]
+            return [f"{_step(step, data)} (not saved yet)" for step in new]
+        case _:
+            line = describe(event)
+            return [] if line is None else [line]
+
+
 def describe(event: EventView) -> str | None:
     """An event as one line of text; None for those that only show that the job is alive."""
     data = _fields(event)
     values = _numbers(data.get("values"))
     match event.type:
-        case "watch.heartbeat" | "rollout.completed" | "blob.expired":
+        case "watch.heartbeat" | "blob.expired":
             return None
+        case "rollout.completed" | "rollout.failed" if data:
+            return _rollout_text(event.type, data)
         case "train.step" if data:
-            shown = " ".join(f"{n}={values[n]:.4g}" for n in HEADLINES if n in values)
-            return f"step {data.get('step')}/{data.get('of')} {shown}".rstrip()
+            return _step(data, data)
+        case "train.progressed" if data:
+            return f"{_step(data['steps'][-1], data)} (not saved yet)"
         case "eval.completed":
-            shown = " ".join(f"{n}={v:.4g}" for n, v in values.items())
-            return f"evaluation of {data.get('instances')} instances: {shown}"
+            shown = " ".join(f"{n}={number(values[n])}" for n in ("reward_mean", "reward_std") if n in values)
+            shown += f" rollouts_failed={number(values['rollouts_failed'])}" if values.get("rollouts_failed") else ""
+            of = "" if data.get("step") is None else f" of step {data['step']}"
+            return f"evaluation{of} over {data.get('instances')} instances: {shown}"
         case "job.succeeded":
             return f"succeeded{': ' + str(data['model']) if data.get('model') else ''}"
         case "job.rejected" | "job.refused" | "job.failed":
@@ -231,7 +276,7 @@ def describe(event: EventView) -> str | None:
         case "train.resumed":
             return f"resumed behind step {data.get('step')}"
         case "checkpoint.saved":
-            return f"checkpoint of step {data.get('step')}"
+            return f"checkpoint: every step up to {data.get('step')} is saved"
         case "policy.loaded":
             return f"policy {data.get('version')} serves on {data.get('replica')}"
         case "queue.waiting":
@@ -239,10 +284,30 @@ def describe(event: EventView) -> str | None:
         case "rollout.batch":
             groups = f"{data.get('groups_kept')} groups kept, {data.get('groups_dropped')} dropped"
             return f"batch {data.get('iteration')}: {data.get('sequences')} sequences, {groups}"
-        case "rollout.failed":
-            return f"a rollout failed: {(data.get('problem') or {}).get('what', '')}"
         case type:
             return type.replace(".", " ").replace("_", " ").removeprefix("job ")
+
+
+def _rollout_text(type: str, data: dict[str, Any]) -> str:
+    """A rollout's id without its job, its seed, its reward and its outcome."""
+    name = "_".join(str(data.get("rollout_id", "")).rsplit("_", 2)[-2:])
+    tries = int(data.get("tries") or 1)
+    tried = f" after {tries} tries" if tries > 1 else ""
+    if type == "rollout.failed":
+        ended = "was late" if data.get("late") else "failed"
+        return f"rollout {name} seed {data.get('seed')}: {ended}{tried}: {(data.get('problem') or {}).get('what', '')}"
+    outcome = "ok" if data.get("outcome", "ok") == "ok" else "policy failed"
+    return f"rollout {name} seed {data.get('seed')}: reward {_figure(data.get('reward'))} {outcome}{tried}"
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "-"
+
+
+def _step(step: dict[str, Any], data: dict[str, Any]) -> str:
+    values = _numbers(step.get("values"))
+    shown = " ".join(f"{n}={number(values[n])}" for n in HEADLINES if n in values)
+    return f"step {step.get('step')}/{data.get('of')} {shown}".rstrip()
 
 
 def _fields(event: EventView) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from synth.cli.tui.output import duration, number, sparkline, style_of
-from synth.cli.tui.progress import STAGES, Progress, Series
+from synth.cli.tui.progress import STAGES, Progress
+from synth.cli.tui.series import Series
 from synth.jobs.lifecycle import State
 
 _LABEL = 12
@@ -47,12 +48,14 @@ class JobView:
             yield _row("go on", Text(f"synthctl jobs resume {p.job_id}"), width)
         if p.waiting and not p.over:
             yield _row("waiting", Text(p.waiting, style="yellow"), width)
+        if p.away:
+            yield _row("away", Text(f"{p.away}; looking for the cluster", style="yellow"), width)
         if p.warning:
             yield _row("warning", Text(p.warning, style="yellow"), width)
 
     def _heading(self, width: int) -> Table:
         p = self.progress
-        name = Text(p.name or p.job_id, style="bold")
+        name = Text(p.name.rpartition("/")[2] or p.job_id, style="bold")
         if p.name:
             name.append(f"  {p.job_id}", style="dim")
         if p.source:
@@ -74,7 +77,7 @@ class JobView:
         line = Text(no_wrap=True)
         pending = not p.over
         for label, fact in STAGES:
-            if fact in p.reached or p.step > 0:
+            if fact in p.reached or p.trained > 0:
                 line.append("✓ ", style="green").append(f"{label}  ")
             elif pending:
                 frame = self._spinner.render(time.monotonic())
@@ -100,19 +103,24 @@ class JobView:
     def _figures(self, width: int) -> list[Table]:
         p = self.progress
         rows: list[Table] = []
-        if p.steps and not (p.over and p.step == 0):
+        if p.steps and not (p.over and p.trained == 0):
             unit = "iteration" if p.kind == "rl" else "step"
-            rows.append(_bar(unit, p.step, p.steps, width, note=self._left()))
+            saved = f"saved to {p.step}" if p.trained > p.step and not p.over else ""
+            note = ", ".join(part for part in (saved, self._left()) if part)
+            rows.append(_bar(unit, p.trained, p.steps, width, note=note))
+            if p.shown > p.trained and not p.over:
+                rows.append(_row("", Text(f"up to step {p.shown} a second time", style="dim"), width))
         if (batch := p.collecting) and not p.over and p.state is not State.PAUSED:
             mode, done, wanted = batch
             failed = f"{p.failed} failed" if p.failed else ""
             rows.append(_bar("evaluation" if mode == "eval" else "rollouts", done, wanted, width, note=failed))
-        rows += [_spark(label, c, width) for label, c in (("reward", p.reward), ("loss", p.loss)) if c.values]
+        # The result of an evaluation job is printed as a table of its own.
+        at = "" if p.evaluated_step is None else f"at step {p.evaluated_step}"
+        curves = [("reward", p.reward, ""), ("evaluation", Series() if p.kind == "eval" else p.evaluation, at)]
+        curves.append(("loss", p.loss, ""))
+        rows += [_spark(label, series, width, note=note) for label, series, note in curves if series.values]
         if shown := [(n, p.values[key]) for key, n in _FIGURES if key in p.values]:
             rows.append(_row("now", _pairs(shown, width), width))
-        # The result of an evaluation job is printed as a table of its own.
-        if p.evaluation and p.kind != "eval":
-            rows.append(_row("evaluation", _pairs(list(p.evaluation.items()), width), width))
         if p.model:
             rows.append(_row("model", Text(p.model, style="bold green", overflow="fold"), width))
         return rows
@@ -147,13 +155,16 @@ def _bar(label: str, done: int, of: int, width: int, *, note: str = "") -> Table
     return _row(label, grid, width)
 
 
-def _spark(label: str, series: Series, width: int) -> Table:
+def _spark(label: str, series: Series, width: int, *, note: str = "") -> Table:
+    """A series as bars from the run's beginning on, its last value, its lowest and highest. note: said behind them."""
     room = max(8, min(50, width - _LABEL - 34))
     values = series.values
     text = Text(sparkline(values, width=room).ljust(min(room, len(values))), style="cyan")
-    text.append(f"  {number(values[-1])}", style="bold")
+    text.append(f"  {number(series.last)}", style="bold")
     if len(values) > 1:
-        text.append(f"  {number(min(values))} … {number(max(values))}", style="dim")
+        text.append(f"  {number(series.low)} … {number(series.high)}", style="dim")
+    if note:
+        text.append(f"  {note}", style="dim")
     return _row(label, text, width)
 
 

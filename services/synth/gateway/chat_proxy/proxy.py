@@ -17,9 +17,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from synth.bus.kv.replicas import Replica, ReplicaTable
+from synth.errors import InvalidKey
 from synth.gateway.chat_proxy.affinity import rank_replicas, session_key
 from synth.gateway.errors import ApiError, unavailable
-from synth.keys import Cid, InvalidKey, internal_token, read_cid
+from synth.keys import Cid, internal_token, read_cid
 from synth.runtime import logs
 
 log = logs.get("inference proxy")
@@ -93,7 +94,7 @@ class InferenceProxy:
         try:
             pinned: Cid = read_cid(cid, self._secret)
         except InvalidKey as error:
-            raise ApiError(401, str(error)) from error
+            raise ApiError(401, str(error), code="invalid_api_key") from error
         replica = next((r for r in self._replicas.alive() if r.recorder == pinned.replica), None)
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")

@@ -72,4 +72,11 @@ async def _existing_job(gateway: Gateway, org: str, id: str, same: bool) -> tupl
             where="header Idempotency-Key",
         )
         raise ApiError(422, problem.text(), type="idempotency", problems=[problem])
+    if gateway.read_model.is_deleted(org, id):
+        problem = Problem(
+            what=f"the job of this Idempotency-Key, {id}, was deleted",
+            fix="use a new key for a new job",
+            where="header Idempotency-Key",
+        )
+        raise ApiError(409, problem.text(), type="idempotency", problems=[problem])
     return await gateway.job(org, id), False

@@ -35,6 +35,7 @@ from synth.events import (
     TrainStep,
     TrainWarned,
 )
+from synth.models import parse_finetuned
 
 Data = dict[str, Any]
 
@@ -90,7 +91,9 @@ def job_validated(e: JobValidated) -> str:
 def job_verified(e: JobVerified) -> str:
     parts = [f"model {e.source.id}"]
     if e.source.stand_in:
-        parts.append(f"STAND-IN: the weights are those of {e.source.stand_in}, not of {e.source.id}")
+        made = parse_finetuned(e.source.id)
+        what = f"the weights are those of {e.source.stand_in}, not of {e.source.id}"
+        parts.append(f"STAND-IN: {f'it was made from {e.source.stand_in}, not from {made.base}' if made else what}")
     if e.task_url:
         parts.append(f"task app {e.task_name or ''} at {e.task_url}".replace("  ", " "))
     return "checked and queued: " + ", ".join(parts)

@@ -145,6 +145,8 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
         messages.pick_fields("step", "version", "size"),
     ),
     "train.step": EventDescription("sft.progress", "rl.train.step", messages.train_step, _FACTS),
+    # These clients hold a step for done when they see it.
+    "train.progressed": None,
     "train.warned": EventDescription(
         "sft.training.warned", "rl.train.warned", messages.train_warned, messages.train_warned_data, "warning"
     ),
@@ -162,6 +164,8 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
         "sft.queue.waiting", "rl.queue.waiting", messages.queue_waiting, _FACTS, "warning"
     ),
     "blob.expired": None,
+    "model.deleted": None,
+    "job.deleted": None,
 }
 
 #: What a job that only evaluates says in another way.

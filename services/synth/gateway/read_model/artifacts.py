@@ -7,24 +7,27 @@ import msgspec
 from synth.api.schemas import Checkpoint, Model, Point
 from synth.bus.recorded import Recorded
 from synth.events import BlobRef, CheckpointSaved, EvalCompleted, ModelPublished, ModelRef, TrainStep
+from synth.gateway.read_model.projection import trees_of
 from synth.models import parse_finetuned
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a job made, and the manifest of its files."""
+    """A model that a job made, and the manifest of its files. trees: that manifest, and those of what it lies over."""
 
     model: Model
     tree: BlobRef | None
+    trees: list[str]
     org: str
     created_seq: int
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, the model that it is, and the manifest of its files."""
+    """A checkpoint, the model that it is, and the manifest of its files. trees: as of `ModelRow`."""
 
     checkpoint: Checkpoint
     model: Model
     tree: BlobRef
+    trees: list[str]
     org: str
 
 
@@ -34,7 +37,8 @@ def project_model(recorded: Recorded) -> ModelRow | None:
     if not isinstance(event, ModelPublished):
         return None
     model = _model(event.model, event.kind, event.step, recorded)
-    return ModelRow(model=model, tree=event.model.tree, org=recorded.org, created_seq=recorded.seq)
+    trees = trees_of(event.model)
+    return ModelRow(model=model, tree=event.model.tree, trees=trees, org=recorded.org, created_seq=recorded.seq)
 
 
 def project_checkpoint(recorded: Recorded) -> CheckpointRow | None:
@@ -50,7 +54,8 @@ def project_checkpoint(recorded: Recorded) -> CheckpointRow | None:
         created_at=recorded.time,
     )
     model = _model(event.model, event.model.kind, event.step, recorded)
-    return CheckpointRow(checkpoint=checkpoint, model=model, tree=event.tree, org=recorded.org)
+    trees = [event.tree.uri, *trees_of(event.model.base)]
+    return CheckpointRow(checkpoint=checkpoint, model=model, tree=event.tree, trees=trees, org=recorded.org)
 
 
 def project_points(recorded: Recorded) -> list[Point]:

@@ -30,11 +30,14 @@ from synth.events import (
     JobSucceeded,
     JobValidated,
     JobVerified,
+    ModelDeleted,
     ModelPublished,
+    ModelRef,
     PolicyLoaded,
     QueueWaiting,
     RolloutCompleted,
     RolloutFailed,
+    TrainProgressed,
     TrainStep,
     TrainWarned,
 )
@@ -46,7 +49,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job, and what only the gateway needs to know of it.
 
     state_since: the time of its last lifecycle fact. last_shown_at: the time of its last event that is shown.
-    data_uris: the blobs of the files that it was verified with.
+    data_uris: the blobs of the files that it was verified with. source_trees: the manifests of the model that it was
+    verified with, and of those below it.
     """
 
     job: Job
@@ -57,6 +61,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_seq: int | None = None
     policy_loaded: bool = False
     data_uris: list[str] = []
+    source_trees: list[str] = []
 
 
 class FileRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +80,16 @@ class FileRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trash(msgspec.Struct, frozen=True, kw_only=True):
-    """The blobs of a deleted file, to be removed once no job that was verified before its deletion needs them."""
+    """The blobs of what was deleted, to be removed once nothing needs them that was there before the deletion.
 
-    uris: list[str]
+    uris: of a file. tree: of a model, the manifest. folder: of a job, where all that it made lies. spared: the
+    manifests in the folder that something still needed when the rest was removed.
+    """
+
+    uris: list[str] = []
+    tree: BlobRef | None = None
+    folder: str = ""
+    spared: list[str] = []
     org: str
     deleted_seq: int
 
@@ -100,10 +112,15 @@ def apply_to_job(row: JobRow | None, recorded: Recorded) -> JobRow | None:
     row = _replace(row, recorded, updated_at=time, waiting=None, **_facts(row.job, recorded))
     if isinstance(event, JobVerified):
         uris = [ref.uri for ref in (event.training_data, event.validation_data) if ref is not None]
-        row = msgspec.structs.replace(row, data_uris=uris)
+        row = msgspec.structs.replace(row, data_uris=uris, source_trees=trees_of(event.source))
     if isinstance(event, PolicyLoaded | JobPaused):
         row = msgspec.structs.replace(row, policy_loaded=isinstance(event, PolicyLoaded))
     return row
+
+
+def trees_of(model: ModelRef | None) -> list[str]:
+    """The manifests of a model's own files and of those of the models that it lies over."""
+    return [] if model is None else [*([model.tree.uri] if model.tree else []), *trees_of(model.base)]
 
 
 _COUNTS = ("rows", "messages", "characters", "tokens", "lengths", "images", "images_trimmed")
@@ -139,7 +156,7 @@ def _create_row(event: JobCreated, recorded: Recorded) -> JobRow:
         id=recorded.key,
         state=State.CREATED,
         kind=event.kind,
-        name=event.config_name,
+        name=event.name or event.config_name,
         source_model=event.model,
         training_file=event.training_file,
         validation_file=event.validation_file,
@@ -164,7 +181,7 @@ def _transition(row: JobRow, recorded: Recorded) -> JobRow:
     row = msgspec.structs.replace(row, job=job, state_since=recorded.time)
     if state not in TERMINAL:
         return row
-    ended = msgspec.structs.replace(job, ended_at=recorded.time)
+    ended = msgspec.structs.replace(job, ended_at=recorded.time, provisional_step=None)
     return msgspec.structs.replace(row, job=ended, ended_seq=recorded.seq)
 
 
@@ -183,20 +200,35 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobRefused() as e:
             return {"problems": e.problems, "code": "refused"}
         case JobStarted() as e:
-            return {"attempt": e.attempt, "started_at": job.started_at or recorded.time}
+            # What an earlier attempt had trained beyond its last checkpoint is gone with it.
+            return {"attempt": e.attempt, "started_at": job.started_at or recorded.time, "provisional_step": None}
+        case JobPaused():
+            return {"provisional_step": None}
         case JobSucceeded() as e:
             return {"model": e.model or job.model}
         case JobFailed() as e:
             return {"problems": [e.problem], "code": e.code}
+        case TrainProgressed() as e:
+            newest = max((s.step for s in e.steps), default=0)
+            return {"provisional_step": newest if newest > job.step else None, "steps": e.of}
         case TrainStep() as e:
             tokens = job.trained_tokens + int(e.values.get("trained_tokens", 0))
-            return {"step": e.step, "steps": e.of, "values": e.values, "trained_tokens": tokens}
+            ahead = job.provisional_step if (job.provisional_step or 0) > e.step else None
+            return {
+                "step": e.step,
+                "steps": e.of,
+                "values": e.values,
+                "trained_tokens": tokens,
+                "provisional_step": ahead,
+            }
         case TrainWarned() as e:
             return {"warned": job.warned | {e.rule: e}}
         case EvalCompleted() as e:
             return {"eval": e.values}
         case ModelPublished() as e:
             return {"model": e.model.id}
+        case ModelDeleted() as e:
+            return {"model": None if job.model == e.model else job.model}
         case RolloutCompleted():
             return {"rollouts": msgspec.structs.replace(job.rollouts, completed=job.rollouts.completed + 1)}
         case RolloutFailed():

@@ -18,7 +18,7 @@ import msgspec
 from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
-from synth.events import BlobExpired, JobCreated, JobValidated, ModelPublished
+from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, ModelDeleted, ModelPublished
 from synth.gateway.read_model import job_metrics
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
 from synth.gateway.read_model.filters import JobFilter
@@ -29,7 +29,7 @@ from synth.runtime import logs
 
 log = logs.get("read model")
 
-_VERSION = 10
+_VERSION = 11
 _SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -44,6 +44,7 @@ CREATE TABLE files (
 ) WITHOUT ROWID;
 CREATE INDEX files_of_org ON files (org, created);
 CREATE TABLE uses (what TEXT NOT NULL, job TEXT NOT NULL, PRIMARY KEY (what, job)) WITHOUT ROWID;
+CREATE TABLE deleted (id TEXT PRIMARY KEY, org TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trash (deleted INTEGER PRIMARY KEY, row BLOB NOT NULL);
 CREATE TABLE models (
     id TEXT PRIMARY KEY, org TEXT NOT NULL, created INTEGER NOT NULL, base TEXT, prefix TEXT, row BLOB NOT NULL
@@ -55,7 +56,7 @@ CREATE TABLE checkpoints (
 ) WITHOUT ROWID;
 {job_metrics.SCHEMA}
 """
-_TABLES = ("cursor", "jobs", "texts", "files", "uses", "trash", "models", "metrics", "checkpoints")
+_TABLES = ("cursor", "jobs", "texts", "files", "uses", "deleted", "trash", "models", "metrics", "checkpoints")
 _Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
 
 
@@ -192,14 +193,32 @@ class ReadModel:
         where, values = ("org = ?", [org]) if purpose is None else ("org = ? AND purpose = ?", [org, purpose])
         return self._page("files", FileRow, where, values, limit=limit, before=before, after=after)
 
+    def is_deleted(self, org: str, id: str) -> bool:
+        """Whether a job or a model of this organisation was there and was deleted."""
+        found = self._db.execute("SELECT org FROM deleted WHERE id = ?", (id.lower(),)).fetchone()
+        return found is not None and found[0] == org
+
     def trash(self) -> list[Trash]:
-        """The deleted files whose blobs may still be in the blob store, as far as this process knows."""
+        """What was deleted and may still be in the blob store, as far as this process knows."""
         found = self._db.execute("SELECT row FROM trash ORDER BY deleted").fetchall()
         return [msgspec.json.decode(row, type=Trash) for (row,) in found]
 
+    def put_trash(self, trash: Trash) -> None:
+        """Note what was deleted, or what is left of it."""
+        row = msgspec.json.encode(trash)
+        self._db.execute("INSERT OR REPLACE INTO trash VALUES (?, ?)", (trash.deleted_seq, row))
+
     def delete_trash(self, trash: Trash) -> None:
-        """Forget a deleted file whose blobs are removed."""
+        """Forget what was deleted: its blobs are removed."""
         self._db.execute("DELETE FROM trash WHERE deleted = ?", (trash.deleted_seq,))
+
+    def kept_trees(self, org: str) -> set[str]:
+        """The manifests of every model and checkpoint of an organisation, and of the models that these lie over."""
+        rows = self._db.execute("SELECT row FROM models WHERE org = ?", (org,)).fetchall()
+        kept = {tree for (row,) in rows for tree in msgspec.json.decode(row, type=ModelRow).trees}
+        saved = "SELECT row FROM checkpoints WHERE job IN (SELECT id FROM jobs WHERE org = ?)"
+        rows = self._db.execute(saved, (org,)).fetchall()
+        return kept | {tree for (row,) in rows for tree in msgspec.json.decode(row, type=CheckpointRow).trees}
 
     def model(self, org: str, id: str) -> ModelRow | None:
         """A model that a job of this organisation made."""
@@ -285,7 +304,10 @@ class ReadModel:
             before = batch.file(event.key)
             batch.files[event.key] = after = apply_to_file(before, event)
             if before is not None and after is None:
-                self._add_trash(before.uris, event)
+                self.put_trash(Trash(uris=before.uris, org=event.org, deleted_seq=event.seq))
+            return
+        if isinstance(event.event, JobDeleted):
+            self._delete_job(batch, event)
             return
         batch.jobs[event.key] = row = apply_to_job(batch.job(event.key), event)
         if row is None:
@@ -310,18 +332,37 @@ class ReadModel:
             values = (event.key, known.step, known.model, checkpoint.tree.uri, msgspec.json.encode(checkpoint))
             self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", values)
             self._db.execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (known.model, event.key))
+        if isinstance(fact, ModelDeleted):
+            self._db.execute("DELETE FROM models WHERE id = ?", (fact.model,))
+            self._db.execute("DELETE FROM checkpoints WHERE job = ? AND model = ?", (event.key, fact.model))
+            self._db.execute("INSERT OR REPLACE INTO deleted VALUES (?, ?)", (fact.model.lower(), event.org))
+            if fact.tree is not None:
+                self.put_trash(Trash(tree=fact.tree, org=event.org, deleted_seq=event.seq))
         if isinstance(fact, BlobExpired):
             gone = [(event.key, uri) for uri in fact.uris]
             self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)
         job_metrics.record_event(self._db, event, ended=row.ended_seq is not None)
 
-    def _add_trash(self, uris: list[str], deleted: Recorded) -> None:
-        trash = Trash(uris=uris, org=deleted.org, deleted_seq=deleted.seq)
-        self._db.execute("INSERT OR REPLACE INTO trash VALUES (?, ?)", (deleted.seq, msgspec.json.encode(trash)))
+    def _delete_job(self, batch: _Batch, event: Recorded) -> None:
+        """Drop a job with all that it made; a model of it is then deleted too."""
+        if batch.job(event.key) is None:
+            return
+        made = "org = ? AND json_extract(CAST(row AS TEXT), '$.model.job_id') = ?"
+        models = self._db.execute(f"SELECT id FROM models WHERE {made}", (event.org, event.key)).fetchall()
+        saved = self._db.execute("SELECT model FROM checkpoints WHERE job = ?", (event.key,)).fetchall()
+        gone = [(id.lower(), event.org) for (id,) in [(event.key,), *models, *saved]]
+        self._db.executemany("INSERT OR REPLACE INTO deleted VALUES (?, ?)", gone)
+        self._db.execute(f"DELETE FROM models WHERE {made}", (event.org, event.key))
+        for table, column in (("texts", "id"), ("uses", "job"), ("checkpoints", "job"), ("metrics", "job")):
+            self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (event.key,))
+        batch.jobs[event.key] = None
+        self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
 
     def _write(self, batch: _Batch) -> None:
         for id, job in batch.jobs.items():
-            if job is not None:
+            if job is None:
+                self._db.execute("DELETE FROM jobs WHERE id = ?", (id,))
+            else:
                 live = job.job.state not in TERMINAL
                 view, created_at = job.job, job.job.created_at.timestamp()
                 row = msgspec.json.encode(job)

@@ -12,14 +12,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from synth.errors import Problem, SynthError, UserError
+from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
+from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.requests import decode_request, num_choices
-from synth.inference.api.unsupported import reject_unsupported
 from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
+from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
-from synth.keys import Cid, InvalidKey, has_bearer
+from synth.keys import Cid, has_bearer
 from synth.rollout_credential import find_credential
 from synth.trajectories import ClosedRollout, closed_to_bytes
 
@@ -57,13 +58,15 @@ def build_api(
     *,
     internal_token: str,
     timeout: float = COMPLETION_TIMEOUT_S,
+    schema_limits: SchemaLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the close call. timeout: seconds for one completion. extra_routes: health and metrics.
+    internal_token: the bearer of the close call. timeout: seconds for one completion. schema_limits: of the JSON
+    schemas of requests. extra_routes: health and metrics.
     """
-    api = _Api(router, recorder, authenticate, internal_token, timeout)
+    api = _Api(router, recorder, authenticate, internal_token, timeout, schema_limits or SchemaLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     paths = [f"{prefix}/chat/completions" for prefix in prefixes]
@@ -78,13 +81,20 @@ def build_api(
 
 class _Api:
     def __init__(
-        self, router: Router, recorder: Recorder, authenticate: Authenticate, internal_token: str, timeout: float
+        self,
+        router: Router,
+        recorder: Recorder,
+        authenticate: Authenticate,
+        internal_token: str,
+        timeout: float,
+        schema_limits: SchemaLimits,
     ) -> None:
         self._router = router
         self._recorder = recorder
         self._authenticate = authenticate
         self._internal_token = internal_token
         self._timeout = timeout
+        self._schema_limits = schema_limits
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
@@ -98,10 +108,12 @@ class _Api:
                     route = self._router.for_rollout(recordings[0].cid)
                 else:
                     principal = await self._authenticate(request)
-                    reject_unsupported(body)
+                    refuse_unserved(body)
                     route = self._router.for_model(body.model, principal)
                 binding = await exit_stack.enter_async_context(route)
-                completion = Completion(body, binding, recordings, timeout=self._timeout)
+                completion = await Completion.prepare(
+                    body, binding, recordings, timeout=self._timeout, schema_limits=self._schema_limits
+                )
                 if body.stream:
                     recordings = []  # the stream settles them
                     return EventStream(completion, exit_stack.pop_all())

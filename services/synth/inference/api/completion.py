@@ -18,15 +18,23 @@ from synth.chat.families import CALL_END
 from synth.chat.messages import Conversation
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
+from synth.inference.api.output_format import OutputGrammars, compile_output_grammars
 from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
 from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
-from synth.inference.api.sampling_plan import build_conversation, build_sampling_plan, find_ineffective
+from synth.inference.api.sampling_plan import (
+    build_conversation,
+    build_sampling_plan,
+    find_ineffective,
+    forced_functions,
+)
 from synth.inference.chat.generation import Generation, ReplyDelta, derive_seed
 from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDelta
 from synth.inference.chat.prompts import ChatFormat
+from synth.inference.engines.limits import clamp_max_tokens
 from synth.inference.engines.protocol import Engine
-from synth.inference.recording.recorder import ChoiceRecording
-from synth.trajectories import CompletionRecord
+from synth.inference.grammar.compiler import SchemaLimits
+from synth.inference.recording.recorder import ChoiceRecording, CidClosed
+from synth.trajectories import CompletionRecord, TokenMasks, TokenSet
 
 # The status that proxies log for a client that went away; nobody reads it.
 _CLIENT_CLOSED_REQUEST = 499
@@ -71,10 +79,36 @@ class _Choice:
 class Completion:
     """A chat call that is ready to be sampled. recordings: one for each choice of a rollout's call, else none."""
 
+    @classmethod
+    async def prepare(
+        cls,
+        request: ChatRequest,
+        binding: ModelBinding,
+        recordings: Sequence[ChoiceRecording] = (),
+        *,
+        timeout: float,
+        schema_limits: SchemaLimits,
+    ) -> Completion:
+        """Compile what the request says of its output, and prepare the call. Raises what the constructor raises."""
+        must_call = forced_functions(request, binding.sampling)
+        grammars = await compile_output_grammars(
+            request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=schema_limits
+        )
+        return cls(request, binding, recordings, must_call=must_call, grammars=grammars, timeout=timeout)
+
     def __init__(
-        self, request: ChatRequest, binding: ModelBinding, recordings: Sequence[ChoiceRecording] = (), *, timeout: float
+        self,
+        request: ChatRequest,
+        binding: ModelBinding,
+        recordings: Sequence[ChoiceRecording],
+        *,
+        must_call: tuple[str, ...],
+        grammars: OutputGrammars,
+        timeout: float,
     ) -> None:
-        """Raises `UserError` for messages that cannot be rendered, and for a tool that cannot be called."""
+        """Raises `UserError` for messages that cannot be rendered, for those that leave no room for a reply, and for a
+        tool that cannot be called.
+        """
         self._chat = chat = binding.chat
         self._conversation: Conversation = build_conversation(request, binding.sampling)
         self._prompt_ids = chat.prompt_ids(self._conversation, recordings[0].history if recordings else None)
@@ -84,11 +118,19 @@ class Completion:
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            warnings=find_ineffective(request, binding.sampling, chat.family),
+            warnings=(*find_ineffective(request, binding.sampling, chat.family), *grammars.warnings),
         )
         plan = build_sampling_plan(
-            request, binding.sampling, chat, self._prompt_ids, thinking=self._conversation.thinking
+            request,
+            binding.sampling,
+            chat,
+            self._prompt_ids,
+            thinking=self._conversation.thinking,
+            must_call=must_call,
+            grammars=grammars,
         )
+        # Before a stream begins, because what has begun has status 200.
+        clamp_max_tokens(plan.params, prompt=len(self._prompt_ids), context=binding.engine.max_context)
         self._choices: list[_Choice] = []
         for i in range(num_choices(request)):
             seed = derive_seed(plan.params.seed, i)
@@ -108,6 +150,7 @@ class Completion:
                 in_reasoning=plan.in_reasoning,
                 tools=self._conversation.tools,
                 stop=plan.params.stop,
+                must_call=plan.must_call,
             )
             choice = _Choice(
                 generation, parser, ChunkWriter(self._options, chat.tokenizer, i), recordings[i] if recordings else None
@@ -117,13 +160,17 @@ class Completion:
             self._choices.append(choice)
 
     async def answer(self, receive: Receive) -> Response:
-        """Sample to the end, record the choices, and reply with one JSON body. Raises what the engine raises."""
+        """Sample to the end, record the choices, and reply with one JSON body.
+
+        Raises what the engine raises, and `CidClosed` where the rollout ended meanwhile.
+        """
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
             await _gather_or_cancel([choice.sample() for choice in self._choices])
         finally:
             watch.cancel()
-        replies = [self._finish(choice)[0] for choice in self._choices]
+        replies = [(await self._finish(choice))[0] for choice in self._choices]
+        self._refuse_if_closed()
         if any(choice.aborted for choice in self._choices):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         tokenizer = self._chat.tokenizer
@@ -146,7 +193,8 @@ class Completion:
                     for chunk in choice.writer.chunks(delta, choice.append(delta)):
                         await send(_sse_event(chunk))
                     if delta.finish_reason is not None:
-                        reply, rest = self._finish(choice)
+                        reply, rest = await self._finish(choice)
+                        self._refuse_if_closed()
                         replies.append(reply)
                         for chunk in choice.writer.last_chunks(reply, rest):
                             await send(_sse_event(chunk))
@@ -160,7 +208,7 @@ class Completion:
         finally:
             watch.cancel()
             for choice in self._choices:
-                self._record_unfinished(choice)
+                await self._record_unfinished(choice)
 
     async def _deltas(self) -> AsyncGenerator[tuple[_Choice, ReplyDelta]]:
         """The deltas of all choices, as they come."""
@@ -191,27 +239,39 @@ class Completion:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
 
-    def _finish(self, choice: _Choice) -> tuple[ParsedReply, TextDelta]:
+    async def _finish(self, choice: _Choice) -> tuple[ParsedReply, TextDelta]:
         """Parse a reply that has ended, and record it once; returns the reply, and its text that was held back."""
         last = choice.deltas[-1]
         reply, rest = choice.parser.close(last.finish_reason or "abort")
         recording = choice.recording
         if recording is not None and not recording.settled:
-            recording.finish(_record(self._prompt_ids, choice.deltas))
+            record = await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call)
+            recording.finish(replace(record, chat=recording.chat(self._conversation, reply.message)))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
                 reply_ids = [token_id for delta in choice.deltas for token_id in delta.token_ids]
                 self._chat.remember(recording.history, self._conversation, reply.message, self._prompt_ids, reply_ids)
         return reply, rest
 
-    def _record_unfinished(self, choice: _Choice) -> None:
+    def _refuse_if_closed(self) -> None:
+        """Raise `CidClosed` for a call whose rollout ended while it ran, since its reply is in no record."""
+        if any(choice.recording is not None and choice.recording.closed for choice in self._choices):
+            raise CidClosed.to_calls()
+
+    async def _record_unfinished(self, choice: _Choice) -> None:
         """Record the tokens of a reply that has not ended; the stream is over."""
         if choice.recording is None or choice.recording.settled:
             return
-        if any(delta.token_ids for delta in choice.deltas):
-            choice.recording.finish(_record(self._prompt_ids, choice.deltas))
-        else:
-            choice.recording.fail()
+        try:
+            if any(delta.token_ids for delta in choice.deltas):
+                record = await _record(self._prompt_ids, choice.deltas)
+                reply, _ = choice.parser.close("abort")
+                chat = choice.recording.chat(self._conversation, reply.message)
+                choice.recording.finish(replace(record, chat=chat))
+                return
+        except SynthError:
+            pass  # what ended the stream too: its grammar cannot be followed
+        choice.recording.fail()
 
     def _usage(self, replies: Sequence[ParsedReply]) -> Usage:
         usage = Usage(len(self._prompt_ids))
@@ -261,12 +321,38 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _record(prompt_ids: list[int], deltas: Sequence[ReplyDelta]) -> CompletionRecord:
+async def _record(
+    prompt_ids: list[int], deltas: Sequence[ReplyDelta], *, malformed_call: bool = False
+) -> CompletionRecord:
+    """The record of a reply. A token that a grammar allowed no other than is not sampled (decision 33)."""
+    constrained = any(delta.grammar is not None for delta in deltas)
+    # Thousands of masks take a second.
+    allowed = await asyncio.to_thread(_allowed_tokens, deltas) if constrained else []
+    masks = TokenMasks.of(allowed)
+    sampled = np.asarray([delta.sampled for delta in deltas for _ in delta.token_ids], np.bool_)
+    logprobs = np.asarray([logprob for delta in deltas for logprob in delta.logprobs], np.float32)
+    if masks is not None:
+        sampled &= np.asarray([one is None or one.excluded or len(one.ids) > 1 for one in allowed])
+        logprobs = np.where(sampled, logprobs, 0).astype(np.float32)
     return CompletionRecord(
         prompt_ids=np.asarray(prompt_ids, np.int32),
         sampled_ids=np.asarray([i for delta in deltas for i in delta.token_ids], np.int32),
-        logprobs=np.asarray([logprob for delta in deltas for logprob in delta.logprobs], np.float32),
+        logprobs=logprobs,
         versions=np.asarray([version for delta in deltas for version in delta.versions], np.int32),
-        sampled=np.asarray([delta.sampled for delta in deltas for _ in delta.token_ids], np.bool_),
+        sampled=sampled,
         finish_reason=deltas[-1].finish_reason or "abort",
+        masks=masks,
+        malformed_call=malformed_call,
     )
+
+
+def _allowed_tokens(deltas: Sequence[ReplyDelta]) -> list[TokenSet | None]:
+    """For each token of a reply, the tokens that could have come in its place; None where any could."""
+    allowed: list[TokenSet | None] = []
+    grammar = next((delta.grammar for delta in deltas if delta.grammar is not None), None)
+    ids = [token_id for delta in deltas if delta.grammar is not None for token_id in delta.token_ids]
+    masks = iter(()) if grammar is None else grammar.masks(ids)
+    for delta in deltas:
+        for _ in delta.token_ids:
+            allowed.append(None if delta.grammar is None else TokenSet.of(next(masks)))
+    return allowed

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from synth.errors import SynthError, Transient, UserError
+from synth.errors import InvalidKey, SynthError, Transient, UserError
+from synth.inference.engines.limits import ContextOverflow
 from synth.inference.recording.recorder import CallBudgetExceeded, CidClosed
-from synth.keys import InvalidKey
 
 # error -> (status, type, code); the first that fits.
 _KINDS: list[tuple[type[SynthError], tuple[int, str, str]]] = [
     (InvalidKey, (401, "authentication_error", "invalid_api_key")),
-    (CidClosed, (410, "invalid_request_error", "rollout_closed")),
+    (CidClosed, (401, "authentication_error", "rollout_closed")),
     (CallBudgetExceeded, (429, "rate_limit_error", "call_budget_spent")),
     (Transient, (503, "service_unavailable", "not_ready")),
+    (ContextOverflow, (400, "invalid_request_error", "context_length_exceeded")),
     (UserError, (400, "invalid_request_error", "invalid_request")),
     (SynthError, (500, "server_error", "internal_error")),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from synth.chat.families import functions_of
 from synth.chat.messages import ROLES, Message
 from synth.errors import Problem, UserError
 from synth.inference.engines.protocol import SamplingParams
@@ -35,14 +36,11 @@ class ExtraBody(msgspec.Struct, kw_only=True):
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: str = "text"
+    include_obfuscation: bool | None = None
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """The fields of a chat-completions body that we read; others are ignored, as the wire contract says."""
+    """The fields of a chat-completions body that we read; what becomes of others is in `synth.inference.api.fields`."""
 
     messages: list[Message]
     model: str = ""
@@ -57,30 +55,20 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     n: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
     return_token_ids: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     stop_after_tool_calls: int | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
     thinking_mode: str | None = None
     thinking_budget: int | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateSettings | None = None
     extra_body: ExtraBody | None = None
-    # Read only to be rejected (`synth.inference.api.unsupported`).
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    functions: list[Any] | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    moderation: Any = None
-    verbosity: str | None = None
-    store: bool | None = None
+    # Not a field of the body: the values of all others that it has, and the two of which we read a part only.
+    others: dict[str, Any] = msgspec.field(name="(others)", default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +105,20 @@ class JobSampling:
 
 
 _decoder = msgspec.json.Decoder(ChatRequest, strict=True)
+_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# The gateway chooses a replica by `prompt_cache_key` and `user`.
+_READ_WHOLE = frozenset(ChatRequest.__struct_fields__) - {"chat_template_kwargs", "extra_body", "others"} | {
+    "prompt_cache_key",
+    "user",
+}
 
 
 def decode_request(body: bytes) -> ChatRequest:
     """Decode and check a body. Raises `UserError`, whose `where` is the field."""
     try:
         request = _decoder.decode(body)
+        given = _raw_decoder.decode(body)
+        request.others = {name: msgspec.json.decode(raw) for name, raw in given.items() if name not in _READ_WHOLE}
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$")
         raise UserError(
@@ -155,11 +151,6 @@ def _problems(r: ChatRequest) -> list[Problem]:
         (r.thinking_mode not in (None, *_THINKING_MODES), wrong("thinking_mode", r.thinking_mode, "think or no_think")),
         (len(stop_strings(r)) > 4, wrong("stop", r.stop, "at most 4 strings")),
         ("" in stop_strings(r), wrong("stop", r.stop, "strings that are not empty")),
-        ((r.top_logprobs or 0) != 0, wrong("top_logprobs", r.top_logprobs, "0", "logprobs alone are served")),
-        (
-            r.response_format is not None and r.response_format.type != "text",
-            wrong("response_format", r.response_format and r.response_format.type, "text"),
-        ),
     ]
     found += [
         (budget is not None and budget < 0, wrong(where, budget, "0 or more tokens"))
@@ -190,13 +181,33 @@ def num_choices(request: ChatRequest) -> int:
 
 
 def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
-    """The tools that the model may call. `function_call` is the old name of `tool_choice`."""
-    return () if tool_choice(request) == "none" else request.tools or ()
+    """The functions that the model may call: those that `tool_choice` allows."""
+    if tool_choice(request) == "none":
+        return ()
+    allowed = allowed_tools(request)
+    functions = [(tool, functions_of([tool])) for tool in request.tools or ()]
+    return [tool for tool, named in functions if named and (allowed is None or allowed.issuperset(named))]
 
 
 def tool_choice(request: ChatRequest) -> str | dict[str, Any] | None:
-    """The choice among the tools, by either name of the field."""
-    return request.tool_choice if request.tool_choice is not None else request.function_call
+    """The choice among the tools, by either name of the field: `function_call` is the old one.
+
+    A choice of the type "allowed_tools" is its mode.
+    """
+    choice = request.tool_choice if request.tool_choice is not None else request.function_call
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        mode = _object(choice.get("allowed_tools")).get("mode")
+        return mode if isinstance(mode, str) else choice
+    return choice
+
+
+def allowed_tools(request: ChatRequest) -> frozenset[str] | None:
+    """The names of the functions that a choice of the type "allowed_tools" lists; None where it lists none."""
+    choice = request.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return None
+    listed = _object(choice.get("allowed_tools")).get("tools")
+    return frozenset(functions_of([_object(tool) for tool in listed] if isinstance(listed, list) else []))
 
 
 def one_call(request: ChatRequest) -> bool:
@@ -205,19 +216,24 @@ def one_call(request: ChatRequest) -> bool:
     return bool(offered_tools(request)) and (asked == 1 or request.parallel_tool_calls is False)
 
 
-def requested_thinking(request: ChatRequest) -> bool | None:
-    """Whether the request asks the model to think; None if it does not say."""
+def thinking_wishes(request: ChatRequest) -> list[tuple[str, bool]]:
+    """What the request says of thinking: each place, and whether it asks the model to think. The first one counts.
+
+    `thinking_mode` is what an evaluation hands to its task app, so it counts before what the app's client adds.
+    """
     settings = _template_settings(request)
-    if settings is not None and settings.enable_thinking is not None:
-        return settings.enable_thinking
-    if request.thinking_mode is not None:
-        return request.thinking_mode == "think"
-    return None if request.reasoning_effort is None else request.reasoning_effort not in ("none", "minimal")
+    mode, enabled, effort = request.thinking_mode, settings and settings.enable_thinking, request.reasoning_effort
+    found = [
+        ("thinking_mode", None if mode is None else mode == "think"),
+        ("chat_template_kwargs.enable_thinking", enabled),
+        ("reasoning_effort", None if effort is None else effort not in ("none", "minimal")),
+    ]
+    return [(place, wish) for place, wish in found if wish is not None]
 
 
-def requested_thinking_budget(request: ChatRequest) -> int | None:
-    """The most reasoning tokens that the request allows; None if it does not say."""
-    return next((budget for _, budget in _thinking_budgets(request) if budget is not None), None)
+def thinking_budget_wishes(request: ChatRequest) -> list[tuple[str, int]]:
+    """What the request says of the most reasoning tokens: each place and number. The first one counts."""
+    return [(place, budget) for place, budget in _thinking_budgets(request) if budget is not None]
 
 
 def build_sampling_params(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
@@ -242,6 +258,10 @@ def build_sampling_params(request: ChatRequest, job: JobSampling | None) -> Samp
         stop=stop_strings(request),
         seed=request.seed,
     )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _template_settings(request: ChatRequest) -> TemplateSettings | None:

@@ -7,26 +7,30 @@ job wants that (decision 25), because forced tokens are not the policy's.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from synth.chat.families import Family, functions_of
 from synth.chat.messages import Conversation
 from synth.errors import Problem, UserError
+from synth.inference.api.fields import ignored_fields
+from synth.inference.api.output_format import OutputGrammars
 from synth.inference.api.requests import (
     ChatRequest,
     JobSampling,
     build_sampling_params,
+    max_tokens,
     offered_tools,
     one_call,
-    requested_thinking,
-    requested_thinking_budget,
+    thinking_budget_wishes,
+    thinking_wishes,
     tool_choice,
 )
 from synth.inference.chat.generation import GenerationPlan
 from synth.inference.chat.prompts import ChatFormat
 
 # A name that needs no escaping in the tool call format of any family.
+_THINKING = {True: '"think"', False: '"no_think"'}
 _PLAIN_NAME = re.compile(r"[\w./:-]{1,128}", re.ASCII)
 
 
@@ -36,21 +40,31 @@ def build_conversation(request: ChatRequest, job: JobSampling | None = None) -> 
     return Conversation(request.messages, offered_tools(request), asked is True and budget != 0)
 
 
-def build_sampling_plan(
-    request: ChatRequest, job: JobSampling | None, chat: ChatFormat, prompt_ids: Sequence[int], *, thinking: bool
-) -> GenerationPlan:
-    """How the reply to a prompt is sampled. thinking: of its conversation.
+def forced_functions(request: ChatRequest, job: JobSampling | None) -> tuple[str, ...]:
+    """The functions of which the reply has to call one; none where it may say anything.
 
     Raises `UserError` for an impossible tool choice, in a call on a user's own account.
     """
-    family, (asked, budget) = chat.family, _thinking(request, job)
     must_call = _must_call(request)
     if isinstance(must_call, Problem):
         if job is None:
             raise UserError(must_call)
-        must_call = ()
-    if job is not None and not job.constrain_tools:
-        must_call = ()
+        return ()
+    return must_call if job is None or job.constrain_tools else ()
+
+
+def build_sampling_plan(
+    request: ChatRequest,
+    job: JobSampling | None,
+    chat: ChatFormat,
+    prompt_ids: Sequence[int],
+    *,
+    thinking: bool,
+    must_call: tuple[str, ...],
+    grammars: OutputGrammars,
+) -> GenerationPlan:
+    """How the reply to a prompt is sampled. thinking: of its conversation. must_call: see `forced_functions`."""
+    family, (asked, budget) = chat.family, _thinking(request, job)
     return GenerationPlan(
         params=build_sampling_params(request, job),
         thinks=thinking and family.thinks,
@@ -59,6 +73,8 @@ def build_sampling_plan(
         thinking_budget=0 if asked is False else budget,
         one_call=one_call(request) or (bool(must_call) and tool_choice(request) != "required"),
         must_call=must_call,
+        grammar=grammars.answer,
+        argument_grammars=grammars.arguments,
     )
 
 
@@ -67,7 +83,7 @@ def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Fami
 
     These are not errors, because task apps send them with every call, and an error would end their rollouts.
     """
-    warnings: list[str] = []
+    warnings = [*ignored_fields(request, in_rollout=job is not None), *_overruled_by_job(request, job)]
     must_call = _must_call(request)
     if job is not None and must_call:
         choice = tool_choice(request)
@@ -81,22 +97,50 @@ def find_ineffective(request: ChatRequest, job: JobSampling | None, family: Fami
             warnings.append(f"tool_choice {named} is not enforced: {may}")
     asked, budget = _thinking(request, job)
     if asked and budget is not None and not family.thinks:
-        warnings.append("thinking_budget has no effect: this model's chat template knows no thoughts")
+        warnings.append("thinking_budget has no effect: this model's chat template knows no reasoning")
     return tuple(warnings)
 
 
 def _thinking(request: ChatRequest, job: JobSampling | None) -> tuple[bool | None, int | None]:
     """Whether the model is told to think, and the most reasoning tokens."""
-    asked, budget = requested_thinking(request), requested_thinking_budget(request)
+    asked = next((wish for _, wish in thinking_wishes(request)), None)
+    budget = next((wish for _, wish in thinking_budget_wishes(request)), None)
     if job is None:
         return asked, budget
     budgets = [b for b in (job.thinking_budget, budget) if b is not None]
     return asked if job.thinking is None else job.thinking, min(budgets, default=None)
 
 
+def _overruled_by_job(request: ChatRequest, job: JobSampling | None) -> Iterator[str]:
+    """One sentence for each wish about sampling and thinking that another one, or the job's, counts before."""
+    wishes = thinking_wishes(request)
+    if job is not None and job.thinking is not None:
+        wishes.insert(0, ("the job's thinking_mode", job.thinking))
+    for place, wish in wishes[1:]:
+        if wish != wishes[0][1]:
+            yield f"{place} has no effect: {wishes[0][0]} counts, and it is {_THINKING[wishes[0][1]]}"
+    if job is None:
+        return
+    for place, budget in thinking_budget_wishes(request)[:1]:
+        if job.thinking_budget is not None and budget > job.thinking_budget:
+            yield f"{place} {budget} has no effect: the job's is {job.thinking_budget}"
+    asked = max_tokens(request)
+    if asked is not None and asked > job.max_tokens:
+        yield f"max_tokens {asked} has no effect: the job's is {job.max_tokens}"
+    for name, wish, ours in (
+        ("temperature", request.temperature, job.temperature),
+        ("top_p", request.top_p, job.top_p),
+        ("top_k", None if request.top_k is None else max(0, request.top_k), job.top_k),
+        ("seed", request.seed, None),
+    ):
+        if wish is not None and wish != ours:
+            reason = "a rollout has none" if ours is None else f"the job's is {ours}"
+            yield f"{name} {wish} has no effect: {reason}"
+
+
 def _must_call(request: ChatRequest) -> tuple[str, ...] | Problem:
     """The functions of which the reply must call one, maybe none; or the problem with the request's choice."""
-    choice, names = tool_choice(request), tuple(functions_of(request.tools or ()))
+    choice, names = tool_choice(request), tuple(functions_of(offered_tools(request)))
     where = "function_call" if request.tool_choice is None else "tool_choice"
     if choice in (None, "auto", "none"):
         return ()

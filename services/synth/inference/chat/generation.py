@@ -5,29 +5,34 @@ budget, the beginning of a tool call) is appended to the prompt, and sampling go
 known exactly, and every other one was drawn from the policy. A prefix cache makes going on cheap.
 
 Invariants: `max_tokens` bounds the sampled tokens of all requests together; forced tokens are followed by a sampled
-one, or they are left out; of tokens that were sampled and could not stay, none is given out.
+one, or they are left out, unless they end a call whose arguments are complete; of tokens that were sampled and could
+not stay, none is given out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.errors import Transient, UserError
 from synth.inference.engines.protocol import Delta, Engine, FinishReason, SamplingParams
 from synth.inference.tokenizers import Tokenizer
 
+if TYPE_CHECKING:
+    from synth.inference.grammar.tokens import Grammar
+
 
 @dataclass(frozen=True, slots=True)
 class ReplyDelta:
     """Tokens of a reply, as `Delta` has them. sampled: drawn from the policy; forced ones have logprob 0.
 
-    finish_reason: set on the last delta alone.
+    finish_reason: set on the last delta alone. grammar: what these tokens were drawn under; a reply has one at most,
+    and its tokens follow each other from the grammar's first on.
     """
 
     token_ids: list[int]
@@ -36,6 +41,7 @@ class ReplyDelta:
     sampled: bool = True
     finish_reason: FinishReason | None = None
     stop_text: str | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class GenerationPlan:
     thinks: whether it may begin with reasoning. in_reasoning: whether its prompt ends in open reasoning.
     thinking_budget: sampled tokens after which reasoning is closed; None leaves its end to the model.
     one_call: whether it ends after its first tool call. must_call: the functions of which it has to call one.
+    grammar: what its answer may say, after the reasoning. argument_grammars: what the arguments of the forced call may
+    say, for some of the functions.
     """
 
     params: SamplingParams
@@ -53,11 +61,18 @@ class GenerationPlan:
     thinking_budget: int | None = None
     one_call: bool = False
     must_call: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    argument_grammars: Mapping[str, Grammar] = field(default_factory=dict[str, "Grammar"])
+
+    @property
+    def must_answer(self) -> bool:
+        """Whether something has to follow the reasoning, whatever the model would do there."""
+        return bool(self.must_call) or self.grammar is not None
 
     @property
     def stops_at_reasoning_end(self) -> bool:
         """Whether reasoning is sampled in requests of its own, because something changes at its end."""
-        changes = self.thinking_budget is not None or self.one_call or bool(self.must_call)
+        changes = self.thinking_budget is not None or self.one_call or self.must_answer
         return changes and (self.thinks or self.in_reasoning)
 
 
@@ -90,6 +105,8 @@ class Generation:
         self._stream = stream
         self._tokens_left = plan.params.max_tokens
         self._forced = ""  # to come before the next sampled token
+        self._called: str | None = None
+        self._version = 0
         self._requests = 0
         self._deadline = 0.0
         self._running_request: str | None = None
@@ -104,7 +121,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[ReplyDelta]:
         """The reply: deltas as they come if `stream`, else few and large. Raises what the engine raises."""
         self._deadline = asyncio.get_running_loop().time() + self._timeout
-        for phase in (self._think, self._start_forced_call, self._answer):
+        for phase in (self._think, self._start_forced_call, self._forced_arguments, self._answer):
             async with aclosing(phase()) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -116,8 +133,8 @@ class Generation:
         plan = self._plan
         if not plan.stops_at_reasoning_end:
             return
-        if plan.must_call and not plan.in_reasoning:
-            # Otherwise the reply might begin with any text, and the call would have to be forced after it.
+        if plan.must_answer and not plan.in_reasoning:
+            # Otherwise the reply might begin with any text, and what has to follow would be forced after it.
             self._forced = f"{THINK}\n"
         budget = self._tokens_left if plan.thinking_budget is None else plan.thinking_budget
         while budget > 0 and self._tokens_left > 0:
@@ -131,7 +148,7 @@ class Generation:
                         for emitted in self._emit(last):
                             yield emitted
             ended_turn = last.finish_reason == "stop" and last.stop_text is None
-            if ended_turn and plan.must_call:
+            if ended_turn and plan.must_answer:
                 last, budget = _without_last(last), 0
             elif self._is_over(last, room):
                 for emitted in self._emit(last, finished=True):
@@ -140,7 +157,7 @@ class Generation:
             for emitted in self._emit(last):
                 yield emitted
             if last.stop_text == THINK_END:
-                self._forced = "\n\n" if plan.must_call else ""
+                self._forced = "\n\n" if plan.must_answer else ""
                 return
         if self._in_reasoning():
             reply_text = self._tokenizer.decode(self._ids[self._prompt_length :]) + self._forced
@@ -182,6 +199,32 @@ class Generation:
             yield emitted
         head = next(head for head in heads if head.startswith(chosen))
         self._forced += head[len(chosen) :]
+        self._called = names[heads.index(head)]
+
+    async def _forced_arguments(self) -> AsyncGenerator[ReplyDelta]:
+        """The arguments of a forced call whose function has a grammar for them, and the call's end."""
+        grammar = self._plan.argument_grammars.get(self._called or "")
+        if grammar is None or self._tokens_left <= 0:
+            return
+        self._forced += " "
+        last, room = _EMPTY, self._tokens_left
+        async with aclosing(self._sample(room, (), grammar=grammar)) as deltas:
+            async for last in deltas:
+                room -= len(last.token_ids)
+                if last.finish_reason is None:
+                    for emitted in self._emit(last, grammar=grammar):
+                        yield emitted
+        if last.finish_reason != "stop" or last.stop_text is not None:
+            for emitted in self._emit(last, finished=True, grammar=grammar):
+                yield emitted
+            return
+        # The grammar ends with the end of the turn, which comes after the call.
+        for emitted in self._emit(_without_last(last), grammar=grammar):
+            yield emitted
+        self._forced += self._family.calls.after_arguments
+        if self._plan.one_call or self._tokens_left <= 0:
+            for forced in self._emit_forced("stop" if self._plan.one_call else "length"):
+                yield forced
 
     def _matching_prefix(self, name: Delta, heads: list[str]) -> tuple[Delta, str]:
         """The longest beginning of `name` with which one of `heads` begins too, and its text."""
@@ -200,15 +243,18 @@ class Generation:
             yield _reply_delta(_EMPTY, "length")
             return
         stops = (CALL_END,) if plan.one_call else ()
-        async with aclosing(self._sample(self._tokens_left, stops)) as deltas:
+        async with aclosing(self._sample(self._tokens_left, stops, grammar=plan.grammar)) as deltas:
             async for delta in deltas:
-                for emitted in self._emit(delta, finished=True):
+                for emitted in self._emit(delta, finished=True, grammar=plan.grammar):
                     yield emitted
 
-    async def _sample(self, limit: int, stops: tuple[str, ...], *, whole: bool = False) -> AsyncGenerator[Delta]:
+    async def _sample(
+        self, limit: int, stops: tuple[str, ...], *, whole: bool = False, grammar: Grammar | None = None
+    ) -> AsyncGenerator[Delta]:
         """One request to the engine, for what follows the prompt, the reply so far and the forced text.
 
-        stops: stop strings beside the client's own. whole: one delta, also of a reply that is streamed.
+        stops: stop strings beside the client's own. whole: one delta, also of a reply that is streamed. grammar: what
+        may be sampled.
         """
         params, number = self._plan.params, self._requests
         self._requests += 1
@@ -226,6 +272,7 @@ class Generation:
                 max_tokens=limit,
                 stop=(*params.stop, *(stop for stop in stops if stop not in params.stop)),
                 seed=derive_seed(params.seed, number),
+                grammar=grammar,
             ),
             request_id=name,
             timeout=seconds_left,
@@ -243,17 +290,26 @@ class Generation:
         finally:
             self._running_request = None
 
-    def _emit(self, delta: Delta, *, finished: bool = False) -> Iterator[ReplyDelta]:
-        """The engine's delta, after the forced tokens that come before it."""
+    def _emit(self, delta: Delta, *, finished: bool = False, grammar: Grammar | None = None) -> Iterator[ReplyDelta]:
+        """The engine's delta, after the forced tokens that come before it. grammar: what it was sampled under."""
         if delta.token_ids and self._forced:
-            forced = self._tokenizer.encode(self._forced)
-            self._ids += forced
-            self._forced = ""
-            yield ReplyDelta(forced, [0.0] * len(forced), [delta.versions[0]] * len(forced), sampled=False)
+            self._version = delta.versions[0]
+            yield from self._emit_forced(None)
         self._ids += delta.token_ids
         self._tokens_left -= len(delta.token_ids)
+        if delta.token_ids:
+            self._version = delta.versions[-1]
         if delta.token_ids or (finished and delta.finish_reason):
-            yield _reply_delta(delta, delta.finish_reason if finished else None)
+            emitted = _reply_delta(delta, delta.finish_reason if finished else None)
+            yield emitted if grammar is None else replace(emitted, grammar=grammar)
+
+    def _emit_forced(self, finish_reason: FinishReason | None) -> Iterator[ReplyDelta]:
+        """The forced tokens, with the version of the token beside them."""
+        forced = self._tokenizer.encode(self._forced)
+        self._ids += forced
+        self._forced = ""
+        versions = [self._version] * len(forced)
+        yield ReplyDelta(forced, [0.0] * len(forced), versions, sampled=False, finish_reason=finish_reason)
 
 
 _EMPTY = Delta([], [], [])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from synth.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.json_text import BadJson, read_json
 from synth.chat.messages import FunctionCall, Message, MessageToolCall
 from synth.inference.chat.generation import ReplyDelta
 from synth.inference.tokenizers import Tokenizer
@@ -26,25 +27,40 @@ class TextDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning."""
+    """What the model said. finish_reason: OpenAI's word. reasoning_tokens: sampled ones of the reasoning.
+
+    malformed_call: whether it began a tool call that cannot be read, or one whose arguments are no JSON object.
+    """
 
     message: Message
     finish_reason: str
     reasoning_tokens: int
+    malformed_call: bool
 
 
 class ReplyParser:
-    """Reads one reply. in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off."""
+    """Reads one reply.
+
+    in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off.
+    must_call: the functions of which it was made to call one; this call is read even where its arguments are not JSON.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, family: Family, *, in_reasoning: bool, tools: Tools, stop: tuple[str, ...]
+        self,
+        tokenizer: Tokenizer,
+        family: Family,
+        *,
+        in_reasoning: bool,
+        tools: Tools,
+        stop: tuple[str, ...],
+        must_call: tuple[str, ...] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._text = _StreamDecoder(tokenizer)
         self._pending = ""
         self._stop = stop
         self._tools = tools
-        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning)
+        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning, must_call=must_call)
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._sampled_ids: list[int] = []
@@ -86,7 +102,9 @@ class ReplyParser:
             reasoning_content=reasoning or None,
         )
         finish = "tool_calls" if calls and finish_reason == "stop" else finish_reason
-        return ParsedReply(message, finish, self._reasoning_tokens() if self._split.reasoned else 0), text
+        malformed = (self._split.in_calls and not read) or any(not _is_object(call.arguments) for call in read)
+        reasoning_tokens = self._reasoning_tokens() if self._split.reasoned else 0
+        return ParsedReply(message, finish, reasoning_tokens, malformed), text
 
     def _without_stop(self, stop_text: str | None) -> str:
         at = self._pending.find(stop_text) if stop_text is not None else -1
@@ -119,14 +137,20 @@ class _ReplySplitter:
     reasoned: whether there was any reasoning.
     """
 
-    def __init__(self, family: Family, tools: Tools, *, in_reasoning: bool) -> None:
+    def __init__(self, family: Family, tools: Tools, *, in_reasoning: bool, must_call: tuple[str, ...]) -> None:
         self._family = family
         self._tools = tools
+        self._must_call = must_call
         self.reasoned = in_reasoning
         # "start": the text may yet begin with reasoning. "calls": what is held may be a call.
         self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
         self._held = ""
         self._at_start = True  # nothing of the reasoning, or of the content after it, was given out yet
+
+    @property
+    def in_calls(self) -> bool:
+        """Whether the text has come to what begins like a tool call."""
+        return self._state == "calls"
 
     def feed(self, text: str) -> list[_Piece]:
         self._held += text
@@ -143,8 +167,14 @@ class _ReplySplitter:
         """What was held back, and the calls."""
         if self._state == "reasoning":
             return [("reasoning", self._unpadded().rstrip("\n"))], []
-        calls = self._family.calls.read(self._held.lstrip(), self._tools) if self._state == "calls" else []
-        return ([], calls) if calls else ([("content", self._held)], [])
+        if self._state != "calls":
+            return [("content", self._held)], []
+        text, format = self._held.lstrip(), self._family.calls
+        if self._must_call:
+            calls, rest = format.read_forced(text, self._tools, self._must_call)
+        else:
+            calls, rest = format.read(text, self._tools), ""
+        return ([("content", rest)], calls) if calls else ([("content", self._held)], [])
 
     def _split_start(self) -> None:
         begun = self._held.lstrip()
@@ -208,6 +238,13 @@ class _StreamDecoder:
             return ""
         known = len(self._tokenizer.decode(self._before)) if self._before else 0
         return self._tokenizer.decode([*self._before, *self._ids])[known:]
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(read_json(arguments), dict)
+    except BadJson:
+        return False
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from synth.chat.families import THINK, Family
 from synth.chat.messages import Conversation, Message, template_messages
 from synth.chat.template import ChatTemplate
+from synth.inference.grammar.compiler import GrammarCompiler
 from synth.inference.tokenizers import Tokenizer
 
 
@@ -41,13 +42,15 @@ class TokenHistory:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """A model's chat template and tokenizer."""
+    """A model's chat template and tokenizer, and the JSON schemas that were compiled for it."""
 
     tokenizer: Tokenizer
     template: ChatTemplate = field(init=False)
+    grammars: GrammarCompiler = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "template", ChatTemplate(self.tokenizer.full))
+        object.__setattr__(self, "grammars", GrammarCompiler(self.tokenizer.full))
 
     @property
     def family(self) -> Family:

@@ -85,6 +85,8 @@ class Batcher:
         """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
         if request.params.seed is not None:
             request.generator = torch.Generator().manual_seed(request.params.seed)
+        if request.params.grammar is not None:
+            request.grammar = request.params.grammar.begin()
         request.prompt_key = torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
         self._waiting.append(request)
 
@@ -280,6 +282,13 @@ class Batcher:
             request.deliver(Transient(f"policy version {self.version} gives logits that are not finite"))
             finished.append(request.row)
             return
+        if request.grammar is not None:
+            try:
+                request.grammar.advance(int(self._batch.ints[1, request.row]))
+            except SynthError as error:
+                request.deliver(error)
+                finished.append(request.row)
+                return
         stop_text = self._stop_text(request) if request.params.stop and status < 2 else None
         if status or stop_text is not None:
             finish: FinishReason = "stop" if status >= 2 or stop_text is not None else "length"

@@ -22,21 +22,39 @@ def vllm_lora_rank(rank: int) -> int:
     return supported
 
 
+class ContextOverflow(UserError):
+    """The prompt leaves no room for a reply. Its text is the one that OpenAI's clients know and look for."""
+
+    def __init__(self, *, prompt: int, asked: int, context: int) -> None:
+        """prompt: tokens of the messages. asked: of the reply at most. context: of both together."""
+        self.message = (
+            f"This model's maximum context length is {context} tokens. However, you requested {prompt + asked} tokens "
+            f"({prompt} in the messages, {asked} in the completion). Please reduce the length of the messages to "
+            f"{context - 1} tokens or fewer."
+        )
+        super().__init__(
+            Problem(
+                what=f"the prompt has {prompt} tokens",
+                expected=f"at most {context - 1}, so that one token can follow within the context of {context}",
+                fix="shorten the messages",
+                where="messages",
+            )
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+
 def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
-    """The params with `max_tokens` lowered to what fits after `prompt` tokens. Raises `UserError` if no token fits."""
-    left = context - prompt
-    if not prompt or left < 1:
-        raise UserError(_does_not_fit(prompt, context))
-    return replace(params, max_tokens=min(params.max_tokens, left))
+    """The params with `max_tokens` lowered to what fits after `prompt` tokens.
 
-
-def _does_not_fit(prompt: int, context: int) -> Problem:
-    return Problem(
-        what=f"the prompt has {prompt} tokens",
-        expected=f"1 to {context - 1}, so that at least one token can follow within the context of {context}",
-        fix="shorten the messages",
-        where="messages",
-    )
+    Raises `ContextOverflow` if no token fits, and `UserError` for a prompt without tokens.
+    """
+    if not prompt:
+        raise UserError(Problem(what="the prompt has no tokens", expected="at least one", where="messages"))
+    if prompt >= context:
+        raise ContextOverflow(prompt=prompt, asked=params.max_tokens, context=context)
+    return replace(params, max_tokens=min(params.max_tokens, context - prompt))
 
 
 def check_scorable(tokens: int, context: int) -> None:

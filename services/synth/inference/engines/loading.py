@@ -27,11 +27,15 @@ _LOADING_LOCK = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and its batcher. max_context: tokens of one request at most, by the model and by the KV budget."""
+    """A model and its batcher.
+
+    max_context: tokens of one request at most, by the model and by the KV budget. vocabulary: the length of its logits.
+    """
 
     live: LiveModel
     batcher: Batcher
     max_context: int
+    vocabulary: int
 
 
 def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> LoadedModel:
@@ -89,7 +93,8 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
     )
-    return LoadedModel(live, batcher, min(config.max_position_embeddings, cache.budget_tokens))
+    max_context = min(config.max_position_embeddings, cache.budget_tokens)
+    return LoadedModel(live, batcher, max_context, config.vocab_size)
 
 
 def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:

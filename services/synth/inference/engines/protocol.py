@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from synth.inference.grammar.tokens import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -21,6 +24,7 @@ class SamplingParams:
     temperature: 0 is greedy. top_p 1 and top_k 0 are off.
     banned: token ids that can never be sampled (their logit is -inf). stop: strings that end the text.
     seed: makes the draws independent of what else is in the batch; None: the engine's own random stream.
+    grammar: what the completion may say: every token is drawn among those that it allows.
     """
 
     max_tokens: int
@@ -30,6 +34,7 @@ class SamplingParams:
     banned: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class Delta:
     """Newly sampled tokens of one completion; the three lists are parallel.
 
     logprobs: nats, float32 values, under the distribution that the token was drawn from: after temperature, bans,
-    top-k and top-p, renormalised (greedy: the plain softmax with the bans). versions: the policy version of each token.
+    grammar, top-k and top-p, renormalised (greedy: the plain softmax with the bans and the grammar). versions: the
+    policy version of each token.
     finish_reason: set on the last delta only; "abort" when the request was aborted.
     stop_text: the stop string that ended it; its tokens are among the token ids.
     """
@@ -103,6 +109,16 @@ class Engine(Protocol):
         """False once the engine cannot answer any more: it is closed, or its thread has died."""
         ...
 
+    @property
+    def max_context(self) -> int:
+        """Tokens that one request can have, prompt and completion together."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows: the length of its logits."""
+        ...
+
     def generate(
         self,
         prompt_ids: Sequence[int],
@@ -114,8 +130,8 @@ class Engine(Protocol):
     ) -> AsyncIterator[Delta]:
         """Sample one completion: deltas as they come if `stream`, else one delta with everything.
 
-        Closing the iterator ends the request. Raises `UserError` for a prompt that does not fit, and `Transient` when
-        `timeout` seconds have passed or the engine dies.
+        Closing the iterator ends the request. Raises `ContextOverflow` for a prompt that does not fit, and `Transient`
+        when `timeout` seconds have passed or the engine dies.
         """
         ...
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from synth.inference.engines.protocol import Delta, SamplingParams
 from synth.inference.engines.sampling import SamplingTensors
+
+if TYPE_CHECKING:
+    from synth.inference.grammar.tokens import GrammarState
 
 
 @dataclass(eq=False, slots=True)
@@ -17,7 +22,8 @@ class SequenceRequest:
     """One completion under way. deliver: the engine's thread calls it with each delta, or with the error that ends it.
 
     row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
-    prompt_key: the prompt's ids as bytes. generator: of a request with a seed of its own.
+    prompt_key: the prompt's ids as bytes. generator: of a request with a seed of its own. grammar: how far it has come
+    in the grammar of a constrained one.
     """
 
     id: str
@@ -29,11 +35,12 @@ class SequenceRequest:
     sent: int = 0
     prompt_key: bytes = b""
     generator: torch.Generator | None = None
+    grammar: GrammarState | None = None
 
     @property
     def checked_each_step(self) -> bool:
-        """Whether every new token may need a delivery: it streams, or has stop strings."""
-        return self.stream or bool(self.params.stop)
+        """Whether every new token may need a delivery: it streams, has stop strings, or a grammar that may fail."""
+        return self.stream or bool(self.params.stop) or self.grammar is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +142,7 @@ class RunningBatch:
     def sampling_of(self, start: int) -> SamplingTensors:
         """The sampling settings of rows `start` …; those of all rows are cached until a request joins or leaves."""
         if start == 0 and self.sampling is not None:
-            return self.sampling
+            return self._constrained(self.sampling, start)
         requests = self.requests[start:]
         pairs = [(i, token) for i, r in enumerate(requests) for token in r.params.banned]
         banned = torch.tensor(pairs, device=self.device).T if pairs else None
@@ -150,7 +157,16 @@ class RunningBatch:
         )
         if start == 0:
             self.sampling = sampling
-        return sampling
+        return self._constrained(sampling, start)
+
+    def _constrained(self, sampling: SamplingTensors, start: int) -> SamplingTensors:
+        """The settings with the tokens that the grammars of rows `start` … allow next, which differ in each step."""
+        constrained = [(i, r.grammar) for i, r in enumerate(self.requests[start:]) if r.grammar is not None]
+        if not constrained:
+            return sampling
+        rows = torch.tensor([i for i, _ in constrained], device=self.device)
+        allowed = torch.from_numpy(np.stack([grammar.allowed() for _, grammar in constrained])).to(self.device)
+        return replace(sampling, allowed=(rows, allowed))
 
     def sampled(self, request: SequenceRequest, *, since: int = 0) -> tuple[list[int], list[float], list[int]]:
         """Token ids, logprobs and versions of a running request's sampled tokens, from the `since`-th on.

@@ -13,7 +13,8 @@ class SamplingTensors:
     """The sampling settings of N rows.
 
     temperature_N float32 (0: greedy), top_p_N float32 (1: off), top_k_N int64 (0: off).
-    banned: (row, token id) index pairs, each int64 [K], or None.
+    banned: (row, token id) index pairs, each int64 [K], or None. allowed: the rows that have a grammar, int64 [K], and
+    which tokens it allows in each, bool [K, V]; or None.
     greedy: whether any row is greedy. filtered: whether any has top-p or top-k. A pass that no row needs is skipped.
     """
 
@@ -23,6 +24,7 @@ class SamplingTensors:
     banned: tuple[Tensor, Tensor] | None
     greedy: bool
     filtered: bool
+    allowed: tuple[Tensor, Tensor] | None = None
 
 
 def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,6 +39,9 @@ def sample_tokens(logits_NV: Tensor, sampling: SamplingTensors, uniform_N: Tenso
     logits_NV = logits_NV.float()
     if sampling.banned is not None:
         logits_NV = logits_NV.index_put(sampling.banned, logits_NV.new_tensor(-torch.inf))
+    if sampling.allowed is not None:
+        rows, allowed = sampling.allowed
+        logits_NV = logits_NV.index_put((rows,), logits_NV[rows].masked_fill(~allowed, -torch.inf))
     temperature_N = sampling.temperature_N
     if sampling.greedy:
         temperature_N = torch.where(temperature_N > 0, temperature_N, 1.0)

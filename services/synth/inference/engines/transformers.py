@@ -58,6 +58,7 @@ class TransformersEngine:
         self._batcher: Batcher
         self._live: LiveModel
         self._max_context = 0
+        self._vocabulary = 0
         self._version = 0
         self._cpu_seconds = 0.0
         self._thread: threading.Thread
@@ -97,6 +98,10 @@ class TransformersEngine:
     @property
     def max_context(self) -> int:
         return self._max_context
+
+    @property
+    def vocabulary(self) -> int:
+        return self._vocabulary
 
     def stats(self) -> EngineStats:
         return replace(self._batcher.stats(), cpu_seconds=self._cpu_seconds)
@@ -256,7 +261,7 @@ class TransformersEngine:
         loaded = load_model(model_dir, adapter, self._settings)
         self._live, self._batcher = loaded.live, loaded.batcher
         self._batcher.version = self._version
-        self._max_context = loaded.max_context
+        self._max_context, self._vocabulary = loaded.max_context, loaded.vocabulary
 
     def _serve(self) -> None:
         import torch

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
+
+from synth.chat.messages import Conversation, Message
 from synth.errors import SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
-from synth.keys import CID_FIX, Cid
+from synth.keys import Cid
+from synth.rollout_credential import CID_FIX
 from synth.trajectories import CompletionRecord, records_to_bytes
+from synth.transcripts.conversation_log import ConversationLog
+from synth.transcripts.transcript import RecordedChat
 
 _CLOSED_KEPT_S = 60.0
 # A sweep looks at every rollout of the last minutes, so a sweep at each close would cost more the longer a job runs.
@@ -22,7 +28,12 @@ _SWEEP_INTERVAL_S = 1.0
 
 
 class CidClosed(SynthError):
-    """The credential was closed or has expired."""
+    """The rollout of a credential is over: it was closed, or has expired."""
+
+    @classmethod
+    def to_calls(cls, what: str = "this rollout is over, and its credential takes no more calls") -> CidClosed:
+        """The refusal of a call, which says what to do."""
+        return cls(f"{what}; in the next rollout, {CID_FIX}")
 
 
 class CallBudgetExceeded(SynthError):
@@ -43,6 +54,7 @@ class OpenRollout:
     records: dict[int, CompletionRecord] = field(default_factory=dict[int, CompletionRecord])
     aborts: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     history: TokenHistory = field(default_factory=TokenHistory)
+    conversations: ConversationLog = field(default_factory=ConversationLog)
     nbytes: int = 0
     closed: bool = False
 
@@ -64,9 +76,18 @@ class ChoiceRecording:
     def history(self) -> TokenHistory:
         return self._rollout.history
 
+    @property
+    def closed(self) -> bool:
+        """Whether its rollout is over, so that nothing of it is kept."""
+        return self._rollout.closed
+
     def on_close(self, abort: Callable[[], None]) -> None:
         """Register the function that aborts this choice, called if the rollout is closed, or expires, while it runs."""
         self._rollout.aborts[self._number] = abort
+
+    def chat(self, conversation: Conversation, reply: Message) -> RecordedChat:
+        """The call as text, for its record: what earlier calls of the rollout said is not repeated."""
+        return self._rollout.conversations.record(self._number, conversation, reply)
 
     def finish(self, record: CompletionRecord) -> None:
         """Keep what was sampled. After the close it is dropped and counted: the rollout was scored without it."""
@@ -121,12 +142,10 @@ class Recorder:
         if rollout is None:
             cid = self._read(cid_text)
             if cid_text in self._expiry_of_closed:
-                raise CidClosed(
-                    f"this rollout has been closed, and its credential takes no more calls; in the next one, {CID_FIX}"
-                )
+                raise CidClosed.to_calls()
             rollout = OpenRollout(cid)
         if rollout.cid.expires <= self._now():
-            raise CidClosed(f"the rollout credential has expired: its rollout is over; in the next one, {CID_FIX}")
+            raise CidClosed.to_calls("the rollout credential has expired: its rollout is over")
         if rollout.calls >= rollout.cid.calls:
             raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
         if rollout.calls + choices > rollout.cid.calls:
@@ -146,11 +165,8 @@ class Recorder:
             self.late_records += 1
             return
         rollout.records[number] = record
-        size = sum(
-            a.nbytes for a in (record.prompt_ids, record.sampled_ids, record.logprobs, record.versions, record.sampled)
-        )
-        rollout.nbytes += size
-        self.nbytes += size
+        rollout.nbytes += record.nbytes
+        self.nbytes += record.nbytes
 
     def close(self, cid_text: str) -> bytes:
         """End a rollout, and abort its running calls. Returns its records, for `synth.trajectories.records_from_bytes`.
@@ -173,7 +189,7 @@ class Recorder:
             self._end(cid_text, rollout)
             raise CidClosed("this rollout's credential has expired, and its records with it")
         self._end(cid_text, rollout)
-        body = records_to_bytes([rollout.records[n] for n in sorted(rollout.records)])
+        body = records_to_bytes(_in_order(rollout.records))
         self._closed[cid_text] = (now + _CLOSED_KEPT_S, body)
         self._closed_bytes += len(body)
         self._evict_closed(now)
@@ -205,3 +221,15 @@ class Recorder:
         self._expiry_of_closed[cid_text] = rollout.cid.expires
         for abort in list(rollout.aborts.values()):
             abort()
+
+
+def _in_order(records: dict[int, CompletionRecord]) -> list[CompletionRecord]:
+    """The records in the order of their calls. A chat then goes on from an index of them, no longer from a number."""
+    numbers = sorted(records)
+    index = {number: i for i, number in enumerate(numbers)}
+    ordered: list[CompletionRecord] = []
+    for record in (records[number] for number in numbers):
+        if (chat := record.chat) is not None and chat.continues is not None:
+            record = replace(record, chat=msgspec.structs.replace(chat, continues=index[chat.continues]))
+        ordered.append(record)
+    return ordered

@@ -68,8 +68,8 @@ class TaskAppClient:
                 content = content.replace(secret.encode(), b"[secret]")
         try:
             return json.loads(content)
-        except ValueError:
-            return content[:300].decode(errors="replace")
+        except (ValueError, RecursionError):
+            return content.decode(errors="replace")
 
     def _body(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> dict[str, Any]:
         r = self._rollout_settings
@@ -86,7 +86,8 @@ class TaskAppClient:
             policy["thinking_mode"] = "think" if r.sampling.thinking else "no_think"
         if r.sampling.thinking_budget is not None:
             policy["thinking_budget"] = r.sampling.thinking_budget
-        env: dict[str, Any] = {"config": r.env_config, "seed": spec.seed}
+        config = r.env_config if request.mode == "train" else r.env_config | r.evaluation_env_config
+        env: dict[str, Any] = {"config": config, "seed": spec.seed}
         if r.env_name is not None:
             env["env_name"] = r.env_name
         return {

@@ -34,7 +34,7 @@ def advantages(rewards: list[float], *, by_std: bool) -> list[float] | None:
         return None
     r = np.asarray(rewards, dtype=np.float64)
     centred = r - r.mean()
-    return list(centred / (r.std() + _EPSILON) if by_std else centred)
+    return (centred / (r.std() + _EPSILON) if by_std else centred).tolist()
 
 
 def has_signal(rewards: list[float]) -> bool:
@@ -67,6 +67,7 @@ def build_batch(
     branches: list[Branch] = []
     branch_advantages: list[float] = []
     branch_rollouts: list[int] = []
+    advantage_of: dict[str, float] = {}
     kept = 0
     for group in range(groups):
         members = [r for r in ordered if r.group == group]
@@ -76,6 +77,7 @@ def build_batch(
             continue
         kept += 1
         for member, advantage in zip(members, group_advantages, strict=True):
+            advantage_of[member.rollout_id] = advantage
             for branch in member.branches:
                 branches.append(branch)
                 branch_advantages.append(advantage)
@@ -84,12 +86,24 @@ def build_batch(
         job_id=job_id,
         iteration=iteration,
         temperature=temperature,
-        rollouts=[RolloutMeta(rollout_id=r.rollout_id, seed=r.seed, group=r.group, reward=r.reward) for r in ordered],
+        rollouts=[_rollout_meta(r, advantage_of.get(r.rollout_id)) for r in ordered],
         groups_kept=kept,
         groups_dropped=groups - kept,
         values=values,
     )
     return RolloutBatch.build(branches, branch_advantages, branch_rollouts, meta)
+
+
+def _rollout_meta(rollout: ScoredRollout, advantage: float | None) -> RolloutMeta:
+    return RolloutMeta(
+        rollout_id=rollout.rollout_id,
+        seed=rollout.seed,
+        group=rollout.group,
+        reward=rollout.reward,
+        advantage=advantage,
+        sampled_tokens=[int(b.loss_mask.sum()) for b in rollout.branches],
+        oldest_versions=[int(b.versions[b.loss_mask].min()) if b.loss_mask.any() else -1 for b in rollout.branches],
+    )
 
 
 def _index(rollout: ScoredRollout) -> int:

@@ -22,10 +22,6 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
         self._expired = asyncio.Event()
 
-    @property
-    def clock_runs(self) -> bool:
-        return self._timer is not None
-
     def mark_at_app(self, index: int) -> None:
         """The rollout is at its task app now."""
         self._away.discard(index)

@@ -12,9 +12,10 @@ import asyncio
 import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field, replace
 
 from synth.errors import Problem
 from synth.rollouts.collection.batching import ScoredRollout, has_signal
@@ -26,6 +27,7 @@ from synth.rollouts.collection.types import (
     CollectRequest,
     Complete,
     CompletedRollout,
+    CutOff,
     EnvironmentBroken,
     PriorProgress,
     RequestResult,
@@ -38,6 +40,15 @@ from synth.trajectories import CompletionRecord, build_branches
 
 #: A request of which more than this share of the rollouts is abandoned stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5
+
+
+@dataclass
+class _Tries:
+    """The tries of one rollout. begun: how many. failures: why those before the last one failed."""
+
+    begun: int = 0
+    failures: list[Problem] = field(default_factory=list[Problem])
+    cut_off: CutOff = field(default_factory=CutOff)
 
 
 class RequestRunner:
@@ -72,8 +83,8 @@ class RequestRunner:
         self._group_timeout_s = group_timeout_s if request.group_size > 1 else None
         self._done = dict(prior.done)
         self._abandoned = dict(prior.abandoned)
-        self._tries: Counter[int] = Counter()
-        """Of each rollout that was begun here, by index."""
+        self._tries: defaultdict[int, _Tries] = defaultdict(_Tries)
+        """Of each rollout that is under way here, by index."""
         self._groups = 0
         self._tasks = asyncio.TaskGroup()
 
@@ -125,6 +136,7 @@ class RequestRunner:
         outcome = await self._try_until_decided(spec, deadline)
         # From here on it is not late any more: a rollout that is being made durable is part of its group.
         deadline.mark_over(spec.index)
+        self._tries.pop(spec.index, None)
         if isinstance(outcome, CompletedRollout):
             await self._complete(self._request, outcome)
             self._done[spec.index] = outcome.rollout
@@ -135,13 +147,14 @@ class RequestRunner:
     async def _try_until_decided(self, spec: RolloutSpec, deadline: Deadline) -> CompletedRollout | AbandonedRollout:
         """Try a rollout until it has a reward or its budget of tries is spent."""
         first_began = math.inf
+        ours = self._tries[spec.index]
         for tries in itertools.count(1):
             async with self._concurrency.acquire((self._priority, spec.index)):
                 began = time.monotonic()
                 first_began = min(first_began, began)
-                self._tries[spec.index] = tries
+                ours.begun = tries
                 deadline.mark_away(spec.index)
-                result = await self._run_try(self._request, spec, deadline)
+                result = await self._run_try(self._request, spec, deadline, ours.cut_off)
                 stale = Overload.STALE if _is_too_old(self._request, result.records) else None
                 self._concurrency.record_try(started=began, overload=result.overload or stale)
             if isinstance(result.score, Rewarded):
@@ -154,9 +167,14 @@ class RequestRunner:
                     seconds=time.monotonic() - first_began,
                     tries=tries,
                 )
-                return CompletedRollout(spec, rollout, result.score, len(result.records))
+                calls = len(result.records)
+                return CompletedRollout(spec, rollout, result.score, calls, result.transcript, ours.failures)
             if tries >= self._max_tries:
-                return AbandonedRollout(result.score.problem, tries)
+                problem, transcript = result.score.problem, result.transcript
+                return AbandonedRollout(problem, tries, transcript=transcript, failures=ours.failures)
+            ours.failures.append(result.score.problem)
+            # Should the next try be cut off before it samples anything, this is what there is to look at.
+            ours.cut_off.transcript = result.transcript
             await asyncio.sleep(min(5.0, 0.2 * 2**tries))
         raise AssertionError("counting never ends")
 
@@ -169,11 +187,11 @@ class RequestRunner:
         if late:
             await asyncio.wait([running[spec.index] for spec in late])
         for spec in late:
-            await self._abandon_rollout(spec, _late(timeout_s, self._tries[spec.index]))
+            await self._abandon_rollout(spec, _late(timeout_s, self._tries.pop(spec.index, _Tries())))
 
     async def _abandon_rollout(self, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         await self._abandon(self._request, spec, abandoned)
-        self._abandoned[spec.index] = abandoned
+        self._abandoned[spec.index] = replace(abandoned, transcript=b"")
         self._report_progress()
         if len(self._abandoned) > max(1, int(self._num_rollouts * MAX_FAILED_SHARE)):
             raise _TooManyAbandoned(abandoned.problem)
@@ -211,13 +229,14 @@ def _is_too_old(request: CollectRequest, records: list[CompletionRecord]) -> boo
     return any(int(v) < request.oldest_version for r in records for v in r.versions[r.sampled])
 
 
-def _late(timeout_s: float, tries: int) -> AbandonedRollout:
+def _late(timeout_s: float, tries: _Tries) -> AbandonedRollout:
     problem = Problem(
         what=f"the rollout was not over {timeout_s:g} s after the last of its group had begun",
         expected="a reply within [rollout].group_timeout_s",
         fix="look at the task app's own log for this run_id, or give groups more time",
     )
-    return AbandonedRollout(problem, tries, late=True)
+    transcript, failures = tries.cut_off.transcript, tries.failures
+    return AbandonedRollout(problem, tries.begun, late=True, transcript=transcript, failures=failures)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

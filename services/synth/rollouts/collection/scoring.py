@@ -96,9 +96,19 @@ def _score_error(
                 "POST /api/environment-keys",
             )
         )
-    text = str(reply.body)[:300]
+    text = _error_text(reply.body)[:300]
     what = f"HTTP {reply.status}: {text}" if reply.status else text
     return _environment_failed(url, what, "HTTP 200 with a rollout response")
+
+
+def _error_text(body: Any) -> str:
+    """The words of an error: of the SDK's, `{"detail": {"error": {"code", "message"}}}`, without the braces."""
+    inner = body
+    for name in ("detail", "error"):
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    if isinstance(inner, dict) and isinstance(inner.get("message"), str):
+        return f"{inner['code']}: {inner['message']}" if inner.get("code") else inner["message"]
+    return str(body)
 
 
 def _read_reward(metrics: dict[str, Any]) -> float | None:
@@ -120,17 +130,28 @@ def _number(value: Any) -> float | None:
 
 
 def _is_policy_failure(reply: TaskAppReply, records: list[CompletionRecord]) -> bool:
-    """Whether the policy caused an error: its last completion was cut off, or the app's error says so."""
-    if not records:
+    """Whether the policy caused an error: by its last completion, or because the app's error says so.
+
+    A completion that was cut off, or whose tool call cannot be read, is one that an agent may fail on in its own way.
+    """
+    if not records or _says_unavailable(reply.body):
         return False
-    if records[-1].finish_reason == "length":
+    if records[-1].finish_reason == "length" or records[-1].malformed_call:
         return True
     error = reply.body
     if isinstance(error, dict):
         # Only the fields of the error: elsewhere the same words may mean anything.
         error = [error.get(field) for field in ("detail", "error", "code", "message")]
-    text = str(error).lower()
+    # A page of text may have the same words anywhere, too.
+    text = (error[:300] if isinstance(error, str) else str(error)).lower()
     return any(words in text for words in _POLICY_FAILURES)
+
+
+def _says_unavailable(body: Any) -> bool:
+    """Whether the app's SDK says that the model could not be reached, whatever came before."""
+    detail: Any = body.get("detail") if isinstance(body, dict) else None
+    error: Any = detail.get("error") if isinstance(detail, dict) else None
+    return isinstance(error, dict) and error.get("code") == "inference_unavailable"
 
 
 def _environment_failed(url: str, what: str, expected: str) -> EnvironmentFailed:

@@ -61,30 +61,51 @@ class CollectRequest:
 
 @dataclass(frozen=True)
 class TryResult:
-    """One try of a rollout. records: what the policy sampled. overload: a sign that too many rollouts run at once."""
+    """One try of a rollout. records: what the policy sampled. overload: a sign that too many rollouts run at once.
+
+    transcript: what `transcript_to_bytes` made of it.
+    """
 
     score: Rewarded | EnvironmentFailed
     records: list[CompletionRecord]
     overload: Overload | None = None
+    transcript: bytes = b""
+
+
+@dataclass
+class CutOff:
+    """What a try that is cancelled leaves behind: its transcript, written before the cancellation is over."""
+
+    transcript: bytes = b""
 
 
 @dataclass(frozen=True)
 class CompletedRollout:
-    """A finished rollout, to be made durable. calls: how often it called the model."""
+    """A finished rollout, to be made durable. calls: how often it called the model.
+
+    transcript: of its last try. failures: why the tries before it failed.
+    """
 
     spec: RolloutSpec
     rollout: ScoredRollout
     score: Rewarded
     calls: int
+    transcript: bytes = b""
+    failures: list[Problem] = field(default_factory=list[Problem])
 
 
 @dataclass(frozen=True)
 class AbandonedRollout:
-    """A rollout that its group goes without. late: nothing failed, it was cut off at the deadline of its group."""
+    """A rollout that its group goes without. late: nothing failed, it was cut off at the deadline of its group.
+
+    transcript: of its last try. failures: why the tries before it failed.
+    """
 
     problem: Problem
     tries: int
     late: bool = False
+    transcript: bytes = b""
+    failures: list[Problem] = field(default_factory=list[Problem])
 
 
 @dataclass(frozen=True)
@@ -93,9 +114,6 @@ class PriorProgress:
 
     done: dict[int, ScoredRollout]
     abandoned: dict[int, AbandonedRollout]
-
-
-NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 
 @dataclass(frozen=True)
@@ -119,8 +137,10 @@ class EnvironmentBroken:
     problem: Problem
 
 
-RunTry = Callable[[CollectRequest, RolloutSpec, Deadline], Awaitable[TryResult]]
-"""Runs one try of a rollout, which begins away from its task app, and tells the deadline when it arrives there."""
+RunTry = Callable[[CollectRequest, RolloutSpec, Deadline, CutOff], Awaitable[TryResult]]
+"""Runs one try of a rollout, which begins away from its task app, and tells the deadline when it arrives there.
+
+One that is cancelled leaves in the `CutOff` what there is of it."""
 Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[None]]
 """Makes a rollout durable."""
 Abandon = Callable[[CollectRequest, RolloutSpec, AbandonedRollout], Awaitable[None]]

@@ -26,14 +26,14 @@ async def evaluate(context: CollectionContext, job: EvalJob) -> None:
     if ownership is None:
         return
     ending = refused or ownership.requested_ending(step=0) or await ownership.run(_evaluate(context, job))
-    await ownership.end(ending, cancellation_beats_failure=True)
+    await ownership.end(ending)
 
 
 async def fail(bus: Connection, task: Task, ending: JobFailed, worker: str) -> None:
     """End an evaluation that nobody can run."""
     ownership = await Ownership.take(bus, task.org, task.job_id, worker=worker, term=task.term)
     if ownership is not None:
-        await ownership.end(ending, cancellation_beats_failure=True)
+        await ownership.end(ending)
 
 
 async def _wait_until_served(context: CollectionContext) -> JobFailed | None:

@@ -102,6 +102,7 @@ class CollectTaskOwner:
             secret=secret,
             public_url=self.settings.inference_public_url,
             replica_wait_s=_REPLICA_WAIT_S,
+            transcript_bytes=self.settings.transcript_bytes,
             progress=progress,
         )
         term = lease.task.term

@@ -19,9 +19,11 @@ from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import TaskAppReply, score
-from synth.rollouts.collection.types import CollectRequest, RolloutSpec, TryResult
+from synth.rollouts.collection.transcript import transcript_to_bytes
+from synth.rollouts.collection.types import CollectRequest, CutOff, RolloutSpec, TryResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.runtime import logs
+from synth.trajectories import CompletionRecord
 
 log = logs.get("rollout_runner")
 
@@ -50,9 +52,10 @@ class RolloutRunner:
         secret: str,
         public_url: str | None,
         replica_wait_s: float,
+        transcript_bytes: int,
         progress: Callable[[str], None],
     ) -> None:
-        """replica_wait_s: how long a try waits for a replica that can serve it.
+        """replica_wait_s: how long a try waits for a replica that can serve it. transcript_bytes: of each transcript.
 
         progress: called when a stage of a try begins.
         """
@@ -65,12 +68,15 @@ class RolloutRunner:
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
+        self._transcript_bytes = transcript_bytes
         # Every stage has a time limit, so its beginning marks the task as alive.
         self._progress = progress
         # A nonce never repeats, over collectors too: a cid must not read what a predecessor left open.
         self._nonces = itertools.count(random.randrange(1, 1 << 40) << 10)
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff
+    ) -> TryResult:
         """One try. It is played again when its recording is lost (its replica died): the environment is not at fault.
 
         Raises `Transient` when recordings are lost for too long: another collector may fare better.
@@ -82,7 +88,7 @@ class RolloutRunner:
                 try:
                     # One aborted completion may be the replica's fault, so the rollout is played again. After a second
                     # one the task app has hung up, and its answer counts.
-                    return await self._play_once(request, spec, deadline, retry_if_aborted=losses == 1)
+                    return await self._play_once(request, spec, deadline, cut_off, retry_if_aborted=losses == 1)
                 except Transient as error:
                     deadline.mark_away(spec.index)
                     self._progress("wait for a replica")
@@ -93,7 +99,13 @@ class RolloutRunner:
         raise AssertionError("counting never ends")
 
     async def _play_once(
-        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, *, retry_if_aborted: bool
+        self,
+        request: CollectRequest,
+        spec: RolloutSpec,
+        deadline: Deadline,
+        cut_off: CutOff,
+        *,
+        retry_if_aborted: bool,
     ) -> TryResult:
         replica = await self._choose_replica(request, spec)
         cid = mint_cid(
@@ -114,8 +126,9 @@ class RolloutRunner:
         try:
             reply: TaskAppReply = await self._app.play(request, spec, inference_url=url, cid=cid)
         except asyncio.CancelledError:
-            # The app may go on: its calls must be refused, and what was recorded is dropped.
-            await self._close_credential(replica, cid)
+            # The app may go on: its calls must be refused. What was recorded is kept for people, and is not trained.
+            records = await self._close_credential(replica, cid)
+            cut_off.transcript = transcript_to_bytes(records, None, limit=self._transcript_bytes)
             raise
         try:
             records = await self._recorder.close_rollout(replica.url, cid)
@@ -125,19 +138,23 @@ class RolloutRunner:
         if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
         scored = score(reply, records, url=self._app.url, failure_reward=self._rollout_settings.failure_reward)
-        return TryResult(scored, records, _overload(reply))
+        # An answer may be large, and is not held beyond this.
+        transcript = await asyncio.to_thread(transcript_to_bytes, records, reply, limit=self._transcript_bytes)
+        return TryResult(scored, records, _overload(reply), transcript)
 
     def engine_queue(self) -> tuple[int, int]:
         """How many requests run in the engines of the replicas that serve the job, and how many wait there."""
         serving = self._replicas.serving(self._job_id)
         return sum(r.running for r in serving), sum(r.waiting for r in serving)
 
-    async def _close_credential(self, replica: Replica, cid: str) -> None:
+    async def _close_credential(self, replica: Replica, cid: str) -> list[CompletionRecord]:
+        """What was recorded; nothing where the recorder does not answer."""
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._recorder.close_rollout(replica.url, cid)
+                return await self._recorder.close_rollout(replica.url, cid)
         except (TimeoutError, Transient) as error:
             log.warning("a rollout's credential stays open until it expires", reason=str(error))
+            return []
 
     async def _choose_replica(self, request: CollectRequest, spec: RolloutSpec) -> Replica:
         """A replica whose policy is new enough: the tokens that an older one samples could not be trained."""

@@ -17,12 +17,9 @@ from typing import Literal
 from synth.errors import Problem
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
+from synth.trainer.collapse.learning_signal import LearningSignal
 
 Values = Mapping[str, float]
-
-#: The rule that no setting turns off: so many steps in a row without anything to learn from end the job (decision 26).
-NO_LEARNING_SIGNAL = "no_learning_signal"
-_MAX_SKIPPED_IN_A_ROW = 5
 
 #: A policy has learned when its mean reward has risen at least so far and is at most so far from its best, both in
 #: standard deviations of the rewards.
@@ -177,12 +174,12 @@ RULES: tuple[Rule, ...] = (
 
 
 class CollapseDetector:
-    """The rules applied to one job, from its first step on. settings: None leaves `NO_LEARNING_SIGNAL` alone."""
+    """The rules applied to one job, from its first step on. settings: None leaves the learning signal alone."""
 
     def __init__(self, settings: WatchSettings | None) -> None:
         self._rule_states = [] if settings is None else _rule_states(settings)
         self._reward = _RewardTrend(1 if settings is None else settings.window)
-        self._skipped = 0
+        self._signal = LearningSignal()
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
         """The warnings of the next step, in the order of the rules."""
@@ -191,10 +188,13 @@ class CollapseDetector:
             values = {**values, "reward_drop": drop}
         learned = self._reward.learned
         found = [warned for state in self._rule_states if (warned := state.add(step, values, learned=learned))]
-        self._skipped = self._skipped + 1 if values.get("skipped") else 0
-        if self._skipped == _MAX_SKIPPED_IN_A_ROW:
-            found.append(_nothing_to_learn(step))
+        if (warned := self._signal.add(step, values, learned=learned)) is not None:
+            found.append(warned)
         return found
+
+    def at_the_end(self, step: int) -> TrainWarned | None:
+        """The warning of a job whose last step this was and in which nothing was trained."""
+        return self._signal.at_the_end(step)
 
 
 def _rule_states(settings: WatchSettings) -> list[_RuleState]:
@@ -318,20 +318,3 @@ class _RuleState:
         mean = sum(self.first) / len(self.first)
         how = f"{self.threshold:.3g} above" if self.rule.against == "rise" else f"{self.threshold:.3g} times"
         return f"{side} {limit:.3g}, {how} the {mean:.3g} of the first {len(self.first)} iterations"
-
-
-def _nothing_to_learn(step: int) -> TrainWarned:
-    return TrainWarned(
-        step=step,
-        rule=NO_LEARNING_SIGNAL,
-        value=_MAX_SKIPPED_IN_A_ROW,
-        threshold=_MAX_SKIPPED_IN_A_ROW,
-        over=_MAX_SKIPPED_IN_A_ROW,
-        action="stop",
-        problem=Problem(
-            what=f"{_MAX_SKIPPED_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ",
-            expected="rewards that differ between the rollouts of one seed",
-            fix="check the reward of the task app; raise group_size or the temperature; start from a model that "
-            "succeeds now and then",
-        ),
-    )

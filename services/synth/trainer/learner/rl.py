@@ -144,7 +144,7 @@ class RlTrainer:
                 f"{step - 1}, the version in training",
             )
         weights = batch.loss_mask.astype(np.float32)
-        return Sequences(batch.tokens, weights, batch.cu_seqlens), lag_T
+        return Sequences(batch.tokens, weights, batch.cu_seqlens, batch.masks), lag_T
 
     def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """bool [S]: which sequences have no token older than `max_staleness`."""

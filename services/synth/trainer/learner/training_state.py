@@ -132,7 +132,8 @@ class TrainingState:
         self.step, self.best = state.step, state.best
         self.probe_temperature, self.canary = state.probe_temperature, state.canary
         if found.probe:
-            self.probe = Sequences(**{n: t.numpy() for n, t in found.probe.items()})
+            tokens, weights, cu_seqlens = (found.probe[n].numpy() for n in ("tokens", "weights", "cu_seqlens"))
+            self.probe = Sequences(tokens, weights, cu_seqlens)
         now = self._probe_loss()
         here = fingerprint(self.policy.config)
         if now is not None and state.probe_loss is not None:

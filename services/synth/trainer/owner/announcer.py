@@ -28,6 +28,7 @@ from synth.events import (
 from synth.runtime import logs
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import AttemptHistory
+from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.protocol import Paused, Ready, Stepped
 
 log = logs.get("announcer")
@@ -49,10 +50,11 @@ class Announcer:
         total: int,
         model_at: Callable[[int, BlobRef], ModelRef],
         watch: CollapseWatch | None,
+        provisional: ProvisionalSteps,
     ) -> None:
         """total: steps of the job. model_at: how the model of a step is served, given the tree of its checkpoint.
 
-        watch: None where nothing watches the job for a collapse.
+        watch: None where nothing watches the job for a collapse. provisional: says what waits for its checkpoint.
         """
         self._model_at = model_at
         self._publisher = Publisher(bus)
@@ -61,6 +63,7 @@ class Announcer:
         self._announced = announced
         self._total = total
         self._watch = watch
+        self._provisional = provisional
         self._queued: list[TrainStep] = []
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
@@ -105,6 +108,8 @@ class Announcer:
         self._queue_step(k, values)
         if stepped.checkpoint is not None:
             await self._store_checkpoint(k, Path(stepped.checkpoint))
+        elif self._queued:
+            self._provisional.add(k, self._queued[-1].values)
 
     async def announce_pause(self, paused: Paused) -> None:
         """Announce the checkpoint that a pause made, and the steps that none covered before."""
@@ -180,3 +185,4 @@ class Announcer:
             if self._watch is not None:
                 await self._watch.announce(event.step)
         self._queued.clear()
+        self._provisional.clear()

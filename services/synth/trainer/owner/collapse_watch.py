@@ -67,6 +67,14 @@ class CollapseWatch:
             await self._publisher.fenced(warned, fence=self._fence, id=f"{warned.rule}:{warned.step}")
             self._announced.add((warned.rule, warned.step))
 
+    async def announce_end(self, step: int) -> TrainWarned | None:
+        """Announce and return the warning of a job that has done its last step and has trained nothing."""
+        warned = self._detector.at_the_end(step)
+        if warned is not None:
+            self._unannounced[step].append(warned)
+            await self.announce(step)
+        return warned
+
     @property
     def demand(self) -> TrainWarned | None:
         """The warning that demands a pause or a stop of the job; one that stops it comes first."""

@@ -43,7 +43,7 @@ class RolloutFeed:
             )
 
     async def request_evaluation(self, k: int) -> None:
-        """Request an evaluation of the policy after step k, when one is due."""
+        """Request an evaluation of the policy after step k, when one is due; step 0 is the source model."""
         evaluation = self._job.evaluation
         if evaluation is None or k % evaluation.every_n_iters:
             return

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from synth.bus.publish import Publisher
 from synth.errors import Problem, Transient
 from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
-from synth.trainer.collapse.rules import NO_LEARNING_SIGNAL
+from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
 from synth.trainer.errors import NO_TURN
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
@@ -27,6 +28,7 @@ from synth.trainer.owner.errors import JobFailure
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.learner_config import build_train_config, check_world_size
 from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
+from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.owner.rollout_feed import RolloutFeed
 from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch, TurnConfig
 from synth.weights.local_model import LocalModel, training_source
@@ -50,7 +52,12 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
     """
     async with learners.acquire() as learner:
         run = await _TrainingRun.open(attempt, job, learner)
-        done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
+        showing = asyncio.create_task(run.provisional.run())
+        try:
+            done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
         if isinstance(done, Paused):
             attempt.lease.progress("publish", deadline=_PUBLISH_S)
             await run.announcer.announce_pause(done)
@@ -68,6 +75,7 @@ class _TrainingRun:
     verified: JobVerified
     values: dict[str, float]
     watch: CollapseWatch | None
+    provisional: ProvisionalSteps
 
     @classmethod
     async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
@@ -94,15 +102,30 @@ class _TrainingRun:
         watch = CollapseWatch(attempt.bus, fence, job) if isinstance(job, RlJob) else None
         if watch is not None:
             await watch.catch_up()
+        provisional = ProvisionalSteps(
+            Publisher(attempt.bus),
+            fence,
+            total=ready.total,
+            every_s=settings.progress_s,
+            ttl_s=settings.progress_ttl_s,
+        )
         announcer = Announcer(
-            attempt.bus, attempt.blobs, fence, announced, total=ready.total, model_at=model_at, watch=watch
+            attempt.bus,
+            attempt.blobs,
+            fence,
+            announced,
+            total=ready.total,
+            model_at=model_at,
+            watch=watch,
+            provisional=provisional,
         )
         reports = {k: _batch_values(announced, k) | values for k, values in ready.reports.items()}
         await announcer.delete_expired_blobs()
         if announced.checkpoint is not None:
             await announcer.announce_resume(ready, reports)
         log.info("training", step=ready.step, of=ready.total, resumed=announced.checkpoint is not None)
-        return cls(attempt, job, learner, ready, announcer, verified, reports.get(ready.step, {}), watch)
+        values = reports.get(ready.step, {})
+        return cls(attempt, job, learner, ready, announcer, verified, values, watch, provisional)
 
     async def wait_unless_paused(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """Wait for something else while the learner lives and nobody asks for a pause.
@@ -138,6 +161,12 @@ class _TrainingRun:
         """
         if self.watch is not None and self.watch.demand is not None:
             raise _PauseRequested
+
+    async def raise_if_nothing_trained(self) -> None:
+        """Announce it if no step has changed the policy. Raises `JobFailure` unless everything was right already."""
+        warned = None if self.watch is None else await self.watch.announce_end(self.attempt.announced.last_step)
+        if warned is not None and warned.action == "stop":
+            raise JobFailure(NO_LEARNING_SIGNAL, warned.problem)
 
 
 class _PauseRequested(Exception):
@@ -190,9 +219,9 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
     keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
     try:
         run.raise_for_collapse()
-        if run.ready.step:
-            # The previous attempt may have died between this step and the request of its evaluation.
-            await feed.request_evaluation(run.ready.step)
+        # Step 0 is the source model, which the steps after it are compared with. At a later step, the previous attempt
+        # may have died between the step and the request of its evaluation.
+        await feed.request_evaluation(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
             await feed.request_up_to(k)
             waited = time.monotonic()
@@ -211,6 +240,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
         await run.wait_unless_paused(feed.wait_evaluations())
+        await run.raise_if_nothing_trained()
         await run.learner.send(Finish())
         return await run.recv(Done)
     except _PauseRequested:

@@ -1,6 +1,6 @@
 """Where a model is: a base of the registry, or what a job of the organisation made, by the log.
 
-A job makes its finished model, and checkpoints, each of which is a model for as long as it is kept.
+A job makes its finished model, and checkpoints, each of which is a model until it expires or is deleted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from synth.bus.connection import Connection
 from synth.bus.replay import replay
 from synth.errors import Problem, UserError
-from synth.events import BlobExpired, CheckpointSaved, ModelPublished, ModelRef
+from synth.events import BlobExpired, CheckpointSaved, JobDeleted, ModelDeleted, ModelPublished, ModelRef
 from synth.events.catalogue import subject_of
 from synth.models import FineTunedId, Registry, parse_finetuned
 
@@ -24,7 +24,12 @@ async def find_model(bus: Connection, org: str, model_id: str, registry: Registr
     if wanted.checkpoint is not None:
         return await _find_checkpoint(bus, org, wanted)
     published = await replay(bus.nc, [subject_of(ModelPublished, org, "*")], last_per_subject=True)
-    models = [r.event.model for r in published if isinstance(r.event, ModelPublished)]
+    jobs, deleted = await _read_deletions(bus, org, "*")
+    models = [
+        r.event.model
+        for r in published
+        if isinstance(r.event, ModelPublished) and r.key not in jobs and r.event.model.id not in deleted
+    ]
     found = next((m for m in models if matches(wanted, m.id)), None)
     if found is None:
         raise UserError(_missing(wanted, [m.id for m in models]))
@@ -45,11 +50,25 @@ async def _find_checkpoint(bus: Connection, org: str, wanted: FineTunedId) -> Mo
                 there[model.id] = model
             case _:
                 continue
+    jobs, deleted = await _read_deletions(bus, org, wanted.job_id)
+    there = {} if jobs else {uri: m for uri, m in there.items() if m.id not in deleted}
     found = next((m for m in there.values() if matches(wanted, m.id)), None)
     if found is None:
         expired = any(matches(wanted, id) for id in gone)
         raise UserError(_no_checkpoint(wanted, [m.id for m in reversed(there.values())], expired=expired))
     return found
+
+
+async def _read_deletions(bus: Connection, org: str, job_id: str) -> tuple[set[str], set[str]]:
+    """The jobs and the models that were deleted. job_id: of one job, or "*"."""
+    jobs: set[str] = set()
+    models: set[str] = set()
+    for recorded in await replay(bus.nc, [subject_of(kind, org, job_id) for kind in (JobDeleted, ModelDeleted)]):
+        if isinstance(recorded.event, ModelDeleted):
+            models.add(recorded.event.model)
+        elif isinstance(recorded.event, JobDeleted):
+            jobs.add(recorded.key)
+    return jobs, models
 
 
 def matches(wanted: FineTunedId, model_id: str) -> bool:

@@ -1,7 +1,7 @@
 """Owning a job: one attempt takes it, runs it until something interrupts it, and ends it.
 
 Invariants. Only the last attempt that started can end a job. The ending is decided on the log as it is then: a job that
-has ended stays ended, and a cancellation that came meanwhile wins over a success or a pause.
+has ended stays ended, and one whose cancellation was requested ends cancelled, whatever its ending would have been.
 """
 
 from __future__ import annotations
@@ -81,20 +81,17 @@ class Ownership:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def end(self, ending: Event, *, step: int = 0, cancellation_beats_failure: bool = False) -> None:
-        """Announce how the job ends. step: of the `job.cancelled` that replaces `ending` if the user has cancelled.
-
-        cancellation_beats_failure: whether it replaces a failure too, as it does that of an evaluation.
-        """
+    async def end(self, ending: Event, *, step: int = 0) -> None:
+        """Announce how the job ends. step: of the `job.cancelled` that replaces `ending` if the user has cancelled."""
 
         def decide(history: JobHistory) -> Event | None:
             if history.ended:
                 return None
-            if history.state is State.CANCELLING and (cancellation_beats_failure or not isinstance(ending, JobFailed)):
-                return JobCancelled(step=step)
-            return ending
+            return JobCancelled(step=step) if history.state is State.CANCELLING else ending
 
-        await append_as_owner(self.bus, self.fence, decide)
+        history, _ = await append_as_owner(self.bus, self.fence, decide)
+        if isinstance(ending, JobFailed) and history.state is State.CANCELLING:
+            log.warning("a job that was cancelled would have failed", code=ending.code, reason=ending.problem.text())
 
     async def _interruption(self, pausing: asyncio.Event) -> JobFailed | None:
         """Wait for a cancellation (None), a broken environment, or a policy that cannot be served.

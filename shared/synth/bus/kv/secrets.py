@@ -23,7 +23,7 @@ from synth.bus.replay import replay_messages
 from synth.bus.server.topology import SECRETS
 from synth.errors import Conflict, Permanent
 from synth.ids import OrgId, new_org_id
-from synth.keys import key_hash, key_id, mistyped, new_api_key, seal, unseal
+from synth.keys import key_hash, key_id, mistyped, new_api_key, new_url_key, seal, unseal
 
 #: Where API keys lie in the bucket, one subject each: `….api.<hash>`.
 API_KEYS = f"$KV.{SECRETS}.api."
@@ -37,7 +37,8 @@ _T = TypeVar("_T")
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of an API key. The key itself is shown once and never stored.
 
-    created_by: the id of the key that made it, its own for the bootstrap key.
+    created_by: the id of the key that made it, its own for the bootstrap key. url: it opens chat completions at its
+    own URL, and nothing as a bearer; model: the one model that it may then ask for, None for all of the organisation.
     """
 
     org: OrgId
@@ -48,6 +49,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    url: bool = False
+    model: str | None = None
 
     @property
     def expired(self) -> bool:
@@ -119,6 +122,16 @@ class SecretStore:
         """Make a key of this organisation; returns it, which happens once, and its record."""
         key = new_api_key()
         record = _record(org, key, name=name, scopes=scopes, by=by, expires_at=expires_at)
+        await self._create(f"api.{key_hash(key)}", record)
+        return key, record
+
+    async def add_url_key(
+        self, org: OrgId, *, name: str, by: str, expires_at: datetime, model: str | None = None
+    ) -> tuple[str, ApiKey]:
+        """Make a URL key of this organisation, for one model or for all; returns it, once, and its record."""
+        key = new_url_key()
+        record = _record(org, key, name=name, scopes=(Scope.INFERENCE,), by=by, expires_at=expires_at)
+        record = msgspec.structs.replace(record, url=True, model=model)
         await self._create(f"api.{key_hash(key)}", record)
         return key, record
 

@@ -28,6 +28,7 @@ class Document:
     name: what the user calls it, a file's path or an endpoint. lines: the line of each key and header, from 1.
     format: "json" is the payload of a published client, whose other keys are not its user's to mend.
     misspelt: of each key that is read as another, that other's path and its own, outer tables first.
+    flags: of each key that the command line sets, the flag, which is then the key's place.
     """
 
     name: str
@@ -35,11 +36,16 @@ class Document:
     lines: dict[Path, int] = field(default_factory=dict[Path, int])
     format: Literal["toml", "json"] = "toml"
     misspelt: dict[Path, Path] = field(default_factory=dict[Path, Path])
+    flags: dict[Path, str] = field(default_factory=dict[Path, str])
 
     def where(self, path: Path) -> str:
         """The place of a key, present or missing: `configs/rl.toml:14 [model].base`."""
         path = self._as_written(path)
-        line = next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None)
+        above = [path[:n] for n in range(len(path), 0, -1)]
+        flag = next((self.flags[p] for p in above if p in self.flags), None)
+        if flag is not None:
+            return flag
+        line = next((self.lines[p] for p in above if p in self.lines), None)
         place = f"{self.name}:{line}" if line else self.name
         return f"{place} {self.label(path)}".rstrip()
 
@@ -80,14 +86,20 @@ class Document:
         return value
 
 
-def read_toml(text: str | bytes, *, name: str) -> Document:
-    """Parse a job file. Raises UserError naming the line of whatever is not TOML, or not JSON-able."""
+def read_toml(
+    text: str | bytes, *, name: str, lines: dict[Path, int] | None = None, flags: dict[Path, str] | None = None
+) -> Document:
+    """Parse a job file. Raises UserError naming the line of whatever is not TOML, or not JSON-able.
+
+    lines, flags: as `Document` has them, of a text into which the command line has put keys. lines: of the file that
+    the user has.
+    """
     if isinstance(text, bytes):
         text = _decode(text, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    lines = _lines(text, name)
+    lines = _lines(text, name) if lines is None else lines
     try:
-        return _document(tomllib.loads(text), name, lines, "toml")
+        return _document(tomllib.loads(text), name, lines, "toml", flags or {})
     except tomllib.TOMLDecodeError as error:
         raise UserError(_syntax_problem(str(error), text, name)) from error
     except RecursionError as error:
@@ -113,7 +125,7 @@ def _lines(text: str, name: str) -> dict[Path, int]:
 
 def read_data(data: dict[str, Any], *, name: str) -> Document:
     """A job that came as JSON (an API payload), held to the same rules; its places have no line."""
-    return _document(data, name, {}, "json")
+    return _document(data, name, {}, "json", {})
 
 
 def _decode(body: bytes, name: str) -> str:
@@ -144,10 +156,16 @@ def _syntax_problem(message: str, text: str, name: str) -> Problem:
     )
 
 
-def _document(raw: dict[str, Any], name: str, lines: dict[Path, int], format: Literal["toml", "json"]) -> Document:
+def _document(
+    raw: dict[str, Any],
+    name: str,
+    lines: dict[Path, int],
+    format: Literal["toml", "json"],
+    flags: dict[Path, str],
+) -> Document:
     problems: list[tuple[Path, str]] = []
     data = _plain(raw, (), problems)
-    document = Document(name=name, data=data, lines=lines, format=format)
+    document = Document(name=name, data=data, lines=lines, format=format, flags=flags)
     if problems:
         raise UserError([Problem(what=what, where=document.where(path)) for path, what in problems])
     return document

@@ -9,14 +9,12 @@ from synth.jobs.parse.toml import Document, Path
 _MACHINES = "the cluster has the machines that it has"
 _OPERATOR = "inference has the GPUs that the cluster's operator gives it"
 _OF_INFERENCE = "gpus_for_vllm gpus_for_ref tensor_parallel"
-_ENGINE = "the built-in engine has no such setting"
+_ENGINE = "the cluster's operator sets the engine up"
 _STEPS = "each rollout earns one reward, that of its whole episode"
-_TEXT = "only text is trained"
 _JUDGE = "judges are not asked, the environment's reward stands alone"
-_TRACES = "traces are recorded by the inference service, always"
+_TRACES = "the inference service records every call, whatever is asked for"
 _HERE = "the job's own model is served, by this platform"
 _ADDRESS = "the platform gives each rollout an address of its own"
-_SEEDS = "seeds decide what is asked"
 _SYNC = "weights are synced after every iteration"
 _BLOBS = "weights travel through the blob store"
 _MINIBATCHES = "minibatches and micro_batch_tokens decide this"
@@ -55,15 +53,8 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
         **_each("compute.topology", _OF_INFERENCE, UnsupportedKey(_OPERATOR)),
         "vllm": UnsupportedKey(_ENGINE),
         **_each("reference", "port tp health_max_wait_s health_interval_ms", UnsupportedKey(_REFERENCE)),
-        "model.supports_vision": UnsupportedKey(_TEXT, (False,)),
-        **_each("model", "max_images_per_message vision_processor_id", UnsupportedKey(_TEXT)),
-        "policy.repetition_penalty": UnsupportedKey("it would make the sampled distribution another", (1.0,)),
-        "policy.stop_sequences": UnsupportedKey("a reply ends at the model's own end token", ([],)),
         "policy.inference_url": UnsupportedKey(_ADDRESS),
         "rollout.batches_per_step": UnsupportedKey("an iteration is one batch", (1,)),
-        **_each("rollout", "use_vision image_only_mode", UnsupportedKey(_TEXT, (False,))),
-        "rollout.max_images_per_step": UnsupportedKey(_TEXT),
-        "rollout.policy_config.use_vision": UnsupportedKey(_TEXT, (False,)),
         "rollout.policy_config.provider": UnsupportedKey(_HERE, ("synth",)),
         "rollout.policy_config.inference_url": UnsupportedKey(_ADDRESS),
         "rollout.task_app_origin_rewards_only": UnsupportedKey(_JUDGE, (True,)),
@@ -73,8 +64,6 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
         ),
         "training.log_interval": UnsupportedKey("every iteration is an event", (1,)),
         "training.weight_sync_interval": UnsupportedKey(_SYNC, (1,)),
-        "training.weight_sync.enable": UnsupportedKey(_SYNC, (True,)),
-        "training.weight_sync.targets": UnsupportedKey("the policy is what is synced", (["policy"],)),
         "training.weight_sync.mode": UnsupportedKey(_BLOBS),
         "training.weight_sync.direct": UnsupportedKey(_BLOBS, (False,)),
         "training.weight_sync.weight_sync_interval": UnsupportedKey(_SYNC, (1,)),
@@ -85,12 +74,9 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
         "training.rewards.step_rewards_enabled": UnsupportedKey(_STEPS, (False,)),
         "training.rewards.step_rewards_mode": UnsupportedKey(_STEPS, ("off",)),
         **_each("training.rewards", _STEP_REWARDS, UnsupportedKey(_STEPS)),
-        "training.max_images_per_message": UnsupportedKey(_TEXT),
-        "training.supports_vision": UnsupportedKey(_TEXT, (False,)),
         **_each(
             "training", "reward_positive reward_negative_no_tool reward_negative_no_answer", UnsupportedKey(_OWN_REWARD)
         ),
-        **_each("data", "split evaluation_split", UnsupportedKey(_SEEDS)),
         "data.episodes_per_iteration": UnsupportedKey("an iteration is batch_size x group_size rollouts"),
         "data.evaluation_episodes": UnsupportedKey("[evaluation] says what is evaluated"),
         "judge": UnsupportedKey(_JUDGE, ({},), _JUDGE_OFF),
@@ -104,38 +90,24 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
         "compute": UnsupportedKey(_MACHINES),
         "data.topology": UnsupportedKey(_MACHINES, ({},)),
         "job.poll_seconds": UnsupportedKey("jobs are followed, not polled"),
-        "job.modalities": UnsupportedKey(_TEXT, (["text"],)),
         "job.description": UnsupportedKey("it is a note for readers; [tags] stay with the job"),
         "policy": UnsupportedKey("it is for RL"),
         "metadata": UnsupportedKey("it is the client's own record of the job"),
-        "model_config.supports_vision": UnsupportedKey(_TEXT, (False,)),
-        "model_config.max_images_per_message": UnsupportedKey(_TEXT),
         "model_config.max_model_len": UnsupportedKey("[hyperparameters] sequence_length decides"),
         "hyperparameters.parallelism.fp16": UnsupportedKey(_FP16, (False,)),
     },
     "eval": {
         "type": UnsupportedKey("a model is evaluated the same, however it was trained"),
         "task": UnsupportedKey("env_config is what the environment is given"),
-        **_each("eval", "split metadata metadata_sql", UnsupportedKey(_SEEDS)),
         **_each("eval", "trace_format return_trace collect_traces trace_db", UnsupportedKey(_TRACES)),
         "eval.provider": UnsupportedKey(_HERE, ("synth",)),
         "eval.inference_url": UnsupportedKey(_ADDRESS),
-        **_each("eval", "use_vision image_only_mode", UnsupportedKey(_TEXT, (False,))),
-        **_each(
-            "eval",
-            "max_steps max_steps_per_episode",
-            UnsupportedKey("put it into env_config, under the app's own name"),
-        ),
-        "eval.use_tools": UnsupportedKey("the task app says which tools there are"),
-        "eval.tool_choice": UnsupportedKey("the task app says which tools it wants called"),
-        **_each("eval", "reasoning_effort system_hint", UnsupportedKey("the task app writes the request")),
         "eval.env_file": UnsupportedKey(_CLIENT),
         **_each("eval", "judge judges", UnsupportedKey(_JUDGE)),
         **{
             f"{table}.{key}": unsupported
             for table in ("eval.policy_config", "eval.policy", "policy", "rollout.policy_config")
             for key, unsupported in (
-                ("use_vision", UnsupportedKey(_TEXT, (False,))),
                 ("provider", UnsupportedKey(_HERE, ("synth",))),
                 ("inference_url", UnsupportedKey(_ADDRESS)),
             )

@@ -8,10 +8,14 @@ from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
+from synth.jobs.resolve.source import agreed_model
+from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given
+from synth.jobs.resolve.vision import check_images
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
-from synth.jobs.schema.eval import EvalConfig, EvalSection, FlatEvalConfig
+from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
+from synth.models import ModelSpec
 
 _MAX_SEEDS = 100_000
 
@@ -24,19 +28,14 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     policies = [section.policy_config, beside.policy_config if beside else None, section.policy]
     if config.policy is not section.policy:
         policies.append(config.policy)
-    model = context.first("model", [(section, "model"), *((p, "model") for p in policies[2:])])
-    if model is None and context.overrides.model is None:
-        context.problem(
-            context.at(section, "model"),
-            "there is no model to evaluate",
-            expected="a base or fine-tuned model's id",
-            fix="set it here, or pass --model",
-        )
-    named = next((p for p in [section, *policies[2:]] if p is not None and p.model is not None), section)
-    spec = context.find_model(model, context.at(named, "model"), use="eval")
-    for policy in policies[:2]:
-        if policy is not None and policy.model is not None and policy.model != model:
-            context.warn(context.at(policy, "model"), "has no effect: the model that is evaluated is served")
+    spec = _model(section, policies, context)
+    check_images(
+        spec,
+        [],
+        [(table, key) for table in (section, *policies) for key in ("use_vision", "image_only_mode")],
+        context,
+    )
+    _refuse_filters(section, context)
     seeds = _seeds(section, context)
     urls = [(section, "task_app_url"), (config.task_app, "url")]
     url = context.first("rollout.task_url", urls)
@@ -49,14 +48,25 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     concurrency = [(section, "concurrency"), (section, "parallel_episodes")]
     rollout = RolloutSettings(
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
-        env_name=context.first("rollout.env_name", [(section, "env_name"), (beside, "env_name")], section.app_id),
+        env_name=_env_name(section, beside, context),
         policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")]),
-        max_turns=context.first("rollout.max_turns", turns, 1),
+        max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")]),
-        env_config=context.first(
-            "rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]
+        env_config=merge_given(
+            "rollout.env_config",
+            context.first("rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]),
+            given_keys(section, EVAL_ENV_KEYS),
+            context,
+            called="env_config",
         ),
-        policy_config=_passthrough(policies, context),
+        policy_config=merge_given(
+            "rollout.policy_config",
+            _passthrough(policies, context),
+            given_keys(section, EVAL_POLICY_KEYS),
+            context,
+            called="policy_config",
+        ),
+        evaluation_env_config=context.record("rollout.evaluation_env_config", {}, "default"),
         sampling=_sampling(section, policies, context),
         max_concurrent_rollouts=context.first("rollout.max_concurrent_rollouts", concurrency),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
@@ -70,6 +80,47 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     if spec is None or seeds is None or context.problems:
         return None
     return EvalJob(model=spec.id, base_model=spec.base, seeds=seeds, rollout=rollout, tags=tags)
+
+
+def _model(
+    section: EvalSection, policies: list[PolicyConfigSection | None], context: ResolveContext
+) -> ModelSpec | None:
+    """The one model that [eval] and its policy tables name, in however many places, unless --model names it."""
+    if context.overrides.model is not None:
+        return context.find_model(None, context.at(section, "model"), use="eval")
+    named = [(context.at(table, "model"), table.model) for table in (section, *policies[2:]) if table is not None]
+    if all(model is None for _, model in named):
+        context.problem(
+            context.at(section, "model"),
+            "there is no model to evaluate",
+            expected="a base or fine-tuned model's id",
+            fix="set it here, or pass --model",
+        )
+        return None
+    # What policy_config names is served beside what is evaluated, so it has to be the same.
+    named += [(context.at(table, "model"), table.model) for table in policies[:2] if table is not None]
+    agreed = agreed_model(named, context, expected="one model, which is served and evaluated")
+    return context.find_model(agreed[1], agreed[0], use="eval") if agreed else None
+
+
+def _refuse_filters(section: EvalSection, context: ResolveContext) -> None:
+    for key in ("metadata", "metadata_sql"):
+        if getattr(section, key):
+            context.problem(
+                context.at(section, key),
+                f"{key} is a filter on seeds, and filters are not applied here",
+                expected="the seeds themselves",
+                fix="list them in seeds, and remove this key",
+            )
+
+
+def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: ResolveContext) -> str | None:
+    """The environment that the file names; else its `app_id`."""
+    key = "rollout.env_name"
+    named: str | None = context.first(key, [(section, "env_name"), (beside, "env_name")])
+    if named is None and section.app_id is not None:
+        return context.record(key, section.app_id, context.document.where(context.at(section, "app_id")))
+    return named
 
 
 def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:

@@ -19,7 +19,7 @@ from synth.jobs.schema.filter import FilterConfig
 from synth.jobs.schema.rl import RlConfig
 from synth.models import Registry
 
-__all__ = ["Overrides", "ValidationReport", "require_job", "resolve_job", "resolve_parsed", "validate_job"]
+__all__ = ["Overrides", "ValidationReport", "require_job", "resolve_job", "validate_job"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,6 @@ def resolve_job(
     return require_job(
         validate_job(document, overrides=overrides, registry=registry, kind=kind, uploaded=uploaded), document
     )
-
-
-def resolve_parsed(
-    parsed: ParsedJob, overrides: Overrides, registry: Registry, *, uploaded: bool = True
-) -> ResolvedJob:
-    """Apply flags, registry and defaults. Raises UserError with every problem."""
-    return require_job(_report(parsed, [], overrides, registry, uploaded=uploaded), parsed.document)
 
 
 def require_job(report: ValidationReport, document: Document) -> ResolvedJob:

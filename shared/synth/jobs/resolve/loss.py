@@ -8,6 +8,7 @@ from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolved import Loss, Mode, Placement
 from synth.jobs.schema.rl import RlConfig, TrainingSection
+from synth.jobs.schema.sections import default_of
 
 
 class _Defaults(NamedTuple):
@@ -32,9 +33,9 @@ _FAR_FACTOR = 20
 
 def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
     """`[training] loss`, else what `[algorithm] variety` names."""
-    loss = context.first("loss", [(config.training, "loss"), (config.algorithm, "variety")], "gspo")
+    loss = context.first("loss", [(config.training, "loss"), (config.algorithm, "variety")])
     # Another kind's variety is a problem already.
-    return loss if loss in DEFAULTS else "gspo"
+    return loss if loss in DEFAULTS else default_of(TrainingSection, "loss")
 
 
 def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.loss import (
@@ -13,10 +15,12 @@ from synth.jobs.resolve.loss import (
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
 from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
-from synth.jobs.resolve.vision import resolve_vision
+from synth.jobs.resolve.source import agreed_model
+from synth.jobs.resolve.task_app import POLICY_KEYS, GivenKey, given_keys, merge_given
+from synth.jobs.resolve.vision import check_images, resolve_vision
 from synth.jobs.resolve.watch import resolve_watch
 from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
-from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
+from synth.jobs.schema.rl import EvaluationSection, RlConfig, TrainingSection, WeightSyncSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
 
@@ -32,6 +36,13 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
     spec = _source(config, context)
     mode = _mode(config, context)
     training = config.training
+    asked = config.rollout.policy_config
+    check_images(
+        spec,
+        [(table, "supports_vision") for table in (config.model, training)],
+        [(table, key) for table in (config.rollout, asked) for key in ("use_vision", "image_only_mode")],
+        context,
+    )
     topology = rl_topology(config, context)
     _check_rubric(config, context)
     rollout = _rollout(config, context)
@@ -42,12 +53,6 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
             ("training", "max_staleness"),
             f"max_staleness = {max_staleness} would drop all that async_level = {training.async_level} collects",
             expected=f"at least {training.async_level}",
-        )
-    if training.minibatches > training.batch_size * training.group_size:
-        context.problem(
-            ("training", "minibatches"),
-            f"{training.minibatches} minibatches of {training.batch_size} x {training.group_size} rollouts",
-            expected=f"at most {training.batch_size * training.group_size}",
         )
     loss = resolve_loss(config, context)
     clip_low, clip_high = resolve_clip(training, loss, context)
@@ -67,7 +72,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         iterations=iterations,
         batch_size=context.take("batch_size", training, "batch_size"),
         group_size=context.take("group_size", training, "group_size"),
-        minibatches=context.take("minibatches", training, "minibatches"),
+        minibatches=_minibatches(training, context),
         loss=loss,
         clip_low=clip_low,
         clip_high=clip_high,
@@ -100,36 +105,40 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=context.seed(training),
         tags=context.tags(config.tags),
-        vision=resolve_vision(spec, ("model",), context, rl=config),
+        vision=resolve_vision(
+            spec,
+            ("model",),
+            context,
+            max_images=[(config.model, "max_images_per_message"), (training, "max_images_per_message")],
+            processor=[(config.model, "vision_processor_id")],
+        ),
     )
 
 
 def _source(config: RlConfig, context: ResolveContext) -> ModelSpec | None:
-    """Exactly one of [model].base and [model].source (or their [policy] namesakes), unless --model names it."""
+    """The one model that [model], [policy] and policy_config name, in however many places, unless --model names it."""
     policy = config.policy
     named: list[tuple[Path, str | None]] = [
         (("model", "base"), config.model.base),
         (("model", "source"), config.model.source),
         (("policy", "model_name"), policy.model_name if policy else None),
+        (("policy", "model"), policy.model if policy else None),
         (("policy", "source"), policy.source if policy else None),
     ]
-    given = [(path, value) for path, value in named if value is not None]
-    served = policy.model if policy else None
-    if served is not None and not given:
-        given = [(("policy", "model"), served)]
-    elif served is not None and served.lower() != str(given[0][1]).lower():
-        context.warn(("policy", "model"), f"has no effect: {context.document.label(given[0][0])} is what is trained")
-    if context.overrides.model is None and len(given) != 1:
-        keys = " and ".join(f"[{p[0]}].{p[1]}" for p, _ in given)
+    if context.overrides.model is not None:
+        return context.find_model(None, ("model",), use="rl")
+    if all(model is None for _, model in named):
         context.problem(
-            given[1][0] if given else ("model",),
-            f"{keys} are both given" if given else "neither base nor source is given",
+            ("model",),
+            "neither base nor source is given",
             expected="exactly one of [model].base (a base model) and [model].source (a fine-tuned one)",
-            fix="remove one" if given else "set one of them, or pass --model",
+            fix="set one of them, or pass --model",
         )
         return None
-    path, value = given[0] if given else (("model",), None)
-    return context.find_model(value, path, use="rl")
+    # What policy_config names is served to the task app, so it has to be the same.
+    named.append((("rollout", "policy_config", "model"), config.rollout.policy_config.model))
+    agreed = agreed_model(named, context, expected="one model, which is trained and served")
+    return context.find_model(agreed[1], agreed[0], use="rl") if agreed else None
 
 
 def _mode(config: RlConfig, context: ResolveContext) -> Mode:
@@ -146,6 +155,25 @@ def _mode(config: RlConfig, context: ResolveContext) -> Mode:
         for path, _ in tables:
             context.warn(path, 'has no effect: trainer_mode is "full"')
     return mode
+
+
+def _minibatches(training: TrainingSection, context: ResolveContext) -> int:
+    """Optimizer steps a batch: no more than it has rollouts, each of which is one sequence at least."""
+    wanted: int = context.take("minibatches", training, "minibatches")
+    rollouts = training.batch_size * training.group_size
+    if wanted <= rollouts:
+        return wanted
+    if is_written(training, "minibatches"):
+        context.problem(
+            ("training", "minibatches"),
+            f"minibatches = {wanted}, and a batch is batch_size x group_size = {rollouts} rollouts",
+            expected=f"at most {rollouts}",
+            fix="lower it, or raise batch_size",
+        )
+        return wanted
+    return context.record_change(
+        "minibatches", rollouts, f"{wanted} becomes {rollouts}: a batch is {rollouts} rollouts"
+    )
 
 
 def _iterations(config: RlConfig, context: ResolveContext) -> int:
@@ -177,16 +205,25 @@ def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
             f"has no effect: an iteration is batch_size x group_size = {sizes[1]} rollouts",
         )
     turns = [(section, "max_turns"), (training, "max_turns"), (asked, "max_llm_calls"), (asked, "max_turns")]
-    if asked.model is not None and asked.model not in (config.model.base, config.model.source):
-        context.warn(("rollout", "policy_config", "model"), "has no effect: the model in training is served")
+    policy_table: dict[str, Any] = passthrough(context.take("rollout.policy_config", section, "policy_config"))
+    stop = GivenKey(config.policy, "stop_sequences", "stop")
+    env_table = context.take("rollout.env_config", section, "env_config")
     return RolloutSettings(
         task_url=context.task_url(config.services.task_url, ("services", "task_url")),
         env_name=context.take("rollout.env_name", section, "env_name"),
         policy_name=context.take("rollout.policy_name", section, "policy_name"),
-        max_turns=context.first("rollout.max_turns", turns, 1),
+        max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
-        env_config=context.take("rollout.env_config", section, "env_config"),
-        policy_config=passthrough(context.take("rollout.policy_config", section, "policy_config")),
+        env_config=merge_given(
+            "rollout.env_config", env_table, given_keys(config.data, ["split"]), context, called="[rollout.env_config]"
+        ),
+        policy_config=merge_given(
+            "rollout.policy_config",
+            policy_table,
+            [*given_keys(section, POLICY_KEYS), stop],
+            context,
+            called="[rollout.policy_config]",
+        ),
         sampling=training_sampling(config, max_tokens_per_call(config, context), context),
         max_concurrent_rollouts=_concurrency(config, context),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
@@ -195,7 +232,17 @@ def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
         constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
         group_timeout_s=context.take("rollout.group_timeout_s", section, "group_timeout_s"),
         app_id=context.record("rollout.app_id", None, "default"),
+        evaluation_env_config=_evaluation_env_config(config, context),
     )
+
+
+def _evaluation_env_config(config: RlConfig, context: ResolveContext) -> dict[str, Any]:
+    split = context.take("rollout.evaluation_env_config", config.data, "evaluation_split")
+    if split is None:
+        return {}
+    if config.evaluation is None or config.evaluation.every_n_iters == 0:
+        context.warn(("data", "evaluation_split"), "has no effect: nothing is evaluated")
+    return {"split": split}
 
 
 def _concurrency(config: RlConfig, context: ResolveContext) -> int:

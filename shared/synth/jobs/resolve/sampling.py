@@ -29,6 +29,13 @@ def training_sampling(config: RlConfig, max_tokens: int, context: ResolveContext
             "temperature = 0 samples the same reply for a whole group, so nothing can be learned",
             expected="more than 0; 1 is the policy itself",
         )
+    if policy is not None and policy.repetition_penalty != 1:
+        context.problem(
+            ("policy", "repetition_penalty"),
+            f"repetition_penalty = {policy.repetition_penalty:g} would sample what is not the policy's own",
+            expected="1, which is off",
+            fix="remove it",
+        )
     return Sampling(
         temperature=temperature,
         max_tokens=max_tokens,

@@ -9,13 +9,12 @@ from pydantic import BaseModel
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolve.parallelism import sft_parallelism
-from synth.jobs.resolve.vision import limit_micro_batch, resolve_vision
+from synth.jobs.resolve.vision import check_images, limit_micro_batch, resolve_vision
 from synth.jobs.resolved import Mode, SftJob
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
 
 LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
-_BATCH = 32
 
 
 def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | None:
@@ -34,6 +33,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         varieties=("fft", "lora", "qlora"),
     )
     spec = context.find_model(config.job.model, ("job", "model"), use="sft")
+    described = config.described_model
+    check_images(spec, [(described, "supports_vision")], [(config.job, "modalities")], context)
     mode = _mode(config, context)
     hyper = config.hyperparameters
     training_file = _training_file(config, context, uploaded=uploaded)
@@ -55,7 +56,11 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         mode=mode,
         lora=lora,
         training_file=training_file,
-        examples=context.record("examples", examples, "--examples" if examples else "default"),
+        examples=(
+            context.take("examples", config.job, "examples")
+            if examples is None
+            else context.record("examples", examples, "--examples")
+        ),
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,
@@ -87,7 +92,9 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         checkpoints_kept=context.take("checkpoints_kept", hyper, "keep_checkpoints"),
         seed=context.seed(hyper),
         tags=context.tags(config.tags),
-        vision=resolve_vision(spec, ("job", "model"), context, rl=None),
+        vision=resolve_vision(
+            spec, ("job", "model"), context, max_images=[(described, "max_images_per_message")], processor=[]
+        ),
     )
 
 
@@ -215,7 +222,7 @@ def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:
     """Rows an optimizer step. What fits into memory at once is micro_batch_tokens' business."""
     device = context.first("batch_size", [(hyper, "per_device_batch"), (hyper, "batch_size")])
     accumulation = hyper.gradient_accumulation_steps
-    if hyper.global_batch is not None:
+    if is_written(hyper, "global_batch"):
         if device and accumulation and device * accumulation != hyper.global_batch:
             context.problem(
                 ("hyperparameters", "global_batch"),
@@ -225,7 +232,7 @@ def _batch_size(hyper: HyperparametersSection, context: ResolveContext) -> int:
             )
         return context.take("batch_size", hyper, "global_batch")
     if accumulation is None:
-        return device or context.record("batch_size", _BATCH, "default")
+        return device or context.take("batch_size", hyper, "global_batch")
     if device is None:
         return context.take("batch_size", hyper, "gradient_accumulation_steps")
     return context.record_change(

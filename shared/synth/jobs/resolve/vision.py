@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext
+from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import VisionSettings
-from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.sft import HyperparametersSection
 from synth.models import ModelSpec
+
+#: Keys of the file, in the tables where they may stand.
+Keys = Sequence[tuple[BaseModel | None, str]]
 
 _WHY = "a row of a model that sees may hold an image"
 
 
+def check_images(spec: ModelSpec | None, claims: Keys, wishes: Keys, context: ResolveContext) -> None:
+    """Refuse images for a model that sees none: one problem, at the first key that asks for them.
+
+    claims: keys that say what the model can do. wishes: keys that ask for images, whatever the model.
+    """
+    if spec is None or spec.assumed:
+        return
+    if spec.vision is not None:
+        for path in _paths(claims, (False,), context):
+            context.problem(
+                path, f"{path[-1]} = false, and {spec.id!r} is a vision model", expected="true", fix="remove the key"
+            )
+        return
+    asked = _paths((*claims, *wishes), (True, ["image"], ["text", "image"], ["image", "text"]), context)
+    if not asked:
+        return
+    first, *others = asked
+    value = json.dumps(context.document.get(first))
+    also = f" ({', '.join(context.document.label(path) for path in others)} asks for images too)" if others else ""
+    context.problem(
+        first,
+        f"{first[-1]} = {value}, and {spec.id!r} sees no images{also}",
+        expected="text alone, or a vision model such as Qwen/Qwen3-VL-4B-Instruct",
+        fix="remove what asks for images, or name a vision model",
+    )
+
+
+def _paths(named: Keys, values: tuple[Any, ...], context: ResolveContext) -> list[Path]:
+    written = [(section, key) for section, key in named if section is not None and is_written(section, key)]
+    return [context.at(section, key) for section, key in written if getattr(section, key) in values]
+
+
 def resolve_vision(
-    spec: ModelSpec | None, at: Path, context: ResolveContext, *, rl: RlConfig | None
+    spec: ModelSpec | None, at: Path, context: ResolveContext, *, max_images: Keys, processor: Keys
 ) -> VisionSettings | None:
-    """The vision block of a training job: the registry's, but for what an RL file says. None for a text model."""
+    """The vision block of a training job: what the file says, else the registry. None for a text model.
+
+    max_images, processor: the keys that may say how many images a message has, and who prepares them.
+    """
     if spec is None or spec.vision is None:
+        for section, key in (*max_images, *processor):
+            if section is not None and is_written(section, key) and spec is not None and not spec.assumed:
+                context.warn(context.at(section, key), f"has no effect: {spec.id!r} sees no images")
         return context.record("vision", None, "registry")
-    model, training = (rl.model, rl.training) if rl else (None, None)
-    at_most = [(model, "max_images_per_message"), (training, "max_images_per_message")]
-    images = context.first("vision.max_images_per_message", at_most)
-    processor = context.first("vision.processor_id", [(model, "vision_processor_id")])
-    written_images, written_processor = images is not None, processor is not None
+    images = context.first("vision.max_images_per_message", max_images)
+    processor_id = context.first("vision.processor_id", processor)
+    written_images, written_processor = images is not None, processor_id is not None
     if not written_images:
         images = context.record("vision.max_images_per_message", spec.vision.max_images_per_message, "registry")
         context.record_change("vision.max_images_per_message", images, f"{spec.base} is a vision model")
     if not written_processor:
-        processor = context.record("vision.processor_id", spec.vision.processor_id, "registry")
-        context.record_change("vision.processor_id", processor, f"{spec.base} is a vision model")
+        processor_id = context.record("vision.processor_id", spec.vision.processor_id, "registry")
+        context.record_change("vision.processor_id", processor_id, f"{spec.base} is a vision model")
     added = [
         *([] if written_images else [f"max_images_per_message = {images}"]),
-        *([] if written_processor else [f'vision_processor_id = "{processor}"']),
+        *([] if written_processor else [f'vision_processor_id = "{processor_id}"']),
     ]
     if added:
         context.warn(at, f"{spec.base!r} is a vision model: the registry adds {' and '.join(added)}")
-    return VisionSettings(max_images_per_message=images, processor_id=processor)
+    return VisionSettings(max_images_per_message=images, processor_id=processor_id)
 
 
 def limit_micro_batch(

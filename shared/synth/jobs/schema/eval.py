@@ -46,8 +46,8 @@ class EvalSection(Section):
     """the environment that the task app is asked for; `app_id`, else the app's own"""
     policy_name: Name | None = "policy"
     """the policy that the task app is asked for"""
-    max_turns: Positive | None = None
-    """calls of the model a rollout; `policy_config.max_llm_calls`, else 1"""
+    max_turns: Positive | None = 1
+    """calls of the model a rollout; where it is not given, `policy_config.max_llm_calls` decides"""
     max_llm_calls: Positive | None = None
     """the same as `max_turns`"""
     ops: Ops | None = Field(default=OPS)
@@ -73,7 +73,7 @@ class EvalSection(Section):
     constrain_tools: bool = True
     """whether a `tool_choice` that the task app forces is enforced; RL does so only where its file says so"""
     split: Name | None = None
-    """of the dataset"""
+    """of the task app's dataset: given to it as `env.config.split`"""
     trace_format: Literal["compact", "full", "structured"] | None = None
     """of stored traces"""
     return_trace: bool | None = None
@@ -81,33 +81,33 @@ class EvalSection(Section):
     provider: Name | None = None
     """of another service's models"""
     use_vision: bool | None = None
-    """whether observations carry an image"""
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
     image_only_mode: bool | None = None
-    """whether observations carry no text"""
+    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_steps: Positive | None = None
-    """steps of the environment"""
+    """steps of the environment: given to the task app as `env.config.max_steps`"""
     max_steps_per_episode: Positive | None = None
-    """steps of the environment"""
+    """steps of the environment: given to the task app as `env.config.max_steps_per_episode`"""
     collect_traces: bool | None = None
     """whether traces are stored"""
     trace_db: Name | None = None
     """where the client stores traces"""
     use_tools: bool | None = None
-    """whether the model may call tools"""
+    """whether the model may call tools: given to the task app as `policy.config.use_tools`"""
     policy: PolicyConfigSection | None = None
     """the same as `policy_config`, which comes before it"""
     reasoning_effort: str | None = None
-    """of hosted models"""
+    """how long hosted models think: given to the task app as `policy.config.reasoning_effort`"""
     system_hint: str | None = None
-    """added to the system prompt"""
+    """added to the system prompt: given to the task app as `policy.config.system_hint`"""
     tool_choice: Any = None
-    """of the calls"""
+    """which tool is called: given to the task app as `policy.config.tool_choice`"""
     inference_url: str | None = None
     """where the model is"""
     env_file: str | None = None
     """of the client"""
     metadata: Free | None = None
-    """a filter on seeds"""
+    """a filter on seeds, which is not applied here: list the seeds themselves"""
     metadata_sql: str | None = None
     """the same in SQL"""
     judge: Any = None

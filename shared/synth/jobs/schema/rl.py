@@ -81,11 +81,11 @@ class ModelSection(Section):
     label: str | None = None
     """a name to find the job by"""
     supports_vision: bool | None = None
-    """whether prompts may carry images"""
+    """whether prompts may carry images; what is said has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images a message"""
+    """images a message, for a model that sees; the registry knows it"""
     vision_processor_id: str | None = None
-    """where the image processor comes from"""
+    """where the image processor of a model that sees comes from; the registry knows it"""
 
 
 class RolloutSection(Section):
@@ -95,8 +95,9 @@ class RolloutSection(Section):
     """the environment that the task app is asked for; the app's own when not said"""
     policy_name: Name = "policy"
     """the policy that the task app is asked for"""
-    max_turns: Positive | None = None
-    """calls of the model a rollout; `[training] max_turns`, else `policy_config.max_llm_calls`, else 1"""
+    max_turns: Positive | None = 1
+    """calls of the model a rollout; where it is not given, `[training] max_turns`, else `policy_config.max_llm_calls`
+    decides"""
     episodes_per_batch: Positive | None = None
     """a hint; what counts is `[training] batch_size` x `group_size`"""
     max_concurrent_rollouts: Positive = 64
@@ -121,11 +122,11 @@ class RolloutSection(Section):
     constrain_tools: bool = False
     """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
     use_vision: bool | None = None
-    """whether observations carry an image"""
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
     image_only_mode: bool | None = None
-    """whether observations carry no text"""
+    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_images_per_step: Positive | None = None
-    """images an observation"""
+    """images an observation: given to the task app as `policy.config.max_images_per_step`"""
     task_app_origin_rewards_only: bool | None = None
     """whether judges are left out"""
     rubric_rewards_only: bool | None = None
@@ -138,7 +139,8 @@ class EvaluationSection(Section):
     instances: Positive | None = None
     """how many seeds; all of `seeds`"""
     every_n_iters: NonNegative = 0
-    """iterations between two evaluations; 0 is never"""
+    """iterations between two evaluations; the source model is evaluated before the first iteration, as step 0; 0 is
+    never"""
     seeds: SeedSet | None = None
     """which seeds; from 1000000 on, which task apps keep apart from training"""
 
@@ -146,10 +148,10 @@ class EvaluationSection(Section):
 class WeightSyncSection(Section):
     """`[training.weight_sync]`: how new weights reach the serving engine."""
 
-    enable: bool | None = None
-    """without it nothing could be on-policy"""
-    targets: list[Name] | None = None
-    """["policy"]"""
+    enable: Literal[True] | None = None
+    """weights are synced after every iteration: without it nothing could be on-policy"""
+    targets: Annotated[list[Literal["policy"]], Field(min_length=1)] | None = None
+    """the policy is what is synced, and nothing else"""
     mode: str | None = None
     """how weights travel"""
     direct: bool | None = None
@@ -189,9 +191,10 @@ class TrainingSection(RewardsSection):
     grad_clip: PositiveFloat = 1.0
     """largest norm of the gradient"""
     minibatches: Positive = 4
-    """optimizer steps a batch: with 1 the ratio is always 1 and the clip never acts"""
-    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = None
-    """the policy-gradient loss, as in docs/losses.md; the one that `[algorithm] variety` names, else gspo"""
+    """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, and where that is less than the
+    default, as many; with 1 the ratio is always 1 and the clip never acts"""
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = "gspo"
+    """the policy-gradient loss, as in docs/losses.md; where it is not given, `[algorithm] variety` may name it"""
     clip_low: PositiveFloat | None = None
     """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
     0.2), probability of a token (dppo: 0.2)"""
@@ -249,9 +252,9 @@ class TrainingSection(RewardsSection):
     step_rewards_k_limits: dict[str, int] | None = None
     """how often each achievement counts"""
     max_images_per_message: Positive | None = None
-    """images a message"""
+    """the same as `[model] max_images_per_message`"""
     supports_vision: bool | None = None
-    """whether prompts may carry images"""
+    """the same as `[model] supports_vision`"""
     ops: Ops | None = None
     """the same as `[rollout] ops`, in older files"""
     reward_positive: float | None = None
@@ -270,11 +273,11 @@ class RlDataSection(Section):
     seed_start: NonNegative | None = 0
     """first of 100000 seeds, where `seeds` does not say"""
     split: Name | None = None
-    """of the dataset"""
+    """of the task app's dataset: given to it as `env.config.split`"""
     episodes_per_iteration: Positive | None = None
     """rollouts an iteration"""
     evaluation_split: Name | None = None
-    """of the dataset"""
+    """the same for the rollouts of `[evaluation]`; `split` when not said"""
     evaluation_episodes: Positive | None = None
     """rollouts an evaluation"""
 

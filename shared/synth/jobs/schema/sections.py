@@ -136,9 +136,9 @@ class PolicySection(Section):
     top_k: int | None = None
     """0 or -1 is off; off while training"""
     repetition_penalty: PositiveFloat = 1.0
-    """1 is off"""
-    stop_sequences: list[str] | None = None
-    """texts that end a reply"""
+    """1, which is off: with another one, what is sampled is not the policy's own"""
+    stop_sequences: Annotated[list[Name], Field(max_length=4)] | None = None
+    """texts that end a reply: given to the task app as `policy.config.stop`, to be sent with its calls"""
     inference_url: str | None = None
     """the platform gives each rollout an address of its own"""
 
@@ -170,6 +170,8 @@ class PolicyConfigSection(BaseModel):
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     use_vision: bool | None = None
     """whether observations carry an image"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text"""
     max_llm_calls: Positive | None = None
     """calls a rollout, where `max_turns` does not say"""
     max_turns: Positive | None = None

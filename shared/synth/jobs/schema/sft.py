@@ -35,10 +35,12 @@ class JobSection(Section):
     """the dataset, a JSONL of rows with `messages`: a path, or the id of an uploaded file"""
     data_path: Name | None = None
     """the same as `data`"""
+    examples: Positive | None = None
+    """only the first rows of the dataset, for a trial; `--examples` replaces it"""
     poll_seconds: PositiveFloat | None = None
     """seconds between two looks at the job"""
     modalities: list[Literal["text", "image"]] | None = None
-    """what the rows hold"""
+    """what the rows hold: images need a model that sees"""
     description: str | None = None
     """a note for readers"""
 
@@ -125,8 +127,8 @@ class HyperparametersSection(BestModelSection):
     """the same as `total_steps`"""
     batch_size: Positive | None = None
     """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
-    global_batch: Positive | None = None
-    """rows an optimizer step; per_device_batch x gradient_accumulation_steps, else 32"""
+    global_batch: Positive | None = 32
+    """rows an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps decide"""
     per_device_batch: Positive | None = None
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None
@@ -179,9 +181,9 @@ class ModelConfigSection(Section):
     """`[model_config]`: what the model can do, as the file has it."""
 
     supports_vision: bool | None = None
-    """whether rows may carry images"""
+    """whether rows may carry images; what is said has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images a message"""
+    """images a message, for a model that sees; the registry knows it"""
     max_model_len: Positive | None = None
     """tokens of prompt and reply together, at most"""
 

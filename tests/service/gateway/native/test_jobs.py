@@ -9,7 +9,7 @@ from synth.bus.history.job_log import append_as_owner, read_job
 from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.errors import Problem
-from synth.events import EvalCompleted, JobCancelled, JobRejected, ModelPublished, ModelRef
+from synth.events import EvalCompleted, JobCancelled, JobRejected, JobValidated, ModelPublished, ModelRef
 from synth.ids import new_job_id
 from synth.jobs.lifecycle import State
 from tests.service.gateway import job_histories
@@ -121,6 +121,29 @@ async def test_a_rejected_job_shows_every_problem(user, bus_as):
     assert job["code"] == "rejected"
 
 
+async def test_jobs_are_named_and_found_by_their_tags(user, bus_as):
+    tagged, other = (await user.submit(**BODY, name="second try"))["id"], (await user.submit())["id"]
+    job = {"kind": "rl", "model": "tiny", "tags": {"team": "a", "run": 7, "fresh": True}}
+    validated = JobValidated(job=job, origins={}, warnings=[])
+    await job_histories.append(await bus_as("validator"), user.org, tagged, validated)
+    await job_histories.verify(bus_as, user.org, other)
+    await until_state(user, other, "verified")
+    assert (await until_state(user, tagged, "validated"))["name"] == "second try"
+
+    async def found(*tags: str) -> list[str]:
+        return [j["id"] for j in (await user.http.get("/api/jobs", params={"tag": list(tags)})).json()["data"]]
+
+    assert await found("team=a") == [other, tagged]
+    for tags in (("run=7",), ("fresh=true",), ("team=a", "run=7")):
+        assert await found(*tags) == [tagged]
+    for tags in (("run=8",), ("team=a", "run=8"), ("team=b",), ("team=",), ("run=7' OR 1=1 --",)):
+        assert await found(*tags) == []
+    for bad in (["team"], ["=a"], ["team=a", "team=b"]):
+        reply = await user.http.get("/api/jobs", params={"tag": bad})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["problems"][0]["where"] == "query tag"
+
+
 async def test_rollouts_are_counted(user, bus_as):
     id = (await user.submit())["id"]
     for i in range(3):
@@ -141,6 +164,18 @@ async def test_jobs_are_listed_newest_first_by_page_and_state(user, bus_as):
     gone = (await user.http.get("/api/jobs", params={"state": "cancelled"})).json()
     assert [j["id"] for j in gone["data"]] == ids[:1]
     assert (await user.http.get("/api/jobs", params={"state": "jolly"})).status_code == 422
+
+
+async def test_jobs_are_found_by_the_beginning_of_their_id(user):
+    ids = [(await user.submit())["id"] for _ in range(4)]
+
+    async def found(prefix: str) -> list[str]:
+        return [j["id"] for j in (await user.http.get("/api/jobs", params={"prefix": prefix})).json()["data"]]
+
+    assert await found("job_") == ids[::-1]
+    for id in ids:
+        assert await found(id[:12]) == [id]
+    assert await found("job_%") == await found("JOB_") == []
 
 
 async def test_a_job_that_nobody_owns_is_withdrawn(user, bus_as):

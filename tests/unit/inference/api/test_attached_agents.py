@@ -42,6 +42,18 @@ def place(url: str, where: str, cid: str) -> dict[str, Any]:
     return {"base_url": url + base.format(cid), "api_key": key.format(cid), "max_retries": 0}
 
 
+def count_requests(client: openai.AsyncOpenAI) -> list[object]:
+    """Every request that the client sends from now on, tries included."""
+    sent: list[object] = []
+
+    async def note(request: object) -> None:
+        sent.append(request)
+
+    http: Any = client._client
+    http.event_hooks = {"request": [note], "response": []}
+    return sent
+
+
 def one_branch(recorder: Any, cid: str, *, calls: int) -> bool:
     records = records_from_bytes(recorder.close(cid))
     return len(records) == calls and len(build_branches(records)) == 1 and recorder.branch_breaks == 0
@@ -104,11 +116,30 @@ async def test_a_rollout_that_is_over_says_so(server: tuple[str, Any], where: st
     url, recorder = server
     closed, expired = credential(), credential(seconds=-5)
     recorder.close(closed)
-    for cid, said in ((closed, "has been closed.*in the next one"), (expired, "has expired.*in the next one")):
-        async with openai.AsyncOpenAI(**place(url, where, cid)) as client:
-            with pytest.raises(openai.APIStatusError, match=said) as refused:
-                await client.chat.completions.create(model="policy", messages=ASK)
-        assert refused.value.status_code == 410
+    for cid, said in ((closed, "rollout is over.*in the next rollout"), (expired, "has expired.*in the next rollout")):
+        async with openai.AsyncOpenAI(**(place(url, where, cid) | {"max_retries": 5})) as client:
+            sent = count_requests(client)
+            for streamed in (False, True):
+                with pytest.raises(openai.AuthenticationError, match=f"(?s){said}.*ep.base_url") as refused:
+                    await client.chat.completions.create(model="policy", messages=ASK, stream=streamed)
+                assert refused.value.code == "rollout_closed"
+            assert len(sent) == 2  # the SDK does not try a 401 again
+        assert recorder.open == 0
+
+
+@pytest.mark.parametrize("where", PLACES)
+async def test_the_credential_of_another_rollout_beside_it_is_refused_not_recorded(
+    server: tuple[str, Any], where: str
+) -> None:
+    url, recorder = server
+    mine, other = credential("job_1_t0_0"), credential("job_1_t0_1")
+    given = place(url, where, mine)
+    in_key = given["api_key"] == mine
+    given |= {"base_url": f"{url}/rollouts/{other}/v1"} if in_key else {"api_key": other}
+    async with openai.AsyncOpenAI(**given) as client:
+        with pytest.raises(openai.AuthenticationError, match=r"credentials of two rollouts.*a client for each rollout"):
+            await client.chat.completions.create(model="policy", messages=ASK)
+    assert recorder.open == 0
 
 
 async def test_a_slash_at_the_end_is_no_redirect_and_an_api_key_chats_as_before(server: tuple[str, Any]) -> None:

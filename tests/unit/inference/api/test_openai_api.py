@@ -143,13 +143,30 @@ async def test_a_close_ends_the_calls_in_flight_and_is_idempotent(served: Served
     while served.engine.stats().running == 0:
         await complete(served.engine, prompt(1, 2), endless(1))
     first = await served.close(cid)
-    assert (await asyncio.wait_for(flying, 20)).status_code == 499
+    ended = await asyncio.wait_for(flying, 20)
+    assert (ended.status_code, ended.json()["error"]["code"]) == (401, "rollout_closed")
     [closed] = closed_from_bytes(first.content)
     assert len(records_from_bytes(closed.records)) == 1
     assert (await served.close(cid)).content == first.content
     assert (await served.close(cid, token="guess")).status_code == 401
     gone = await served.ask(cid)
-    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "rollout_closed")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (401, "rollout_closed")
+
+
+async def test_a_stream_under_way_when_its_rollout_ends_breaks_off_with_the_reason(served: Served) -> None:
+    cid = credential()
+    served.router.sampling = type(served.router.sampling)(max_tokens=480, banned=(2,))
+    flying = asyncio.create_task(served.ask(cid, stream=True))
+    while served.engine.stats().running == 0:
+        await complete(served.engine, prompt(1, 2), endless(1))
+    [closed] = closed_from_bytes((await served.close(cid)).content)
+    assert records_from_bytes(closed.records) == []
+    events = (await asyncio.wait_for(flying, 20)).text.strip().split("\n\n")
+    error = json.loads(events[-1].removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "rollout_closed")
+    assert "in the next rollout, use the rollout's address" in error["message"]
+    assert 'finish_reason":"' not in events[-2]
+    assert served.recorder.late_records == 1
 
 
 async def test_refusals_have_openais_shape_and_name_the_field(served: Served) -> None:
@@ -162,7 +179,7 @@ async def test_refusals_have_openais_shape_and_name_the_field(served: Served) ->
         return got.status_code, error["code"], error["param"]
 
     assert await refused("trace_forged") == (401, "invalid_api_key", None)
-    assert await refused(credential(seconds=-5)) == (410, "rollout_closed", None)
+    assert await refused(credential(seconds=-5)) == (401, "rollout_closed", None)
     assert await refused(None, model="gpt") == (404, "model_not_found", "model")
     bad = "invalid_request"
     assert await refused(None, messages="hello") == (400, bad, "messages")
@@ -181,7 +198,7 @@ async def test_refusals_have_openais_shape_and_name_the_field(served: Served) ->
     assert await refused(None, model="tiny", extra_body=beside) == (400, bad, field)
     assert await refused(None, model="tiny", thinking_mode="hard") == (400, bad, "thinking_mode")
     long = [{"role": "user", "content": "x y " * 600}]
-    assert await refused(None, model="tiny", messages=long) == (400, bad, "messages")
+    assert await refused(None, model="tiny", messages=long) == (400, "context_length_exceeded", "messages")
     assert await refused(credential(version=3)) == (503, "not_ready", None)
     plain = await served.http.post("/v1/chat/completions", json={**CHAT_BODY, "model": "tiny"})
     assert plain.status_code == 401

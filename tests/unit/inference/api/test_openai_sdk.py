@@ -164,7 +164,6 @@ UNSERVED: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "presence_penalty": -1,
     "logit_bias": {"50256": -100},
-    "response_format": {"type": "json_object"},
     "functions": [{"name": "add"}],
     "modalities": ["text", "audio"],
     "web_search_options": {},

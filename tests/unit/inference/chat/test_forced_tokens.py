@@ -260,6 +260,25 @@ async def test_thinking_on_a_rollout_is_the_jobs_and_the_app_may_ask_for_less(se
     assert await reasoning_of(thinking_mode="think") == REASONING
 
 
+async def test_the_jobs_thinking_counts_before_the_clients_and_the_reply_says_so(served: Served) -> None:
+    served.router.sampling = JobSampling(temperature=0, max_tokens=60, thinking=True, thinking_budget=BUDGET)
+    asked = {"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 400}, "temperature": 0.5}
+    reply = (await served.ask(credential(), **asked)).json()
+    assert reply["choices"][0]["message"]["reasoning"]
+    assert reply["warnings"] == [
+        'chat_template_kwargs.enable_thinking has no effect: the job\'s thinking_mode counts, and it is "think"',
+        f"chat_template_kwargs.thinking_budget 400 has no effect: the job's is {BUDGET}",
+        "temperature 0.5 has no effect: the job's is 0",
+    ]
+    # As a task app's client does that was handed its evaluation's mode.
+    mixed = GREEDY | {"thinking_mode": "no_think", "extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    told = (await served.ask(None, **mixed)).json()
+    assert "reasoning" not in told["choices"][0]["message"]
+    assert told["warnings"] == [
+        'chat_template_kwargs.enable_thinking has no effect: thinking_mode counts, and it is "no_think"'
+    ]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_forced_tokens_are_recorded_as_not_sampled_and_never_trained(
     served: Served, memorised_dir: Path, stream: bool

@@ -56,9 +56,17 @@ def read(
     cuts: tuple[int, ...] = (),
     stop: str | None = None,
     in_reasoning: bool = False,
+    must_call: tuple[str, ...] = (),
 ) -> Message:
     """The reply in a text whose tokens come in pieces; what was given out on the way must be what it says."""
-    parser = ReplyParser(tokenizer, family(name), in_reasoning=in_reasoning, tools=TOOLS, stop=(stop,) if stop else ())
+    parser = ReplyParser(
+        tokenizer,
+        family(name),
+        in_reasoning=in_reasoning,
+        tools=TOOLS,
+        stop=(stop,) if stop else (),
+        must_call=must_call,
+    )
     ids = tokenizer.encode(text)
     bounds = sorted({0, *(c % (len(ids) + 1) for c in cuts), len(ids)})
     pieces = [ids[a:b] for a, b in itertools.pairwise(bounds)] or [[]]
@@ -74,6 +82,25 @@ def read(
 
 def calls(message: Message) -> list[tuple[str, Any]]:
     return [(c.called.name, json.loads(str(c.called.arguments))) for c in message.tool_calls or ()]
+
+
+@pytest.mark.parametrize(
+    ("text", "malformed"),
+    [
+        ("so", False),
+        (JSON_CALL, False),
+        (f"so\n{JSON_CALL}", False),
+        ('<tool_call>\n{"name": "move", "arguments": {"n": 1}\n</tool_call>', True),
+        ("<tool_call>\nmove left\n</tool_call>", True),
+        ('<tool_call>\n{"name": "move", "arguments": {"n"', True),
+        ('<tool_call>\n{"name": "move", "arguments": "n = 1"}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "move", "arguments": [1]}\n</tool_call>', True),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_marked_so(tokenizer: Tokenizer, text: str, malformed: bool) -> None:
+    parser = ReplyParser(tokenizer, family("qwen3"), in_reasoning=False, tools=TOOLS, stop=())
+    parser.feed(ReplyDelta(tokenizer.encode(text), [], [], finish_reason="stop"))
+    assert parser.close("stop")[0].malformed_call is malformed
 
 
 def test_the_template_says_which_family_a_model_is_of() -> None:
@@ -155,6 +182,37 @@ def test_a_coders_arguments_are_what_the_schema_says_they_are(tokenizer: Tokeniz
 def test_a_malformed_call_is_text(tokenizer: Tokenizer, name: str, text: str) -> None:
     message = read(tokenizer, f"I say {text} so", name)
     assert (message.content, message.tool_calls) == (f"I say {text} so", None)
+
+
+HEAD = '<tool_call>\n{"name": "move", "arguments":'
+XML_HEAD = "<tool_call>\n<function=move>\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "content"),
+    [
+        ("qwen3", HEAD + ' {"n": 1}}\n</tool_call>', '{"n": 1}', None),
+        ("qwen3", HEAD + " 12 + 34}\n</tool_call>", "12 + 34", None),
+        ("qwen3", HEAD + ' {"n": tru}}\n</tool_call>', '{"n": tru}', None),
+        ("qwen3", HEAD + ' {"n": NaN}}</tool_call>', '{"n": NaN}', None),
+        # Cut off: the braces that are there are the value's own.
+        ("qwen3", HEAD + ' {"n": {"deep": 1}', '{"n": {"deep": 1}', None),
+        ("qwen3", HEAD + ' {"n": 1}', '{"n": 1}', None),
+        ("qwen3", HEAD + " 5}}\n</tool_call> and so on", "5}", "and so on"),
+        ("qwen3-coder", XML_HEAD + "n is 1\n</function>\n</tool_call>", "n is 1", None),
+        ("qwen3-coder", XML_HEAD + "<parameter=n>\n1", "<parameter=n>\n1", None),
+    ],
+)
+def test_a_forced_call_is_a_call_whatever_its_arguments_are(
+    tokenizer: Tokenizer, name: str, text: str, arguments: str, content: str | None
+) -> None:
+    for cuts in ((), (20, 60, 65)):
+        message = read(tokenizer, text, name, cuts=cuts, must_call=("mo", "move"))
+        assert [(c.called.name, c.called.arguments) for c in message.tool_calls or ()] == [("move", arguments)]
+        assert message.content == content
+    # Where nothing was forced it stays text.
+    if content is not None or "tru" in text:
+        assert read(tokenizer, text, name).tool_calls is None
 
 
 _PIECES = st.sampled_from(

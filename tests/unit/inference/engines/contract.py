@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from synth.errors import Permanent, SynthError, Transient, UserError
+from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
 from synth.inference.tokenizers import load_tokenizer
 from synth.weights.policy_file import write_policy
@@ -136,8 +137,10 @@ async def test_a_stream_brings_what_the_whole_would_have(engine: Engine) -> None
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_by_name(engine: Engine) -> None:
-    with pytest.raises(UserError, match="the prompt has 600 tokens; expected 1 to 511"):
+    with pytest.raises(ContextOverflow) as refused:
         await complete(engine, prompt(1, 600), endless(5))
+    said = "maximum context length is 512 tokens. However, you requested 605 tokens (600 in the messages, 5 in the"
+    assert said in str(refused.value)
 
 
 async def test_a_text_ends_where_the_context_does(engine: Engine) -> None:

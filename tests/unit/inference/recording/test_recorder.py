@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from synth.errors import Transient
+from synth.chat.messages import Conversation, Message
+from synth.errors import InvalidKey, Transient
 from synth.inference.recording.recorder import CallBudgetExceeded, ChoiceRecording, CidClosed, Recorder
-from synth.keys import Cid, InvalidKey, mint_cid, read_cid
+from synth.keys import Cid, mint_cid, read_cid
 from synth.trajectories import CompletionRecord, records_from_bytes
 
 SECRET = "s"
@@ -77,7 +79,7 @@ def test_a_closed_credential_takes_no_calls_and_late_records_are_dropped(recorde
     late.on_close(lambda: aborted.append(1))
     assert sizes(recorder.close(cid)) == []
     late.finish(record(5))
-    with pytest.raises(CidClosed, match="has been closed"):
+    with pytest.raises(CidClosed, match="this rollout is over"):
         begin(recorder, cid)
     assert (aborted, recorder.late_records, recorder.nbytes) == ([1], 1, 0)
     assert sizes(recorder.close(cid)) == []
@@ -142,3 +144,19 @@ def test_an_open_rollout_that_expired_cannot_be_closed(recorder: Recorder, clock
     with pytest.raises(CidClosed, match="expired"):
         recorder.close(cid)
     assert recorder.nbytes == 0
+
+
+def test_a_chat_goes_on_from_a_record_by_its_place_though_a_call_in_between_failed(recorder: Recorder) -> None:
+    cid = credential()
+    ask, reply = Message(role="user", content="where?"), Message(role="assistant", content="there")
+    first, failed, last = (begin(recorder, cid) for _ in range(3))
+    failed.fail()
+    first.finish(replace(record(1), chat=first.chat(Conversation([ask]), reply)))
+    more = Conversation([ask, reply, Message(role="user", content="and then?")])
+    last.finish(replace(record(2), chat=last.chat(more, reply)))
+    chats = [r.chat for r in records_from_bytes(recorder.close(cid))]
+    assert chats[0] is not None
+    assert chats[1] is not None
+    assert (chats[1].continues, chats[1].kept) == (0, 2)
+    assert chats[1].messages == [{"role": "user", "content": "and then?"}]
+    assert chats[0].reply == {"role": "assistant", "content": "there"}

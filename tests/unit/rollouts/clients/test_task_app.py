@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ SETTINGS = RolloutSettings(
 )
 
 
-async def asked_for(settings: RolloutSettings) -> dict[str, Any]:
+async def asked_for(settings: RolloutSettings, mode: Literal["train", "eval"] = "train") -> dict[str, Any]:
     """The body that a task app on loopback gets for one rollout."""
     bodies: list[dict[str, Any]] = []
 
@@ -47,7 +47,7 @@ async def asked_for(settings: RolloutSettings) -> dict[str, Any]:
         port = server.sockets[0].getsockname()[1]
         settings = msgspec.structs.replace(settings, task_url=f"http://127.0.0.1:{port}")
         client = TaskAppClient(settings, job_id="job_1", key="k", limit=1, guard=GuardPolicy(allow_loopback=True))
-        request = CollectRequest(iteration=1, mode="train", seeds=[7], group_size=1, oldest_version=0)
+        request = CollectRequest(iteration=1, mode=mode, seeds=[7], group_size=1, oldest_version=0)
         spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
         reply = await client.play(request, spec, inference_url="http://llm/v1?cid=trace_a", cid="trace_a")
         await client.aclose()
@@ -59,6 +59,12 @@ async def asked_for(settings: RolloutSettings) -> dict[str, Any]:
 async def test_the_environment_is_named_only_where_the_job_names_one(name: str | None):
     body = await asked_for(msgspec.structs.replace(SETTINGS, env_name=name))
     assert body["env"] == {"config": {"size": 3}, "seed": 7} | ({"env_name": name} if name else {})
+
+
+async def test_an_evaluation_may_have_an_environment_of_its_own():
+    settings = msgspec.structs.replace(SETTINGS, evaluation_env_config={"split": "validation"})
+    assert (await asked_for(settings))["env"]["config"] == {"size": 3}
+    assert (await asked_for(settings, "eval"))["env"]["config"] == {"size": 3, "split": "validation"}
 
 
 async def test_a_rollout_may_use_as_many_turns_as_the_job_allows():

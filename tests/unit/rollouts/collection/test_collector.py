@@ -15,10 +15,10 @@ from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
-    NO_PRIOR_PROGRESS,
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
+    CutOff,
     EnvironmentBroken,
     PriorProgress,
     RolloutSpec,
@@ -27,6 +27,8 @@ from synth.rollouts.collection.types import (
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.trajectories import CompletionRecord
+
+NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 RECORD = CompletionRecord(
     prompt_ids=np.array([1], np.int32),
@@ -49,7 +51,9 @@ class App:
         self.completed: list[CompletedRollout] = []
         self.abandoned: list[int] = []
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff
+    ) -> TryResult:
         self.running += 1
         self.most = max(self.most, self.running)
         self.tries.append(spec.index)
@@ -58,8 +62,9 @@ class App:
             await asyncio.sleep(0)
         self.running -= 1
         if tries <= self.fails.get(spec.index, 0):
-            return TryResult(EnvironmentFailed(Problem(what=f"try {tries} failed")), [])
-        return TryResult(Rewarded(float(spec.index), "ok"), [RECORD])
+            failed = EnvironmentFailed(Problem(what=f"try {tries} failed"))
+            return TryResult(failed, [], transcript=f"try {tries}".encode())
+        return TryResult(Rewarded(float(spec.index), "ok"), [RECORD], transcript=f"try {tries}".encode())
 
     async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
         self.completed.append(completed)
@@ -125,7 +130,7 @@ async def test_an_environment_that_fails_too_often_stops_the_iteration_with_its_
 async def test_an_error_that_is_nobodys_fault_reaches_the_owner_of_the_task():
     app = App()
 
-    async def gone(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def gone(request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff) -> TryResult:
         raise Transient("no replica")
 
     app.run_try = gone
@@ -168,3 +173,55 @@ async def test_an_overload_halves_the_limit_and_is_logged_and_measured():
     assert shown["synth_rollouts_limit", "job_x"] == collector.concurrency.limit < 16
     assert shown["synth_rollouts_running", "job_x"] == 0
     assert shown["synth_rollouts_halved_total", "job_x", "stale"] >= 1
+
+
+async def test_a_rollout_keeps_the_transcript_of_its_last_try_and_why_the_others_failed():
+    app = App(fails={1: 1, 4: 3})
+    abandoned: list[AbandonedRollout] = []
+
+    async def abandon(request: CollectRequest, spec: RolloutSpec, rollout: AbandonedRollout) -> None:
+        abandoned.append(rollout)
+
+    app.abandon = abandon
+    await app.collector(max_tries=3).collect(REQUEST, NO_PRIOR_PROGRESS)
+    [again] = [c for c in app.completed if c.spec.index == 1]
+    assert ([p.what for p in again.failures], again.transcript) == (["try 1 failed"], b"try 2")
+    [failed] = abandoned
+    assert ([p.what for p in failed.failures], failed.problem.what) == (
+        ["try 1 failed", "try 2 failed"],
+        "try 3 failed",
+    )
+    assert failed.transcript == b"try 3"
+
+
+async def test_a_rollout_that_is_late_keeps_what_its_try_left():
+    app = App()
+    late: list[AbandonedRollout] = []
+
+    async def hang(request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff) -> TryResult:
+        deadline.mark_at_app(spec.index)
+        if spec.index != 1:
+            return TryResult(Rewarded(float(spec.index), "ok"), [RECORD])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cut_off.transcript = b"what was said"
+        raise AssertionError("it is cancelled")
+
+    async def abandon(request: CollectRequest, spec: RolloutSpec, rollout: AbandonedRollout) -> None:
+        late.append(rollout)
+
+    app.run_try, app.abandon = hang, abandon
+    collector = Collector(
+        "job_x",
+        concurrency=JobConcurrency(9),
+        max_tries=1,
+        run_try=app.run_try,
+        complete=app.complete,
+        abandon=app.abandon,
+        progress=lambda done, of: None,
+        group_timeout_s=0.05,
+    )
+    one = CollectRequest(iteration=3, mode="train", seeds=[10], group_size=3, oldest_version=0)
+    await collector.collect(one, NO_PRIOR_PROGRESS)
+    assert [(a.late, a.tries, a.transcript) for a in late] == [(True, 1, b"what was said")]

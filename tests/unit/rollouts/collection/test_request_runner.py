@@ -13,10 +13,10 @@ from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
-    NO_PRIOR_PROGRESS,
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
+    CutOff,
     EnvironmentBroken,
     PriorProgress,
     RequestResult,
@@ -25,6 +25,8 @@ from synth.rollouts.collection.types import (
 )
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from tests.unit.rollouts.collection.test_collector import RECORD
+
+NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
 REFILLED = CollectRequest(
     iteration=2, mode="train", seeds=[0, 1, 2], group_size=2, oldest_version=0, refill_seeds=[3, 4, 5, 6, 7, 8]
@@ -55,7 +57,9 @@ class App:
         self.completed: dict[int, ScoredRollout] = {}
         self.abandoned: dict[int, AbandonedRollout] = {}
 
-    async def run_try(self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(
+        self, request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff
+    ) -> TryResult:
         self.played.append(spec.index)
         try:
             deadline.mark_at_app(spec.index)
@@ -220,9 +224,9 @@ async def test_earlier_iterations_are_never_overtaken_by_later_ones():
     app = App(flat={1, 2})
     starts: list[int] = []
 
-    async def run_try(request: CollectRequest, spec: RolloutSpec, deadline: Deadline) -> TryResult:
+    async def run_try(request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff) -> TryResult:
         starts.append(request.iteration)
-        return await app.run_try(request, spec, deadline)
+        return await app.run_try(request, spec, deadline, cut_off)
 
     collector = Collector(
         "job_x",

@@ -58,6 +58,20 @@ def test_an_error_after_a_reply_that_was_cut_off_is_the_policys():
     assert isinstance(found, Rewarded)
 
 
+def test_an_error_after_a_tool_call_that_cannot_be_read_is_the_policys_unless_the_model_was_away():
+    malformed = replace(SAMPLED, malformed_call=True)
+    body = {"detail": {"error": {"code": "environment_error", "message": "TypeError: 'NoneType' is not subscriptable"}}}
+    found = score(TaskAppReply(500, body), [SAMPLED, malformed], url=URL, failure_reward=-1.0)
+    assert isinstance(found, Rewarded)
+    assert (found.reward, found.outcome) == (-1.0, "policy_failure")
+    assert isinstance(
+        score(TaskAppReply(500, body), [malformed, SAMPLED], url=URL, failure_reward=0.0), EnvironmentFailed
+    )
+    away = {"detail": {"error": {"code": "inference_unavailable", "message": "APIConnectionError"}}}
+    for last in (malformed, replace(SAMPLED, finish_reason="length")):
+        assert isinstance(score(TaskAppReply(502, away), [last], url=URL, failure_reward=0.0), EnvironmentFailed)
+
+
 def test_the_same_error_without_a_completion_is_the_environments():
     assert isinstance(scored(500, {"detail": "no tool calls"}, sampled=False), EnvironmentFailed)
 

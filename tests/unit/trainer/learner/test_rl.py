@@ -14,7 +14,7 @@ import torch
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.rl import RlTrainer
-from synth.trajectories import RolloutBatch
+from synth.trajectories import RolloutBatch, TokenMasks, TokenSet
 from tests.unit.trainer.batches import LOSSES, OPEN_GATES, random_batch, rl_config, scored_by
 
 
@@ -158,6 +158,28 @@ def test_the_temperature_of_the_sampling_is_divided_out(model_dir: Path) -> None
     values = trainer.step(scored_by(trainer.policy, warm)).values
     assert values["mismatch_kl"] < 1e-8
     assert values["ppo_kl_first"] < 1e-8
+
+
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_what_a_grammar_left_out_is_left_out_of_the_softmax(model_dir: Path, packing: str) -> None:
+    batch = constrained(random_batch(1))
+    trainer = trainer_for(model_dir, packing=packing)
+    values = trainer.step(scored_by(trainer.policy, batch)).values
+    assert (values["mismatch_kl"] < 1e-8, values["ppo_kl_first"] < 1e-8) == (True, True)
+    # As if the trainer knew nothing of it: the mass of the allowed tokens becomes mismatch.
+    trainer = trainer_for(model_dir, packing=packing, **OPEN_GATES)
+    unmasked = dataclasses.replace(scored_by(trainer.policy, constrained(random_batch(1))), masks=None)
+    assert trainer.step(unmasked).values["mismatch_kl"] > 0.1
+
+
+def constrained(batch: RolloutBatch) -> RolloutBatch:
+    """The batch as if a grammar had allowed some tokens alone at every second trained position."""
+    few, most = np.arange(320) % 7 == 0, np.arange(320) % 7 != 0
+    sets: list[TokenSet | None] = []
+    for i, token in enumerate(batch.tokens):
+        among = few if few[token] else most
+        sets.append(TokenSet.of(among) if batch.loss_mask[i] and i % 2 else None)
+    return dataclasses.replace(batch, masks=TokenMasks.of(sets))
 
 
 def test_staleness_and_truncation_are_reported(model_dir: Path) -> None:

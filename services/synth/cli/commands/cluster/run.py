@@ -59,8 +59,8 @@ def up(
     """Start a cluster on this machine: the bus and every service, restarted when they die.
 
     What computes where is decided by the machine's GPUs: several are divided, one is shared by turns, and without one
-    the CPU does it all. Keys and the address go into ./.env (or the first --env-file), beside what is there. Without
-    --detach it runs until Ctrl-C.
+    the CPU does it all. Keys and the address go into the nearest .env (or the first --env-file), beside what is there.
+    Without --detach it runs until Ctrl-C.
     """
     import os
 

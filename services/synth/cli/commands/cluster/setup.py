@@ -24,7 +24,7 @@ def setup(
     no_input: Annotated[bool, typer.Option("--no-input", metavar="", help="Never ask, also on a terminal.")] = False,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Write what is missing into ./.env (or --env-file), and let the backend know the key of your task apps.
+    """Write what is missing into the nearest .env (or --env-file), and let the backend know the key of your task apps.
 
     What the file says already is never changed. On a terminal it asks for what has no flag. `synthctl up` does the
     same for a cluster on this machine.

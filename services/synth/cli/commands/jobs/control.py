@@ -1,10 +1,12 @@
-"""`synthctl jobs pause | resume | cancel`."""
+"""`synthctl jobs pause | resume | cancel | rm`."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.commands.jobs.options import JobArgument, JobsArgument
 from synth.cli.connect import open_client
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -37,3 +39,21 @@ def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
     if fmt is Format.JSON:
         return output.print_json(found)
     return output.message(f"{found.id} {found.state}")
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def rm(ctx: typer.Context, jobs: JobsArgument, yes: Yes = False, fmt: Output = Format.TABLE) -> None:
+    """Delete jobs that have ended, with their rollouts, checkpoints and models; prints their ids.
+
+    What a job that runs or another model still needs stays until then, and is listed nowhere.
+    """
+    output.confirm(f"delete {', '.join(jobs)} and all that was made there?", yes=yes)
+    with open_client(ctx) as client:
+        for job in jobs:
+            client.delete_job(job)
+            if fmt is Format.TABLE:
+                output.print_line(job)
+    if fmt is Format.JSON:
+        output.print_json({"deleted": jobs})

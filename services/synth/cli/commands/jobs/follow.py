@@ -7,26 +7,31 @@ from typing import Annotated
 import typer
 
 from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.commands.submit import Patience
 from synth.cli.connect import open_client
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Cell, Format, Output
 
 
 def watch(
     ctx: typer.Context,
     job: JobArgument,
     after: Annotated[int, typer.Option(min=0, help="Begin behind this event's seq, as -o json prints it.")] = 0,
-    timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds; then exit 124. The job goes on.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", min=0.1, help="Seconds; then exit 124. The job goes on.")
+    ] = None,
+    patience: Patience = 600.0,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Follow a job to its end; the exit code is its outcome.
+    """Follow a job to its end; the exit code is its outcome. When the cluster goes away, it says so and waits.
 
     `-o json` prints one event a line, each once and in order. Ctrl-C stops watching (exit 130) and leaves the job.
     """
     from synth.cli.tui.follow import FollowOptions, follow_job
 
     with open_client(ctx) as client:
-        raise typer.Exit(follow_job(client, job, format=fmt, options=FollowOptions(timeout=timeout), after=after))
+        options = FollowOptions(timeout=timeout, patience=patience)
+        raise typer.Exit(follow_job(client, job, format=fmt, options=options, after=after))
 
 
 def events(
@@ -52,7 +57,8 @@ def events(
                     output.print_json_line(event)
                 else:
                     said = describe(event) or ""
-                    rows.append([str(event.seq), f"{event.time.astimezone():%H:%M:%S}", event.type, said])
+                    time = Cell(f"{event.time.astimezone():%H:%M:%S}", event.time.isoformat())
+                    rows.append([str(event.seq), time, event.type, said])
             left = None if left is None else left - len(wanted)
             if not page.more or not page.events:
                 break

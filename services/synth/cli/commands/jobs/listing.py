@@ -11,7 +11,7 @@ import typer
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Cell, Format, Output
 
 if TYPE_CHECKING:
     from synth.api.schemas import Job
@@ -29,21 +29,25 @@ def ls(
     ctx: typer.Context,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only jobs in this state, as `started`.")] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only jobs of this kind.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many, newest first.")] = 20,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only jobs with this tag; repeatable.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 20,
     fmt: Output = Format.TABLE,
 ) -> None:
     """List jobs, newest first."""
     with open_client(ctx) as client:
-        jobs = client.jobs(state=state, kind=kind, limit=limit)
+        jobs = client.jobs(state=state, kind=kind, tags=tag or (), limit=limit)
     if fmt is Format.JSON:
         return output.print_json(jobs)
     rows = [
-        [j.id, j.name.rpartition("/")[2], j.kind or "-", j.state, _steps(j), output.age(j.created_at), j.model or ""]
+        [j.id, job_name(j), j.kind or "-", j.state, steps_done(j), output.age(j.created_at), j.model or ""]
         for j in jobs
     ]
     output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, shrink="model")
     if not jobs:
-        output.hint("no such jobs" if state or kind else "no jobs yet: synthctl submit FILE")
+        output.hint("no such jobs" if state or kind or tag else "no jobs yet: synthctl submit FILE")
     return None
 
 
@@ -62,7 +66,13 @@ def get(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> Non
     return None
 
 
-def _steps(job: Job) -> str:
+def job_name(job: Job) -> str:
+    """A job's name as every command shows it: of one that is a path, the file's."""
+    return job.name.rpartition("/")[2]
+
+
+def steps_done(job: Job) -> str:
+    """How far a job is, such as `12/30`."""
     return "-" if not job.step else f"{job.step}/{job.steps}" if job.steps else str(job.step)
 
 
@@ -72,17 +82,17 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
     waiting = job.waiting
     pairs = [
         ("id", job.id),
-        ("name", job.name),
+        ("name", job_name(job)),
         ("kind", job.kind or ""),
         ("state", job.state),
-        ("step", _steps(job) if job.step else ""),
+        ("step", steps_done(job) if job.step else ""),
         ("attempt", str(job.attempt) if (job.attempt or 0) > 1 else ""),
         ("source", job.source_model or ""),
-        ("stand-in", f"{job.stand_in} runs in its place" if job.stand_in else ""),
+        ("stand-in", f"{job.stand_in}, for {_base(job)}" if job.stand_in else ""),
         ("model", job.model or ""),
         ("created", _moment(job.created_at)),
         ("ended", _moment(job.ended_at)),
-        ("took", _took(job)),
+        ("took", took(job)),
         ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
         ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
         ("values", "  ".join(f"{n}={output.number(job.values[n])}" for n in HEADLINES if n in job.values)),
@@ -92,15 +102,23 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
     return [(label, text) for label, text in pairs if text]
 
 
+def _base(job: Job) -> str:
+    from synth.models import parse_finetuned
+
+    made = parse_finetuned(job.source_model or "")
+    return made.base if made else job.source_model or ""
+
+
 def _moment(moment: object) -> str:
     from datetime import datetime
 
     if not isinstance(moment, datetime):
         return ""
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({output.age(moment)} ago)"
+    return Cell(f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({output.age(moment)} ago)", moment.isoformat())
 
 
-def _took(job: Job) -> str:
+def took(job: Job) -> str:
+    """How long a job took from its submission to its end; "" while it has not ended."""
     if job.created_at is None or job.ended_at is None:
         return ""
     return output.duration((job.ended_at - job.created_at).total_seconds())

@@ -8,66 +8,144 @@ import typer
 
 from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
+from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
-    from synth.api.schemas import Point
+    from synth.api.schemas import Checkpoint, Point
+    from synth.cli.api.client import Client
+
+_PLOT_HEIGHT = 14
 
 
 def metrics(
     ctx: typer.Context,
     job: JobArgument,
-    name: Annotated[str | None, typer.Option(help="Only this metric, step by step.")] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="Only this metric, step by step; repeatable.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", metavar="", help="Draw curves: of --name, else of the headline metrics.")
+    ] = False,
     after_step: Annotated[int | None, typer.Option(min=0, help="Only later steps.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """What a job reported at each step: a summary, or with --name one metric step by step."""
+    """What a job reported at each step: a summary, with --name a metric step by step, with --plot as curves."""
     with open_client(ctx) as client:
-        points = client.metrics(job, name=name, after_step=after_step)
+        points = _points(client, job, name or [], after_step)
     if fmt is Format.JSON:
+        if plot:
+            raise UsageProblem("--plot draws, and -o json prints data", fix="leave one of them out")
         return output.print_json({"points": points})
-    if name is not None:
-        return output.print_table(("step", name), [[str(p.step), output.number(p.value)] for p in points])
+    if not points:
+        return output.hint("no values yet" if after_step is None else f"no values after step {after_step} yet")
+    if plot:
+        return _print_plots(points, name or _headlines(points))
+    if name:
+        return _print_steps(points, name)
     return _print_summary(points)
 
 
 def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
-    """List the checkpoints that a job keeps, newest first: each can be chatted with, evaluated and trained from."""
-    from synth.cli.tui.progress import HEADLINES
+    """List the checkpoints that a job keeps, newest first: each can be chatted with, evaluated and trained from.
+
+    evaluation is the mean reward of the evaluation of that step, where there was one.
+    """
+    from synth.cli.tui.progress import EVALUATION, HEADLINES
 
     with open_client(ctx) as client:
         found = client.checkpoints(job)
+        evaluated = client.metrics(job, name=EVALUATION) if fmt is Format.TABLE else []
     if fmt is Format.JSON:
         return output.print_json(found)
+    best = max(evaluated, key=lambda p: p.value, default=None)
     rows = [
         [
             c.model,
             str(c.step),
             output.size(c.bytes),
             output.age(c.created_at),
+            _evaluation(c, best),
             "  ".join(f"{n}={output.number(c.values[n])}" for n in HEADLINES if n in c.values),
         ]
         for c in found
     ]
-    output.print_table(("model", "step", "size", "age", "values"), rows, shrink="values")
+    columns = ["model", "step", "size", "age", "evaluation", "values"]
+    if not evaluated:
+        at = columns.index("evaluation")
+        columns.pop(at)
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+    output.print_table(columns, rows, shrink="values")
     if not found:
-        output.hint("none yet, or all have expired")
+        return output.hint("none yet, or all have expired")
+    if best is not None and not any(c.values.get(EVALUATION) == best.value for c in found):
+        where = "of the source model" if best.step == 0 else f"of step {best.step}, whose checkpoint is not kept"
+        output.hint(f"the best evaluation, {output.number(best.value)}, is that {where}")
     return None
+
+
+def _evaluation(checkpoint: Checkpoint, best: Point | None) -> str:
+    from synth.cli.tui.progress import EVALUATION
+
+    if EVALUATION not in checkpoint.values:
+        return "-"
+    value = checkpoint.values[EVALUATION]
+    return output.number(value) + (" best" if best is not None and value == best.value else "")
+
+
+def _points(client: Client, job: str, names: list[str], after_step: int | None) -> list[Point]:
+    """The points of these metrics, of all where none is named. Raises `UsageProblem` for a name that there is not."""
+    if not names:
+        return client.metrics(job, after_step=after_step)
+    found = {name: client.metrics(job, name=name, after_step=after_step) for name in dict.fromkeys(names)}
+    if not all(found.values()):
+        known = sorted({p.name for p in client.metrics(job)})
+        unknown = next((name for name in found if known and name not in known), None)
+        if unknown is not None:
+            what = f"{job} has no metric {unknown!r}"
+            raise UsageProblem(what, expected=f"one of {', '.join(known)}", where="--name")
+    return [point for points in found.values() for point in points]
+
+
+def _headlines(points: list[Point]) -> list[str]:
+    """The metrics that say the most, of those that there are; any where there are none of those."""
+    from synth.cli.tui.progress import EVALUATION, HEADLINES
+
+    known = {p.name for p in points}
+    return [n for n in (HEADLINES[0], EVALUATION, *HEADLINES[1:3]) if n in known] or sorted(known)[:1]
+
+
+def _print_plots(points: list[Point], names: list[str]) -> None:
+    from synth.cli.tui.curves import Curve
+
+    for name in dict.fromkeys(names):
+        of_name = [p for p in points if p.name == name]
+        curve = Curve("*", [p.step for p in of_name], [p.value for p in of_name])
+        output.print_curves([curve], title=name, height=_PLOT_HEIGHT)
+
+
+def _print_steps(points: list[Point], names: list[str]) -> None:
+    names = list(dict.fromkeys(names))
+    by_step: dict[int, dict[str, float]] = {}
+    for p in points:
+        by_step.setdefault(p.step, {})[p.name] = p.value
+    rows = [
+        [str(step), *(output.number(at[n]) if n in at else "-" for n in names)] for step, at in sorted(by_step.items())
+    ]
+    output.print_table(("step", *names), rows)
 
 
 def _print_summary(points: list[Point]) -> None:
     series: dict[str, list[float]] = {}
     for p in points:
-        series.setdefault(p.name, []).append(float("nan") if p.value is None else p.value)
+        series.setdefault(p.name, []).append(p.value)
     rows = [
-        [n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v)), _sparkline(v)]
+        [
+            *(n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v))),
+            output.sparkline(v, width=24),
+        ]
         for n, v in sorted(series.items())
     ]
     output.print_table(("metric", "first", "last", "min", "max", "course"), rows, shrink="course")
-    if not rows:
-        output.hint("no values yet")
-
-
-def _sparkline(values: list[float]) -> str:
-    return output.sparkline(values, width=24)

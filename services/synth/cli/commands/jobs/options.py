@@ -6,4 +6,43 @@ from typing import Annotated
 
 import typer
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
+from synth.cli.connect import open_client
+from synth.cli.tui.completion import complete_jobs
+
+
+def _find_job(ctx: typer.Context, value: str | None) -> str | None:
+    # A shell that completes a later word parses this one too.
+    if value is None or ctx.resilient_parsing:
+        return value
+    from synth.cli.job_ids import find_job_id
+
+    with open_client(ctx) as client:
+        return find_job_id(client, value)
+
+
+def _find_jobs(ctx: typer.Context, values: list[str] | None) -> list[str] | None:
+    return values and [_find_job(ctx, value) or value for value in values]
+
+
+#: A command that takes it is given the whole id.
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="The job's id, its beginning, or @last.",
+        show_default=False,
+        callback=_find_job,
+        autocompletion=complete_jobs,
+    ),
+]
+#: The same for a command that takes several.
+JobsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB…",
+        help="Ids of jobs, their beginnings, or @last.",
+        show_default=False,
+        callback=_find_jobs,
+        autocompletion=complete_jobs,
+    ),
+]

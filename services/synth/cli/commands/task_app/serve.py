@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, override_options
 from synth.cli.tui import output
+
+if TYPE_CHECKING:
+    from synth.taskapp.sdk import TaskApp
 
 
 def serve(
@@ -18,6 +21,9 @@ def serve(
     ],
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8001,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    reload: Annotated[
+        bool, typer.Option("--reload", metavar="", help="Begin anew when the app's Python files change.")
+    ] = False,
     backend: Backend = None,
     env_file: EnvFiles = None,
 ) -> None:
@@ -25,6 +31,9 @@ def serve(
 
     It gets what the env files say. Without an ENVIRONMENT_API_KEY one is made and written to the first of them; the
     backend, when it answers, is given the key.
+
+    With `--reload` the port stays, rollouts under way end with an error that a job plays again, and a file that does
+    not import is shown: calls wait for the save that mends it.
     """
     from synth.cli.task_apps import load_task_app, set_environment, store_key
     from synth.taskapp.sdk import serve as run
@@ -33,12 +42,17 @@ def serve(
     settings = load_config(ctx, may_be_new=True)
     for note in set_environment(get_env_files(ctx)):
         output.hint(note)
-    task_app = load_task_app(app)
 
-    def ready(url: str) -> None:
+    def ready(task_app: TaskApp, url: str) -> None:
         output.print_line(url)
         if note := store_key(settings):
             output.hint(note)
         output.hint(f"{task_app.id} is served; Ctrl-C ends it\ncheck it: synthctl doctor --task-url {url}")
 
-    run(task_app, port=port, host=host, ready=ready)
+    if reload:
+        from synth.cli.commands.task_app.reload import serve_and_reload
+
+        serve_and_reload(app, host=host, port=port, ready=ready, dead=lambda: output.hint("waiting for the next save"))
+        return
+    task_app = load_task_app(app)
+    run(task_app, port=port, host=host, ready=lambda url: ready(task_app, url))

@@ -74,9 +74,10 @@ async def take_client_logs(caller: CurrentKey) -> Response:
 
 @router.get("/health", summary="Whether the gateway is well (no key needed)")
 async def health(gateway: GatewayDep) -> Response:
-    """`ills` names every part that is not."""
-    ills = gateway.service.health()
-    response = json_response({"status": "ill" if ills else "ok", "ills": ills}, 503 if ills else 200)
-    if ills:
+    """`unhealthy` names every part that is not, with its problem."""
+    unhealthy = gateway.service.health()
+    status = "unhealthy" if unhealthy else "ok"
+    response = json_response({"status": status, "unhealthy": unhealthy}, 503 if unhealthy else 200)
+    if unhealthy:
         response.headers["Retry-After"] = "2"
     return response

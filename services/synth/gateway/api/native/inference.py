@@ -6,11 +6,14 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from synth.errors import Problem
-from synth.gateway.auth import authenticate_chat
+from synth.bus.kv.secrets import ApiKey
+from synth.errors import InvalidKey, Problem
+from synth.gateway.api.native.models import find_model, is_deleted_model
+from synth.gateway.auth import authenticate_chat, authenticate_url_key
 from synth.gateway.chat_proxy.paths import CHAT_PATHS
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.ids import OrgId
 from synth.models import parse_finetuned
 from synth.rollout_credential import find_credential
 
@@ -44,26 +47,53 @@ class _ModelField(msgspec.Struct):
 async def chat_completions(request: Request, gateway: GatewayDep) -> Response:
     """Routed by the body's `model` to a replica that serves it. A rollout's `?cid=` is a credential of its own.
 
-    Without a bearer, `X-API-Key` with an environment key of your organisation opens it.
+    Without a bearer, `X-API-Key` with an environment key of your organisation opens it. Below `/keys/{url_key}/v1` the
+    URL key opens it, and nothing else that is sent counts.
     """
-    cid = find_credential(
-        path=request.scope["path"],
-        query=request.url.query,
-        authorization=request.headers.get("authorization", ""),
-    )
+    if url_key := request.path_params.get("url_key"):
+        return await _chat_by_url(request, gateway, await authenticate_url_key(request, url_key))
+    try:
+        cid = find_credential(
+            path=request.scope["path"],
+            query=request.url.query,
+            authorization=request.headers.get("authorization", ""),
+        )
+    except InvalidKey as error:
+        raise ApiError(401, str(error), code="invalid_api_key") from error
     if cid is not None:
         return await gateway.proxy.forward_rollout(request, await _read_body(request, gateway), cid=cid)
     org = await authenticate_chat(request)
     body = await _read_body(request, gateway)
+    return await _forward(request, gateway, body, org=org, model=_model_of(body))
+
+
+async def _chat_by_url(request: Request, gateway: Gateway, key: ApiKey) -> Response:
+    body = await _read_body(request, gateway)
+    model = _model_of(body)
+    if key.model is not None and model != key.model and find_model(gateway, key.org, model).id != key.model:
+        problem = Problem(
+            what=f"this URL's key ({key.key_id}) opens one model, and not {model[:120]!r}",
+            expected=key.model,
+            fix="name that model, or make a URL for another with `synthctl keys create --url --model`",
+            where="model",
+        )
+        raise ApiError(403, problem.text(), param="model", problems=[problem])
+    return await _forward(request, gateway, body, org=key.org, model=model)
+
+
+def _model_of(body: bytes) -> str:
     try:
-        model = msgspec.json.decode(body, type=_ModelField).model
+        return msgspec.json.decode(body, type=_ModelField).model
     except msgspec.DecodeError as error:
         problem = Problem(what=f"the body names no model: {error}", expected='JSON with "model"', where="body")
         raise ApiError(400, problem.text(), problems=[problem]) from error
+
+
+async def _forward(request: Request, gateway: Gateway, body: bytes, *, org: OrgId, model: str) -> Response:
     made = parse_finetuned(model)
     # A replica also knows the policies of running jobs, by job id.
     job_id = made.job_id if made else model if model.startswith("job_") else None
-    if job_id is not None and gateway.read_model.job(org, job_id) is None:
+    if job_id is not None and (gateway.read_model.job(org, job_id) is None or is_deleted_model(gateway, org, made)):
         raise not_found("model", model)
     return await gateway.proxy.forward(request, body, org=org, model=model)
 

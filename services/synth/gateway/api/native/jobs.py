@@ -10,12 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
-from synth.api.schemas import Checkpoint, Job, JobWithConfig, Points
+from synth.api.schemas import Checkpoint, Deleted, Job, JobWithConfig, Points
+from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import IdempotencyKey, PageLimit
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
+from synth.gateway.commands.delete import delete_job
 from synth.gateway.commands.submit import submit_job
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.read_model.filters import JobFilter
@@ -25,6 +27,8 @@ from synth.jobs.lifecycle import State
 router = APIRouter(prefix="/api/jobs", tags=["jobs"])
 
 _ROUTE = "/api/jobs"
+#: What a route answers that changes a job.
+_CHANGED = returns(JobWithConfig, status=202)
 
 
 class Submission(BaseModel):
@@ -34,6 +38,7 @@ class Submission(BaseModel):
 
     config: str = Field(description="The TOML, as it stands in the file: 256 KiB at most")
     config_name: str = Field(default="job.toml", max_length=255, description="The file's name, for messages")
+    name: str | None = Field(default=None, min_length=1, max_length=255, description="The job's; the file's without it")
     model: str | None = Field(default=None, max_length=MAX_MODEL_ID)
     training_file: str | None = Field(default=None, max_length=128, description="Id of an uploaded file")
     validation_file: str | None = Field(default=None, max_length=128)
@@ -53,7 +58,10 @@ class Submission(BaseModel):
 
 
 @router.post(
-    "", status_code=201, summary="Submit a job", responses=returns(Job, status=201) | returns(Job, "The same job")
+    "",
+    status_code=201,
+    summary="Submit a job",
+    responses=returns(JobWithConfig, status=201) | returns(JobWithConfig, "The same job"),
 )
 async def submit(
     submission: Submission,
@@ -73,35 +81,49 @@ async def list_jobs(
     gateway: GatewayDep,
     state: State | None = None,
     kind: str | None = None,
+    prefix: Annotated[str | None, Query(max_length=64, description="Only jobs whose id begins with this")] = None,
     limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job id")] = None,
+    tag: Annotated[list[str] | None, Query(description="Only jobs with this tag, as `owner=ada`; repeatable")] = None,
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    wanted = JobFilter(states=[state] if state else None, kinds=[kind] if kind else None)
+    wanted = JobFilter(
+        states=[state] if state else None, kinds=[kind] if kind else None, prefix=prefix, tags=_tags(tag or [])
+    )
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 
-@router.get("/{job_id}", summary="One job, with its configuration", responses=returns(Job))
+@router.get("/{job_id}", summary="One job, with its configuration", responses=returns(JobWithConfig))
 async def get_job(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """The job, with `config` (the TOML as sent), `resolved` (every default applied) and `origins` (of each value)."""
     return _job_response(gateway, await gateway.job(caller.org, job_id))
 
 
-@router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=returns(Job, status=202))
+@router.delete("/{job_id}", summary="Delete a job that has ended", responses=returns(Deleted))
+async def delete(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """Gone at once, with its rollouts, checkpoints and model; their bytes, when no job and no model needs them.
+
+    Repeating it changes nothing. A job that has not ended is a 409: cancel it first.
+    """
+    await delete_job(gateway, caller, job_id)
+    return json_response(Deleted(id=job_id, object="job"))
+
+
+@router.post("/{job_id}/cancel", status_code=202, summary="Cancel a job", responses=_CHANGED)
 async def cancel(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Withdraw a job that nobody owns yet, or ask its owner to stop. Repeating it changes nothing."""
     return _job_response(gateway, await cancel_job(gateway, caller, job_id), 202)
 
 
-@router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=returns(Job, status=202))
+@router.post("/{job_id}/pause", status_code=202, summary="Pause a job that runs", responses=_CHANGED)
 async def pause(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its owner lets go of it, and its workers are free for others. Repeating it changes nothing."""
     return _job_response(gateway, await pause_job(gateway, caller, job_id), 202)
 
 
-@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused job", responses=returns(Job, status=202))
+@router.post("/{job_id}/resume", status_code=202, summary="Resume a paused job", responses=_CHANGED)
 async def resume(job_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """It goes on from its last checkpoint. Repeating it changes nothing."""
     return _job_response(gateway, await resume_job(gateway, caller, job_id), 202)
@@ -129,14 +151,24 @@ async def metrics(
     return json_response(Points(points=points, more=more))
 
 
+def _tags(wanted: list[str]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for text in wanted:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(Problem(what=f"{text[:100]!r} is no tag", expected="name=value", where="query tag"))
+        if tags.setdefault(name, value) != value:
+            what = f"a job has one value of the tag {name[:100]!r}"
+            raise UserError(Problem(what=what, expected="each tag once", where="query tag"))
+    return tags
+
+
 def _job_response(gateway: Gateway, row: JobRow, status: int = 200) -> Response:
     texts = gateway.read_model.texts(row.job.id)
-    if texts is None:
-        return json_response(row.job, status)
-    validated = texts.validated or {}
+    validated = (texts.validated if texts else None) or {}
     answer = JobWithConfig(
         **msgspec.structs.asdict(row.job),
-        config=texts.config,
+        config=texts.config if texts else None,
         resolved=validated.get("job"),
         origins=validated.get("origins"),
     )

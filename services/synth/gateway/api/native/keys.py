@@ -14,12 +14,13 @@ from synth.access import ORGANISATION_SCOPES, Organisation, Scope
 from synth.api.schemas import Key, MadeKey, MadeOrganisation
 from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
+from synth.gateway.api.native.models import find_model
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.auth import CurrentKey, require_scope
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.ids import OrgId
-from synth.keys import key_hash
+from synth.keys import key_hash, url_key_path
 from synth.runtime import logs
 
 router = APIRouter(prefix="/api", tags=["keys"])
@@ -39,7 +40,13 @@ class KeyBody(BaseModel):
 
     name: _Name = "key"
     scopes: list[_ScopeName] = Field(default=[Scope.READ, Scope.WRITE, Scope.INFERENCE], min_length=1, max_length=10)
-    expires_in_s: int | None = Field(default=None, ge=1, le=_MAX_LIFETIME_S, description="Seconds; without it, never")
+    expires_in_s: int | None = Field(
+        default=None, ge=1, le=_MAX_LIFETIME_S, description="Seconds; without it never, or after a day for a `url`"
+    )
+    url: bool = Field(default=False, description="For a client that can send nothing but a URL: chat completions alone")
+    model: str | None = Field(
+        default=None, min_length=1, max_length=500, description="The one model that a `url` opens; without it, all"
+    )
 
 
 class RotationBody(BaseModel):
@@ -79,9 +86,15 @@ async def rotate_key(
     if not old.active:
         problem = Problem(what=f"the key {key_id} has ended", expected="a live key", fix="make a new one")
         raise ApiError(409, problem.text(), problems=[problem])
-    key, record = await gateway.secrets.add_api_key(
-        caller.org, name=old.name, scopes=old.scopes, by=caller.key_id, expires_at=old.expires_at
-    )
+    if old.url:
+        assert old.expires_at is not None
+        key, record = await gateway.secrets.add_url_key(
+            caller.org, name=old.name, by=caller.key_id, expires_at=old.expires_at, model=old.model
+        )
+    else:
+        key, record = await gateway.secrets.add_api_key(
+            caller.org, name=old.name, scopes=old.scopes, by=caller.key_id, expires_at=old.expires_at
+        )
     gateway.keys.remember(key_hash(key), record)
     await _revoke(gateway, caller, old, after=timedelta(seconds=body.grace_s if body else 0))
     log.info("key rotated", org=caller.org, key=old.key_id, new=record.key_id, by=caller.key_id)
@@ -138,15 +151,22 @@ def _key_view(record: ApiKey) -> Key:
         created_by=record.created_by,
         expires_at=record.expires_at,
         revoked_at=record.revoked_at,
+        url=record.url,
+        model=record.model,
     )
 
 
 def _made_key_view(record: ApiKey, key: str) -> MadeKey:
     """A new key as its maker sees it, once."""
-    return MadeKey(**msgspec.structs.asdict(_key_view(record)), key=key)
+    path = url_key_path(key) if record.url else None
+    return MadeKey(**msgspec.structs.asdict(_key_view(record)), key=key, path=path)
 
 
 async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
+    if body.url:
+        return await _create_url_key(gateway, caller, org, body)
+    if body.model is not None:
+        raise _wrong("model", "an API key is for every model", fix='add "url": true, or leave it out')
     require_scope(caller, *body.scopes)
     ends = datetime.now(UTC) + timedelta(seconds=body.expires_in_s) if body.expires_in_s else None
     scopes = tuple(scope for scope in Scope if scope in body.scopes)
@@ -156,6 +176,33 @@ async def _create_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBod
     gateway.keys.remember(key_hash(key), record)
     log.info("key made", org=org, key=record.key_id, scopes=",".join(scopes), by=caller.key_id)
     return _made_key_view(record, key)
+
+
+async def _create_url_key(gateway: Gateway, caller: ApiKey, org: OrgId, body: KeyBody) -> MadeKey:
+    """Make a URL key: for chat completions alone, and never for ever."""
+    if "scopes" in body.model_fields_set and set(body.scopes) != {Scope.INFERENCE}:
+        given = ", ".join(body.scopes)
+        raise _wrong("scopes", f"a key in a URL cannot have {given}", expected="inference", fix="leave it out")
+    require_scope(caller, Scope.INFERENCE)
+    longest = gateway.settings.max_url_key_s
+    seconds = min(gateway.settings.url_key_s, longest) if body.expires_in_s is None else body.expires_in_s
+    if seconds > longest:
+        raise _wrong(
+            "expires_in_s",
+            f"{seconds} s is too long for a key in a URL, which others keep and log",
+            expected=f"at most {longest:.0f} s (SYNTH_MAX_URL_KEY_S)",
+        )
+    model = None if body.model is None else find_model(gateway, org, body.model).id
+    ends = datetime.now(UTC) + timedelta(seconds=seconds)
+    key, record = await gateway.secrets.add_url_key(org, name=body.name, by=caller.key_id, expires_at=ends, model=model)
+    gateway.keys.remember(key_hash(key), record)
+    log.info("URL key made", org=org, key=record.key_id, model=model or "any", by=caller.key_id)
+    return _made_key_view(record, key)
+
+
+def _wrong(field: str, what: str, *, expected: str = "", fix: str = "") -> ApiError:
+    problem = Problem(what=what, expected=expected, fix=fix, where=f"body.{field}")
+    return ApiError(422, problem.text(), type="invalid_request", param=field, problems=[problem])
 
 
 async def _find_key(gateway: Gateway, caller: ApiKey, id: str) -> ApiKey:

@@ -9,13 +9,15 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from synth.api.limits import MAX_MODELS
-from synth.api.schemas import Job, Model, ModelFile
+from synth.api.schemas import Deleted, Job, Model, ModelFile
+from synth.bus.kv.secrets import ApiKey
 from synth.errors import Problem
 from synth.events import RESUME_FOLDER, BlobRef
 from synth.gateway.api.native.files import blob_response
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import PageLimit
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.delete import delete_model
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.filters import JobFilter
@@ -66,10 +68,13 @@ async def get_model(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> R
     return json_response(find_model(gateway, caller.org, model_id))
 
 
-@router.delete("/models/{model_id:path}", summary="Delete a model")
+@router.delete("/models/{model_id:path}", summary="Delete a model that a job made", responses=returns(Deleted))
 async def delete(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Refused: other models may stand on this one, and its job is replayed from what it is made of."""
-    raise deletion_refused(find_model(gateway, caller.org, model_id))
+    """Gone at once; its files, when no job that was verified with it runs, and no model that is there lies over it.
+
+    A checkpoint of a job that has ended can be deleted too. Repeating it changes nothing. Refused while its job runs.
+    """
+    return json_response(Deleted(id=await remove_model(gateway, caller, model_id), object="model"))
 
 
 @router.get("/model-files", summary="The files of a model that a job made")
@@ -134,20 +139,33 @@ def find_model(gateway: Gateway, org: str, id: str) -> Model:
     raise not_found("model", id)
 
 
+def is_deleted_model(gateway: Gateway, org: str, named: FineTunedId | None) -> bool:
+    """Whether this fine-tuned model was there and was deleted: a replica may still hold it."""
+    return named is not None and any(gateway.read_model.is_deleted(org, id) for id in _spellings(named))
+
+
 def _spellings(named: FineTunedId) -> list[str]:
     if named.prefix != "ft":
         return [str(named)]
     return [str(replace(named, prefix=prefix)) for prefix in ("fft", "peft", "qft", "rl")]
 
 
-def deletion_refused(model: Model) -> ApiError:
-    """The error for a request to delete a model: a 409 that says why it is kept."""
-    problem = Problem(
-        what=f"{model.id!r} cannot be deleted: models are kept as long as the jobs that made them",
-        fix="leave it; a model that nobody uses is not held in memory",
-        where="model",
-    )
-    return ApiError(409, problem.text(), param="model", code="model_kept", problems=[problem])
+async def remove_model(gateway: Gateway, caller: ApiKey, id: str) -> str:
+    """Delete the model of this id, in any spelling; returns its full one. Raises a 404, a 409."""
+    named = parse_finetuned(id)
+    deleted = is_deleted_model(gateway, caller.org, named)
+    full = id if deleted else find_model(gateway, caller.org, id).id
+    if parse_finetuned(full) is None:
+        problem = Problem(
+            what=f"{full!r} is a base model of the cluster",
+            expected="a model that a job of yours made",
+            fix="who runs the cluster removes its folder from the models",
+            where="model",
+        )
+        raise ApiError(409, problem.text(), param="model", code="model_kept", problems=[problem])
+    if not deleted:
+        await delete_model(gateway, caller, full)
+    return full
 
 
 def _base_model(spec: ModelSpec) -> Model:

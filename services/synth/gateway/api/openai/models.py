@@ -1,4 +1,4 @@
-"""Models: list, look at. What a job made is kept as long as its job."""
+"""Models: list, look at, delete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from synth.api.limits import MAX_MODELS
-from synth.gateway.api.native.models import deletion_refused, find_model, list_base_models, list_made_models
+from synth.api.schemas import Deleted
+from synth.gateway.api.native.models import find_model, list_base_models, list_made_models, remove_model
 from synth.gateway.api.openai.views import ModelObject, model_object
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.auth import CurrentKey
@@ -28,7 +29,7 @@ async def get_model(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> R
     return json_response(model_object(find_model(gateway, caller.org, model_id), caller.org))
 
 
-@router.delete("/models/{model_id:path}", summary="Delete a model")
+@router.delete("/models/{model_id:path}", summary="Delete a model that a job made", responses=returns(Deleted))
 async def delete(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Refused: other models may stand on this one, and its job is replayed from what it is made of."""
-    raise deletion_refused(find_model(gateway, caller.org, model_id))
+    """Gone at once; its files, when nothing needs them any more. Refused while the job that makes it runs."""
+    return json_response(Deleted(id=await remove_model(gateway, caller, model_id), object="model"))

@@ -81,7 +81,7 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as OpenAI shows one. stand_in: the local model whose weights run under this id, where they do."""
+    """A model as OpenAI shows one. stand_in: the local model that stands in for its base, where one does."""
 
     id: str
     object: str = "model"

@@ -5,6 +5,7 @@ Invariant. An event is shown once the read model has it: who sees a job's last e
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -47,6 +48,28 @@ async def read_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) 
         if len(shown) == limit:
             break
     return shown
+
+
+async def read_newest_events(gateway: Gateway, row: JobRow, span: Span, *, limit: int) -> list[SynthEvent]:
+    """Read the last `limit` shown events of a range, in their order.
+
+    The log is read forward only, so it is read from ever further back, twice as far each time, until there are enough.
+    """
+    start = max(span.after, row.created_seq - 1)
+    end = row.job.last_seq if span.before is None else min(row.job.last_seq, span.before - 1)
+    back = _BATCH
+    while True:
+        after = max(start, end - back)
+        shown: deque[SynthEvent] = deque(maxlen=limit)
+        reached_since = False
+        async for event in _events(gateway, row, f"*.*.{row.org}.{row.job.id}", replace(span, after=after, since=None)):
+            if span.since is not None and event.time < span.since:
+                reached_since = True
+            elif (view := event_view(event, row.job.kind)) is not None:
+                shown.append(view)
+        if len(shown) == limit or after == start or reached_since:
+            return list(shown)
+        back *= 2
 
 
 async def read_facts(gateway: Gateway, row: JobRow) -> list[Recorded]:

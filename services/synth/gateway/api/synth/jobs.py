@@ -16,7 +16,7 @@ from synth.errors import Problem
 from synth.gateway.api.openapi import json_response, returns
 from synth.gateway.api.pagination import items_after
 from synth.gateway.api.sse import wants_stream
-from synth.gateway.api.synth.events import Span, read_events, read_facts, stream_events
+from synth.gateway.api.synth.events import Span, read_events, read_facts, read_newest_events, stream_events
 from synth.gateway.api.synth.listing import parse_time
 from synth.gateway.api.synth.schemas import (
     SynthCheckpoints,
@@ -128,26 +128,29 @@ async def get_events(
     request: Request,
     caller: CurrentKey,
     gateway: GatewayDep,
-    since_seq: Annotated[int, Query(description="Only events with a greater `seq`")] = 0,
+    since_seq: Annotated[int | None, Query(description="Only events with a greater `seq`")] = None,
     since: Annotated[str | None, Query(description="Only events after this moment (ISO 8601) or this event id")] = None,
     after: Annotated[str | None, Query(description="The same")] = None,
     run: Run = None,
     limit: Limit = 200,
 ) -> Response:
-    """A page; with `Accept: text/event-stream` the past and then the present, one `data:` line an event."""
+    """A page: the first events after a `seq` or an event id, and the newest ones where neither is given.
+
+    With `Accept: text/event-stream` the past and then the present, one `data:` line an event.
+    """
     row = await gateway.job(caller.org, job_id)
-    cursor, moments = max(0, since_seq), list[datetime]()
-    for name, place in (("since", since), ("after", after)):
-        seq, time = _parse_cursor(name, place)
-        cursor = max(cursor, seq)
-        moments += [time] if time else []
+    places = [_parse_cursor(name, place) for name, place in (("since", since), ("after", after))]
+    sequences = [seq for seq in (since_seq, *(seq for seq, _ in places)) if seq is not None]
+    moments = [time for _, time in places if time is not None]
+    cursor = max(0, *sequences) if sequences else 0
     span = Span(cursor, since=max(moments, default=None))
     if run is not None:
         start, following = await _run(gateway, row, run)
         span = replace(span, after=max(cursor, start.seq - 1), before=following.seq if following else None)
     if wants_stream(request):
         return stream_events(gateway, caller, row, span)
-    return json_response(SynthEvents(events=await read_events(gateway, row, span, limit=min(limit, MAX_EVENTS))))
+    read = read_events if sequences else read_newest_events
+    return json_response(SynthEvents(events=await read(gateway, row, span, limit=min(limit, MAX_EVENTS))))
 
 
 @_job_route("GET", "/metrics", "A job's metrics", SynthPoints)
@@ -219,9 +222,9 @@ def _job_response(gateway: Gateway, row: JobRow, *, message: str | None = None) 
     return json_response(job_view(row, texts.config if texts else None, message=message))
 
 
-def _parse_cursor(name: str, text: str | None) -> tuple[int, datetime | None]:
+def _parse_cursor(name: str, text: str | None) -> tuple[int | None, datetime | None]:
     """Parse a place in a job's events: after a sequence, or from a time on."""
     if not text:
-        return 0, None
+        return None, None
     id = _EVENT_ID.fullmatch(text)
-    return (int(id[1]), None) if id else (0, parse_time(name, text))
+    return (int(id[1]), None) if id else (None, parse_time(name, text))

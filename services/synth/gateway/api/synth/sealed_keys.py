@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from synth.errors import Problem
+from synth.errors import InvalidKey, Problem
 from synth.gateway.api.openapi import json_response
 from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.environment_keys import store_environment_key
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
-from synth.keys import InvalidKey, open_sealed, sealing_key
+from synth.keys import open_sealed, sealing_key
 
 router = APIRouter(tags=["account"])
 

@@ -19,7 +19,10 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
     Raises `UserError` for a temperature that vLLM would change.
     """
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
-    from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]
+        RequestOutputKind,
+        StructuredOutputsParams,
+    )
 
     from synth.inference.engines.vllm.banned_tokens import BANNED
 
@@ -43,6 +46,7 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
         stop_token_ids=stop_ids,
         ignore_eos=True,
         logprobs=0,
+        structured_outputs=None if params.grammar is None else StructuredOutputsParams(json=params.grammar.schema),
         extra_args={BANNED: list(params.banned)} if params.banned else None,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )

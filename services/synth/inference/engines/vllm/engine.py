@@ -76,6 +76,11 @@ class VllmEngine:
         """Tokens that one request can have."""
         return self._host.max_context
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the model knows."""
+        return self._host.model.vocabulary
+
     def stats(self) -> EngineStats:
         """Steps and KV cache are the host's; each policy has its share of the waiting requests, by its open ones."""
         host, counters, open_requests = self._host, self._counters, len(self._open)

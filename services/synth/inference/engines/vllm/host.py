@@ -326,6 +326,8 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         max_num_seqs=settings.max_num_seqs,
         logprobs_mode="processed_logprobs",
         logits_processors=[banned_tokens.PATH],
+        # llguidance, with which the service compiles the same schemas (`synth.inference.grammar`).
+        structured_outputs_config={"backend": "guidance"},
         generation_config="vllm",  # no sampling defaults from the model's files
         enforce_eager=cpu,
         # It costs memory beside the weights, and CPUs have none of it.

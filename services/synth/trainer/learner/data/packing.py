@@ -16,17 +16,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
+from synth.trajectories import TokenMasks
+
 
 @dataclass(frozen=True)
 class Sequences:
     """S token sequences, flat over their T tokens.
 
     tokens: int32 [T]. weights: float32 [T], 0 where a token is not trained. cu_seqlens: int [S+1].
+    masks: of the T tokens, which could be sampled in their place; None where any could.
     """
 
     tokens: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
     cu_seqlens: npt.NDArray[Any]
+    masks: TokenMasks | None = None
 
     def lengths(self, indices: list[int]) -> dict[int, int]:
         """The number of tokens of each of these sequences, by index."""
@@ -41,7 +46,7 @@ class Sequences:
         return start + 1 + np.flatnonzero(self.weights[start + 1 : end])
 
     def select(self, indices: list[int]) -> Sequences:
-        """A set of only these sequences, in this order."""
+        """A set of only these sequences, in this order, without their masks."""
         spans = [slice(self.cu_seqlens[i], self.cu_seqlens[i + 1]) for i in indices]
         return Sequences(
             tokens=np.concatenate([self.tokens[s] for s in spans]),
@@ -59,7 +64,7 @@ class MicroBatch:
     predict_N: int64, flat positions in B·L whose hidden state predicts a trained token.
     target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
     cu_seqlens: int64 [len(sequence_indices)+1], the offsets of each sequence's trained tokens in the N tokens of this
-    micro-batch.
+    micro-batch. allowed: the tokens that each of the N could have been; None where any could.
     dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
@@ -70,6 +75,7 @@ class MicroBatch:
     target_N: Tensor
     source_N: npt.NDArray[np.int64]
     cu_seqlens: Tensor
+    allowed: AllowedTokens | None = None
     dummy: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
@@ -169,5 +175,6 @@ def collate(
         target_N=torch.from_numpy(sequences.tokens[source].astype(np.int64)).to(device),
         source_N=source,
         cu_seqlens=torch.tensor([0, *itertools.accumulate(len(s) for s in sources)], device=device),
+        allowed=None if sequences.masks is None else AllowedTokens.of(sequences.masks, source, device),
         dummy=dummy,
     )

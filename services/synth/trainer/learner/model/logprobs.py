@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
+
 # Elements in one chunk of logits: 128 MiB in float32, 220 positions at a vocabulary of 152k; 512 MiB on a GPU, which
 # is faster with large products.
 CHUNK_ELEMENTS = 1 << 25
@@ -24,33 +26,45 @@ def token_logprobs(
     target_N: Tensor,
     *,
     temperature: float = 1.0,
+    allowed: AllowedTokens | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(target) and the entropy of the distribution at each position, at the given temperature.
 
-    hidden_ND, head_VD: any float dtype. target_N: int64. Returns logp_N (float32, nats, with gradient into
-    hidden and head) and entropy_N (float32, nats, without gradient).
+    hidden_ND, head_VD: any float dtype. target_N: int64. allowed: the tokens among which p is, where not all. Returns
+    logp_N (float32, nats, with gradient into hidden and head) and entropy_N (float32, nats, without gradient).
     chunk_elements: how many logits exist at one time. With more than one chunk, the backward computes each chunk's
     logits again: 1.4 times the time, for a peak memory that no longer grows with N.
     """
     on_gpu = hidden_ND.is_cuda
     chunk_size = max(1, (chunk_elements or (GPU_CHUNK_ELEMENTS if on_gpu else CHUNK_ELEMENTS)) // head_VD.shape[0])
     if hidden_ND.shape[0] <= chunk_size and not on_gpu:
-        return _unchunked(hidden_ND, head_VD, target_N, temperature)
-    return _ChunkedLogprobs.apply(hidden_ND, head_VD, target_N, temperature, chunk_size)  # pyright: ignore[reportReturnType]
+        forbidden_NV = _forbidden(allowed, slice(None), head_VD)
+        return _unchunked(hidden_ND, head_VD, target_N, temperature, forbidden_NV)
+    return _ChunkedLogprobs.apply(hidden_ND, head_VD, target_N, temperature, allowed, chunk_size)  # pyright: ignore[reportReturnType]
 
 
-def _unchunked(hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logprob_NV = _logits(hidden_ND, head_VD, temperature).log_softmax(-1)
+def _unchunked(
+    hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float, forbidden_NV: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    logprob_NV = _logits(hidden_ND, head_VD, temperature, forbidden_NV).log_softmax(-1)
     logp_N = logprob_NV.gather(1, target_N[:, None]).squeeze(1)
     with torch.no_grad():
-        entropy_N = -(logprob_NV.exp() * logprob_NV).sum(-1)
+        # A token that cannot come adds 0, which 0 times its infinite logprob is not.
+        finite_NV = logprob_NV if forbidden_NV is None else logprob_NV.masked_fill(forbidden_NV, 0.0)
+        entropy_N = -(logprob_NV.exp() * finite_NV).sum(-1)
     return logp_N, entropy_N
 
 
-def _logits(hidden_ND: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
+def _logits(hidden_ND: Tensor, head_VD: Tensor, temperature: float, forbidden_NV: Tensor | None) -> Tensor:
     logits_NV = _matmul_float32(hidden_ND, head_VD.T)
+    if forbidden_NV is not None:
+        logits_NV = logits_NV.masked_fill(forbidden_NV, -torch.inf)
     return logits_NV if temperature == 1.0 else logits_NV / temperature
+
+
+def _forbidden(allowed: AllowedTokens | None, positions: slice, head_VD: Tensor) -> Tensor | None:
+    return None if allowed is None else allowed.forbidden(positions, head_VD.shape[0])
 
 
 def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
@@ -74,15 +88,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, temperature: float, chunk_size: int
+        ctx: Any,
+        hidden_ND: Tensor,
+        head_VD: Tensor,
+        target_N: Tensor,
+        temperature: float,
+        allowed: AllowedTokens | None,
+        chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
         wide_VD = head_VD if _on_tensor_cores(hidden_ND, head_VD) else head_VD.to(_wide_dtype(head_VD))
         chunks = [
-            _unchunked(hidden_CD, wide_VD, target_C, temperature)
-            for hidden_CD, target_C in zip(hidden_ND.split(chunk_size), target_N.split(chunk_size), strict=True)
+            _unchunked(hidden_ND[chunk], wide_VD, target_N[chunk], temperature, _forbidden(allowed, chunk, wide_VD))
+            for chunk in _chunks(len(target_N), chunk_size)
         ]
         ctx.save_for_backward(hidden_ND, head_VD, target_N)
-        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.temperature, ctx.allowed, ctx.chunk_size = temperature, allowed, chunk_size
         logp_N, entropy_N = torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
@@ -95,11 +115,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         wide_VD = head_VD if _on_tensor_cores(hidden_ND, head_VD) else head_VD.to(_wide_dtype(head_VD))
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_head_VD = torch.zeros_like(wide_VD, dtype=_wide_dtype(wide_VD)) if needs_head else None
-        for start in range(0, hidden_ND.shape[0], ctx.chunk_size):
-            chunk = slice(start, start + ctx.chunk_size)
+        for chunk in _chunks(hidden_ND.shape[0], ctx.chunk_size):
             hidden_CD, target_C, grad_C = hidden_ND[chunk].to(wide_VD.dtype), target_N[chunk], grad_N[chunk]
             # d logp(target) / d logits = (onehot(target) − softmax) / T
-            grad_CV = _logits(hidden_CD, wide_VD, ctx.temperature).softmax(-1).neg_()
+            forbidden_CV = _forbidden(ctx.allowed, chunk, wide_VD)
+            grad_CV = _logits(hidden_CD, wide_VD, ctx.temperature, forbidden_CV).softmax(-1).neg_()
             grad_CV[torch.arange(len(target_C), device=target_C.device), target_C] += 1
             grad_CV *= grad_C[:, None] / ctx.temperature
             grad_CV = grad_CV.to(wide_VD.dtype)
@@ -107,4 +127,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_hidden_ND[chunk] = _matmul_float32(grad_CV, wide_VD).to(hidden_ND.dtype)
             if grad_head_VD is not None:
                 grad_head_VD += _matmul_float32(grad_CV.T, hidden_CD)
-        return grad_hidden_ND, None if grad_head_VD is None else grad_head_VD.to(head_VD.dtype), None, None, None
+        grad_head = None if grad_head_VD is None else grad_head_VD.to(head_VD.dtype)
+        return grad_hidden_ND, grad_head, None, None, None, None
+
+
+def _chunks(length: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, length, size)]

@@ -127,7 +127,7 @@ class Policy:
         if isinstance(self.config, SftTrainConfig):
             # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
             hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
-        return token_logprobs(hidden_ND, head_VD, micro.target_N, temperature=temperature)
+        return token_logprobs(hidden_ND, head_VD, micro.target_N, temperature=temperature, allowed=micro.allowed)
 
     def write_serving_weights(self, path: Path, *, version: int) -> dict[str, str]:
         """Write the weights to serve, in the served dtype. Returns the digest of each tensor, on rank 0."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.learner.model.policy import Policy, load_policy
@@ -138,4 +139,4 @@ def _device(name: str) -> torch.device:
 
 
 def _to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
-    return replace(micro, **{n: v.to(device) for n, v in vars(micro).items() if isinstance(v, Tensor)})
+    return replace(micro, **{n: v.to(device) for n, v in vars(micro).items() if isinstance(v, Tensor | AllowedTokens)})

@@ -4,30 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.model.logprobs import token_logprobs
+from synth.trajectories import TokenMasks, TokenSet
 
 
 @pytest.mark.parametrize("chunk_elements", [1 << 25, 37 * 4, 37])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_chunks_give_the_logprobs_entropy_and_gradients_of_the_whole(chunk_elements: int, temperature: float) -> None:
+@pytest.mark.parametrize("constrained", [False, True])
+def test_chunks_give_the_logprobs_entropy_and_gradients_of_the_whole(
+    chunk_elements: int, temperature: float, constrained: bool
+) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
     head = torch.randn(37, 8, dtype=torch.float64, requires_grad=True)
     target = torch.randint(0, 37, (11,))
     slope = torch.randn(11, dtype=torch.float64)
-    full = torch.log_softmax(hidden @ head.T / temperature, -1)
+    logits = hidden @ head.T / temperature
+    allowed = None
+    if constrained:
+        # Few tokens at some positions, most at others, all at the rest.
+        allowed_NV = torch.rand(11, 37) < torch.tensor([0.1, 0.8, 2.0] * 4)[:11, None]
+        allowed_NV[torch.arange(11), target] = True
+        sets = [None if row.all() else TokenSet.of(row.numpy()) for row in allowed_NV]
+        masks = TokenMasks.of(sets)
+        assert masks is not None
+        allowed = AllowedTokens.of(masks, np.arange(11), "cpu")
+        logits = logits.masked_fill(~allowed_NV, -torch.inf)
+    full = torch.log_softmax(logits, -1)
     expected = full.gather(1, target[:, None]).squeeze(1)
     expected_grads = torch.autograd.grad((expected * slope).sum(), (hidden, head), retain_graph=True)
 
-    logp, entropy = token_logprobs(hidden, head, target, temperature=temperature, chunk_elements=chunk_elements)
+    logp, entropy = token_logprobs(
+        hidden, head, target, temperature=temperature, allowed=allowed, chunk_elements=chunk_elements
+    )
     grads = torch.autograd.grad((logp * slope).sum(), (hidden, head))
 
     assert torch.allclose(logp, expected, atol=1e-12)
-    assert torch.allclose(entropy, -(full.exp() * full).sum(-1), atol=1e-12)
+    assert torch.allclose(entropy, -torch.xlogy(full.exp(), full.exp()).sum(-1), atol=1e-12)
     assert not entropy.requires_grad
     for mine, reference in zip(grads, expected_grads, strict=True):
         assert torch.allclose(mine, reference, atol=1e-12)

@@ -1,28 +1,37 @@
-"""`synthctl eval`: an evaluation job and its result."""
+"""`synthctl eval run`: an evaluation job and its result."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from synth.cli.commands.evaluation.results import PerSeed, as_data, interval_rows, print_seeds
 from synth.cli.commands.submit import (
     DEFAULT_DATA,
     AllowExperimental,
     Data,
     Follow,
     Idempotency,
+    Name,
     NoPoll,
+    Patience,
     PollInterval,
     PollTimeout,
+    Set,
+    Tag,
     TaskUrl,
 )
 from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
+from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.cli.evaluation.rewards import Evaluation
 
 
 def evaluate(
@@ -31,7 +40,9 @@ def evaluate(
         Path | None,
         typer.Argument(metavar="FILE", help="A TOML with [eval]; or say it with the flags.", show_default=False),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="ID", help="The model to evaluate.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="ID", help="The model to evaluate.", autocompletion=complete_models)
+    ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
     task_url: TaskUrl = None,
     env_name: Annotated[
@@ -42,22 +53,30 @@ def evaluate(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at one time.")] = None,
+    per_seed: PerSeed = False,
+    set_: Set = None,
+    name: Name = None,
+    tag: Tag = None,
     allow_experimental: AllowExperimental = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
     poll_interval: PollInterval = 1.0,
+    patience: Patience = 600.0,
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Evaluate a model over seeds of a task app, wait, and print the result.
+    """Evaluate a model over seeds of a task app, wait, and print the mean reward with a 95 % confidence interval.
 
-    `--detach` only prints the job's id. The exit code is the job's outcome.
+    The interval is Wilson's where every reward is 0 or 1, else Student's. `run` may be left out. `--detach` only prints
+    the job's id. The exit code is the job's outcome.
     """
+    from synth.cli.evaluation.rewards import find_evaluation
     from synth.cli.job_files import Flags, name_of, read_config
+    from synth.cli.job_text.set_values import settings_of_flags
     from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
     from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome, wait_for_job
 
@@ -73,21 +92,28 @@ def evaluate(
     }
     flags_given = {name: value for name, value in flags_given.items() if value is not None}
     if config is None:
-        text, name = _toml(model, address.text if address else None, flags_given), "synthctl eval"
+        text, file_name = _toml(model, address.text if address else None, flags_given), "synthctl eval"
     else:
         if flags_given:
             flag = "--" + next(iter(flags_given)).replace("_", "-")
             raise UsageProblem(f"{flag} beside a file", expected="it in the file's [eval]", where=str(config))
-        text, name = read_config(config), name_of(config)
-    flags = Flags(model=model, task_url=address, allow_experimental=allow_experimental)
-    job = check_locally(text, name=name, flags=flags, models_dir=data / "models")
+        text, file_name = read_config(config), name_of(config)
+    flags = Flags(
+        model=model,
+        task_url=address,
+        allow_experimental=allow_experimental,
+        settings=settings_of_flags(set_, tag),
+    )
+    job = check_locally(text, name=file_name, flags=flags, models_dir=data / "models")
     if job.kind != "eval":
-        raise UsageProblem(f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {name}", where=name)
+        raise UsageProblem(
+            f"this is a job of kind {job.kind}", fix=f"submit it: synthctl submit {file_name}", where=file_name
+        )
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency)
-        options = FollowOptions(timeout=poll_timeout, interval=poll_interval)
+        created = submit_job(client, settings, job, key=idempotency, name=name)
+        options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         if no_poll or follow is False:
             raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))
         if fmt is Format.TABLE:
@@ -96,15 +122,31 @@ def evaluate(
         else:
             ended, code = wait_for_job(client, created.id, options=options)
             show_outcome(ended)
+        # What a job that did not succeed measured is not the result that was asked for.
+        evaluation = find_evaluation(client, ended.id) if code is ExitCode.OK else None
     if code is ExitCode.INTERRUPTED:
         raise typer.Exit(code)
     if fmt is Format.JSON:
         values = ended.eval or {}
-        output.print_json({"job": ended.id, "state": ended.state, "model": ended.source_model, "values": values})
+        found = as_data(evaluation) if evaluation else {}
+        detail = {name: found.get(name) for name in ("interval", *(["seeds"] if per_seed else []))}
+        summary = {"job": ended.id, "state": ended.state, "model": ended.source_model, "values": values}
+        output.print_json(summary | detail)
     elif ended.eval is not None:
-        rows = [[name, output.number(value)] for name, value in sorted(ended.eval.items())]
-        output.print_table(("measure", "result"), rows)
+        if evaluation and per_seed:
+            print_seeds(evaluation)
+        _print_result(ended.eval, evaluation)
     raise typer.Exit(code)
+
+
+def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> None:
+    """Every measure, the mean reward with its interval first."""
+    rows: list[list[str]] = []
+    for name in sorted(values, key=lambda name: (name != "reward_mean", name)):
+        rows.append([name, output.number(values[name])])
+        if name == "reward_mean" and evaluation is not None:
+            rows += [list(row) for row in interval_rows(evaluation)]
+    output.print_table(("measure", "result"), rows)
 
 
 def _toml(model: str | None, task_url: str | None, flags_given: dict[str, object]) -> str:

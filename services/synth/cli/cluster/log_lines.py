@@ -1,0 +1,137 @@
+"""The log files of the embedded cluster as lines for people: one clock, one form, several files merged by time."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from synth.cli.errors import UsageProblem
+
+#: Seconds between two looks at the files that are followed.
+_LOOK_S = 0.2
+_NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d+)?) \[(\w+)\] (.*)")
+_NATS_LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "error", "DBG": "debug", "TRC": "debug"}
+_SUPERVISOR = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
+_HIDDEN = ("timestamp", "level", "event", "service", "replica", "exception")
+
+
+@dataclass(order=True)
+class LogLine:
+    """One line. text: what happened; fields: what it was about, in the order in which it was written."""
+
+    time: datetime
+    service: str = field(compare=False)
+    level: str = field(compare=False)
+    text: str = field(compare=False)
+    fields: dict[str, Any] = field(compare=False, default_factory=dict[str, Any])
+
+    def concerns(self, job: str) -> bool:
+        """Whether the line is about this job: it names it in a field, or in a field's text."""
+        return any(job in str(value) for value in self.fields.values()) or job in self.text
+
+
+def find_logs(data: Path, service: str | None) -> list[Path]:
+    """The files of a service and of its replicas, those before the last start first; all files without a service.
+
+    Raises `UsageProblem` with the names that there are.
+    """
+    folder = data / "logs"
+    files = sorted(folder.glob("*.log"))
+    if not files:
+        raise UsageProblem(
+            "no cluster has run here", expected="the logs of `synthctl up`", fix="see --data", where=str(folder)
+        )
+    names = {file: file.stem for file in files}
+    wanted = [f for f, name in names.items() if service in (None, name) or re.fullmatch(rf"{service}-\d+", name)]
+    if not wanted:
+        raise UsageProblem(
+            f"there is no service {service!r} here",
+            expected=f"{', '.join(names.values())}, or a job's id",
+            where=str(folder),
+        )
+    earlier = [file.with_name(f"{file.name}.1") for file in wanted]
+    return [*(file for file in earlier if file.is_file()), *wanted]
+
+
+def read_logs(files: list[Path]) -> Iterator[LogLine]:
+    """The lines of the files as they are now, merged by time."""
+    return heapq.merge(*(_read(file) for file in files))
+
+
+def follow_logs(files: list[Path], sizes: dict[Path, int]) -> Iterator[LogLine | None]:
+    """The lines that are written from now on, for ever; None after each look that found none.
+
+    sizes: how far each file was read. A file that is begun anew (a restarted cluster) is read from its start.
+    """
+    parsers = {file: _Parser(file) for file in files}
+    while True:
+        new: list[LogLine] = []
+        for file in files:
+            if not file.is_file():
+                continue
+            size, at = file.stat().st_size, sizes.get(file, 0)
+            if size < at:
+                at = 0
+            with file.open("rb") as text:
+                text.seek(at)
+                read = text.read(size - at)
+            # The end of a line that is still being written is read with the rest of it.
+            whole = read[: read.rfind(b"\n") + 1]
+            sizes[file] = at + len(whole)
+            new += [line for raw in whole.splitlines() if (line := parsers[file].parse(raw))]
+        yield from sorted(new)
+        yield None
+        time.sleep(_LOOK_S)
+
+
+def _read(file: Path) -> Iterator[LogLine]:
+    parser = _Parser(file)
+    with file.open("rb") as text:
+        for raw in text:
+            if line := parser.parse(raw):
+                yield line
+
+
+@dataclass
+class _Parser:
+    """Reads the lines of one file. A line without a time, as of a traceback, has the time of the one before it."""
+
+    file: Path
+    last: datetime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last = datetime.fromtimestamp(self.file.stat().st_mtime, UTC) if self.file.is_file() else datetime.now(UTC)
+
+    def parse(self, raw: bytes) -> LogLine | None:
+        text = raw.decode(errors="replace").rstrip()
+        service = self.file.name.partition(".log")[0]
+        if not text:
+            return None
+        if text.startswith("{"):
+            try:
+                data: dict[str, Any] = msgspec.json.decode(text)
+                self.last = datetime.fromisoformat(str(data["timestamp"]))
+            except (msgspec.DecodeError, KeyError, ValueError):
+                return LogLine(self.last, service, "", text)
+            said = str(data.get("event", ""))
+            if trace := data.get("exception"):
+                said = f"{said}\n{trace}"
+            fields = {name: value for name, value in data.items() if name not in _HIDDEN}
+            name = str(data.get("replica") or service)
+            return LogLine(self.last, name.removesuffix("-0"), str(data.get("level", "")), said, fields)
+        if found := _NATS.fullmatch(text):
+            moment = datetime.strptime(found[1].ljust(26, "0"), "%Y/%m/%d %H:%M:%S.%f")
+            self.last = moment.astimezone()
+            return LogLine(self.last, service, _NATS_LEVELS.get(found[2], "info"), found[3])
+        if found := _SUPERVISOR.fullmatch(text):
+            self.last = datetime.fromisoformat(found[1]).astimezone()
+            return LogLine(self.last, service, "info", found[2])
+        return LogLine(self.last, service, "", text)

@@ -1,0 +1,173 @@
+"""`synthctl eval show | compare`: what an evaluation measured, and whether another one is better."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from synth.cli.commands.jobs.options import JobArgument, JobsArgument
+from synth.cli.connect import open_client
+from synth.cli.errors import UsageProblem
+from synth.cli.tui import output
+from synth.cli.tui.output import Cell, Format, Output
+
+if TYPE_CHECKING:
+    from synth.cli.evaluation.rewards import Evaluation
+    from synth.cli.evaluation.statistics import Interval
+
+Step = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, help="Of an RL job: its evaluation of this step; the last one without it."),
+]
+_METHODS = {"wilson": "Wilson", "student": "Student"}
+
+PerSeed = Annotated[bool, typer.Option("--per-seed", metavar="", help="A line for each seed.")]
+
+
+def show(
+    ctx: typer.Context,
+    job: JobArgument,
+    per_seed: PerSeed = False,
+    step: Step = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Show an evaluation: its mean reward with a 95 % confidence interval, and with --per-seed every seed.
+
+    JOB is an evaluation job, or an RL job with evaluations of its own.
+    """
+    from synth.cli.evaluation.rewards import read_evaluation
+
+    with open_client(ctx) as client, output.status("reading the rewards"):
+        evaluation = read_evaluation(client, job, step=step)
+    if fmt is Format.JSON:
+        return output.print_json(as_data(evaluation))
+    if per_seed:
+        print_seeds(evaluation)
+    return print_mean(evaluation)
+
+
+def compare(
+    ctx: typer.Context,
+    jobs: JobsArgument,
+    per_seed: PerSeed = False,
+    step: Step = None,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Compare two evaluations: the mean difference B less A on the seeds that both have, with a 95 % interval.
+
+    An interval without 0 says that one of them is better. The interval is Student's, of the paired differences.
+    """
+    from synth.cli.evaluation.rewards import read_evaluation
+    from synth.cli.evaluation.statistics import paired_difference
+
+    if len(jobs) != 2:
+        raise UsageProblem(f"{len(jobs)} job{'s' * (len(jobs) != 1)}", expected="two jobs, A and B")
+    with open_client(ctx) as client, output.status("reading the rewards"):
+        a, b = (read_evaluation(client, job, step=step) for job in jobs)
+    found = paired_difference(a.by_seed, b.by_seed)
+    if found is None:
+        raise UsageProblem(
+            f"no seed is in both: {a.title} has {_seeds(a)}, {b.title} {_seeds(b)}",
+            expected="evaluations on the same seeds",
+        )
+    if fmt is Format.JSON:
+        return output.print_json({"a": as_data(a), "b": as_data(b), "difference": found})
+    if per_seed:
+        shared = sorted(a.by_seed.keys() & b.by_seed.keys())
+        rows = [[str(s), *(output.number(r[s]) for r in (a.by_seed, b.by_seed)), _gain(a, b, s)] for s in shared]
+        output.print_table(("seed", "a", "b", "b - a"), rows)
+    rows = [
+        ["A", a.title, *_mean_cells(a)],
+        ["B", b.title, *_mean_cells(b)],
+        ["B - A", "", _signed(found.mean), str(found.seeds), _range(found.interval)],
+    ]
+    output.print_table(("", "evaluation", "mean", "seeds", "95 % interval"), rows, shrink="evaluation")
+    output.print_sentence(f"seeds: B is better on {found.better}, worse on {found.worse}, the same on {found.equal}")
+    return output.print_sentence(_verdict(found.interval))
+
+
+def as_data(evaluation: Evaluation) -> dict[str, object]:
+    """An evaluation for programs. interval: of the mean reward; null where there is none."""
+    from synth.cli.evaluation.statistics import mean_interval
+
+    rewards = list(evaluation.by_seed.values())
+    return {
+        "job": evaluation.job_id,
+        "step": evaluation.step,
+        "mean": statistics.fmean(rewards) if rewards else None,
+        "interval": mean_interval(rewards),
+        "seeds": [evaluation.rewards[seed] for seed in sorted(evaluation.rewards)],
+        "failed": sorted(evaluation.failed),
+    }
+
+
+def print_mean(evaluation: Evaluation) -> None:
+    """Print the mean reward with its interval, and how many seeds it is of."""
+    rewards = list(evaluation.by_seed.values())
+    rows = [
+        ("mean reward", output.number(statistics.fmean(rewards)) if rewards else "-"),
+        *interval_rows(evaluation),
+        ("seeds", str(len(rewards))),
+        ("failed", str(len(evaluation.failed)) if evaluation.failed else ""),
+    ]
+    output.print_pairs([(label, text) for label, text in rows if text])
+
+
+def interval_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """The confidence interval of the mean reward, named by its method; none where there is no interval."""
+    from synth.cli.evaluation.statistics import mean_interval
+
+    interval = mean_interval(list(evaluation.by_seed.values()))
+    if interval is None:
+        return []
+    return [(f"95 % interval ({_METHODS[interval.method]})", _range(interval))]
+
+
+def print_seeds(evaluation: Evaluation) -> None:
+    """Print a line for each seed, the worst first."""
+    found = sorted(evaluation.rewards.values(), key=lambda r: (r.reward, r.seed))
+    rows = [
+        [
+            *(str(r.seed), output.number(r.reward), r.outcome, str(r.calls), str(r.tokens)),
+            *(output.duration(r.seconds), r.rollout),
+        ]
+        for r in found
+    ]
+    rows += [[str(seed), "-", "failed", "-", "-", "-", "-"] for seed in sorted(evaluation.failed)]
+    output.print_table(("seed", "reward", "outcome", "calls", "tokens", "took", "rollout"), rows, shrink="rollout")
+
+
+def _mean_cells(evaluation: Evaluation) -> list[str]:
+    from synth.cli.evaluation.statistics import mean_interval
+
+    rewards = list(evaluation.by_seed.values())
+    return [output.number(statistics.fmean(rewards)), str(len(rewards)), _range(mean_interval(rewards))]
+
+
+def _range(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    return Cell(f"{output.number(interval.low)} … {output.number(interval.high)}", f"{interval.low} {interval.high}")
+
+
+def _signed(value: float) -> str:
+    return Cell(("+" if value > 0 else "") + output.number(value), value)
+
+
+def _gain(a: Evaluation, b: Evaluation, seed: int) -> str:
+    return _signed(b.by_seed[seed] - a.by_seed[seed])
+
+
+def _verdict(interval: Interval | None) -> str:
+    if interval is None:
+        return "one seed tells nothing of the others"
+    if interval.low > 0 or interval.high < 0:
+        return f"{'B' if interval.low > 0 else 'A'} is better: the interval does not hold 0"
+    return "the interval holds 0: on these seeds, neither is better for certain"
+
+
+def _seeds(evaluation: Evaluation) -> str:
+    seeds = sorted(evaluation.by_seed)
+    return f"{len(seeds)} from {seeds[0]} to {seeds[-1]}" if seeds else "none"

@@ -1,0 +1,154 @@
+"""`synthctl jobs compare`: what differs between jobs, and what became of each."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from synth.cli.commands.jobs.listing import job_name, steps_done, took
+from synth.cli.commands.jobs.options import JobsArgument
+from synth.cli.connect import open_client
+from synth.cli.errors import UsageProblem
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from synth.api.schemas import JobWithConfig, Point
+    from synth.cli.comparison.configs import Difference
+    from synth.cli.comparison.figures import Figure
+
+_PLOT_HEIGHT = 12
+#: As many as there are colours that can be told apart.
+_MOST_JOBS = 6
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A job, its metrics, and the letter that stands for it."""
+
+    mark: str
+    job: JobWithConfig
+    points: list[Point]
+    figures: dict[str, Figure]
+
+    def points_of(self, name: str) -> list[Point]:
+        return [p for p in self.points if p.name == name]
+
+
+def compare(
+    ctx: typer.Context,
+    jobs: JobsArgument,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Show what differs between jobs: their settings, their final and best figures, their curves over each other."""
+    from synth.cli.comparison.configs import differences
+    from synth.cli.comparison.figures import drawn_metrics, figures
+
+    if not 2 <= len(jobs) <= _MOST_JOBS:
+        raise UsageProblem(f"{len(jobs)} job{'s' * (len(jobs) != 1)}", expected=f"two to {_MOST_JOBS} job ids")
+    if repeated := next((job for job in jobs if jobs.count(job) > 1), None):
+        raise UsageProblem(f"{repeated} is named twice", expected="different jobs")
+    compared: list[_Compared] = []
+    with open_client(ctx) as client:
+        for mark, id in zip(string.ascii_uppercase, jobs, strict=False):
+            job, points = client.job(id), client.metrics(id)
+            compared.append(_Compared(mark, job, points, figures(points, kind=job.kind)))
+    differing = differences([c.job.resolved or {} for c in compared])
+    drawn = drawn_metrics([c.figures for c in compared], [c.job.kind for c in compared])
+    if fmt is Format.JSON:
+        return output.print_json(_as_data(compared, differing, drawn))
+    _print_rows("jobs", compared, _facts(compared))
+    _print_rows("figures", compared, _figures(compared))
+    unresolved = [c.job.id for c in compared if c.job.resolved is None]
+    if unresolved:
+        output.warn(f"{', '.join(unresolved)}: never validated, so that there are no settings to compare")
+    elif differing:
+        _print_rows("settings that differ", compared, _settings(differing))
+    else:
+        output.print_line("settings: nothing differs" if output.is_terminal() else "settings\tnothing differs")
+    for name in drawn:
+        _print_curves(name, compared)
+    return None
+
+
+def _as_data(compared: Sequence[_Compared], differing: Sequence[Difference], drawn: Sequence[str]) -> dict[str, Any]:
+    ids = [c.job.id for c in compared]
+    return {
+        "jobs": [
+            {"id": c.job.id, "name": c.job.name, "kind": c.job.kind, "state": c.job.state, "step": c.job.step}
+            for c in compared
+        ],
+        "differences": [{"key": d.key, "values": dict(zip(ids, d.values, strict=True))} for d in differing],
+        "figures": {c.job.id: c.figures for c in compared},
+        "curves": {
+            name: {c.job.id: [[p.step, p.value] for p in c.points_of(name)] for c in compared} for name in drawn
+        },
+    }
+
+
+def _facts(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
+    facts: list[tuple[str, Callable[[JobWithConfig], str]]] = [
+        ("id", lambda j: j.id),
+        ("name", job_name),
+        ("kind", lambda j: j.kind or "-"),
+        ("state", lambda j: j.state),
+        ("step", steps_done),
+        ("took", lambda j: took(j) or "-"),
+        ("trained tokens", lambda j: output.number(j.trained_tokens) if j.trained_tokens else "-"),
+        ("rollouts", lambda j: output.number(j.rollouts.completed) if j.rollouts.completed else "-"),
+        ("rollouts failed", lambda j: output.number(j.rollouts.failed) if j.rollouts.failed else "-"),
+    ]
+    rows = [(label, [text(c.job) for c in compared]) for label, text in facts]
+    return [(label, values) for label, values in rows if any(value != "-" for value in values)]
+
+
+def _figures(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
+    from synth.cli.comparison.figures import COMPARED
+
+    rows: list[tuple[str, list[str]]] = []
+    for name in COMPARED:
+        found = [c.figures.get(name) for c in compared]
+        if not any(found):
+            continue
+        rows.append((name, [output.number(f.final) if f else "-" for f in found]))
+        if any(f is not None and f.best is not None for f in found):
+            best = [f"{output.number(f.best)} @{f.best_step}" if f and f.best is not None else "-" for f in found]
+            rows.append(("  best @step", best))
+    return rows
+
+
+def _settings(differing: Sequence[Difference]) -> list[tuple[str, list[str]]]:
+    from synth.cli.tui.explain import format_value
+
+    return [(d.key, [format_value(value) for value in d.values]) for d in differing]
+
+
+def _print_rows(title: str, compared: Sequence[_Compared], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
+    from rich.text import Text
+
+    from synth.cli.tui.curves import colour_of
+    from synth.cli.tui.side_by_side import SideBySide
+
+    if not rows:
+        return
+    if not output.is_terminal():
+        output.print_table((title, *(c.job.id for c in compared)), [[label, *values] for label, values in rows])
+        output.print_line("")
+        return
+    styles = [colour_of(i) for i in range(len(compared))]
+    output.out().print(Text(title, style="bold"))
+    output.out().print(SideBySide([c.mark for c in compared], rows, styles), "")
+
+
+def _print_curves(name: str, compared: Sequence[_Compared]) -> None:
+    from synth.cli.tui.curves import Curve
+
+    curves = [
+        Curve(c.mark, [p.step for p in c.points_of(name)], [p.value for p in c.points_of(name)]) for c in compared
+    ]
+    output.print_curves(curves, title=name, height=_PLOT_HEIGHT)

@@ -1,0 +1,41 @@
+"""`synthctl jobs config`: a job's configuration, as a file that can be submitted again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.connect import open_client
+from synth.cli.errors import CliError
+from synth.cli.tui import output
+
+
+def config(
+    ctx: typer.Context,
+    job: JobArgument,
+    as_submitted: Annotated[
+        bool, typer.Option("--as-submitted", metavar="", help="The text that was sent, without what flags changed.")
+    ] = False,
+) -> None:
+    """Print a job's configuration as TOML, every setting in it: `submit` makes the same job of it.
+
+    `synthctl jobs config JOB > again.toml`, then `synthctl submit again.toml`.
+    """
+    from synth.cli.job_text.resolved import job_text
+    from synth.jobs.resolved import job_from_data
+
+    with open_client(ctx) as client:
+        found = client.job(job)
+    if as_submitted:
+        if found.config is None:
+            raise CliError(f"the backend does not have the text of {found.id}")
+        return output.print_line(found.config.rstrip("\n"))
+    if found.resolved is None:
+        raise CliError(
+            f"{found.id} is {found.state}: it has no settings that could be submitted again",
+            fix=f"what was sent: synthctl jobs config {found.id} --as-submitted",
+        )
+    text = job_text(job_from_data(found.resolved), heading=f"{found.id}, with every setting that it ran with.")
+    return output.print_line(text.rstrip("\n"))

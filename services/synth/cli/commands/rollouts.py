@@ -1,0 +1,73 @@
+"""`synthctl rollouts ls | show`: what the model did, rollout by rollout."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from synth.cli.commands.jobs.options import JobArgument
+from synth.cli.connect import open_client
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+app = typer.Typer(help="Rollouts: ls, show. What the model did and what it earned.", no_args_is_help=True)
+
+
+class Mode(StrEnum):
+    """What rollouts are for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    job: JobArgument,
+    iteration: Annotated[int | None, typer.Option(min=0, help="Only those of this iteration.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only those of this seed.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Only those of training, or of evaluations.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The highest rewards first.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only those that failed, by the environment or the policy, or were late.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """List the rollouts of a job that are over, newest first. `rollouts show` reads one."""
+    from synth.cli.errors import UsageProblem
+    from synth.cli.tui.rollout.listing import print_rollouts
+
+    if worst and best:
+        raise UsageProblem("--worst and --best together", expected="one of them")
+    sort = "worst" if worst else "best" if best else "newest"
+    with open_client(ctx) as client:
+        wanted = {"iteration": iteration, "seed": seed, "mode": mode and mode.value, "failed": failed, "sort": sort}
+        found = list(client.rollouts(job, limit=limit, **wanted))
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    print_rollouts(found)
+    if found:
+        return output.hint(f"read one: synthctl rollouts show {job} {found[0].id.removeprefix(f'{job}_')}")
+    filtered = any(value not in (None, False) for value in (iteration, seed, mode, failed))
+    return output.hint("no such rollouts" if filtered else "no rollout is over yet")
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    job: JobArgument,
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t3_17.", show_default=False)],
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Read one rollout: what was said, what the task app answered, what it earned, and whether it was trained."""
+    from synth.cli.tui.rollout.transcript import print_rollout
+
+    with open_client(ctx) as client:
+        found = client.rollout(job, rollout)
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    return print_rollout(found)

@@ -1,0 +1,138 @@
+"""`synthctl serve --reload`: the process begins anew when the app's files change, and keeps its socket.
+
+The socket is handed on to the next life of the process, so the port stays, and a call that comes in between waits in
+the socket's queue. A file that does not import is shown, and calls wait for the save that mends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from watchfiles import PythonFilter, watch
+
+from synth.cli.errors import UsageProblem
+from synth.cli.task_apps import load_task_app
+from synth.cli.tui import output
+from synth.errors import UserError
+from synth.taskapp.faults import is_own
+from synth.taskapp.sdk import TaskApp
+from synth.taskapp.server import listen, make_server, url_of
+
+#: The socket's file descriptor, for the next life of the process.
+_HANDED_ON = "SYNTHCTL_LISTENER"
+#: How often it is looked whether the app has imported a file of another folder since.
+_LOOK_MS = 2000
+#: Seconds for answers under way: a rollout takes longer, and is to be played by the new code.
+_GRACE_S = 1
+
+
+def serve_and_reload(
+    named: str, *, host: str, port: int, ready: Callable[[TaskApp, str], None], dead: Callable[[], None]
+) -> None:
+    """Serve the app until SIGINT or SIGTERM, always as its files are now.
+
+    ready: called at the first start, when it succeeds. dead: called after an error was shown.
+    """
+    begun, begun_anew = time.time(), _HANDED_ON in os.environ
+    listener = _taken_over() or listen(host, port)
+    try:
+        app = load_task_app(named)
+        server = make_server(app.asgi(), grace_s=_GRACE_S)
+    except (UsageProblem, UserError) as error:
+        output.show_problems(error.problems)
+        dead()
+        for _ in _changes(named, begun, threading.Event()):
+            _begin_anew(listener)
+        return
+    if begun_anew:
+        output.hint(f"{app.id} is served at {url_of(listener)}")
+    else:
+        ready(app, url_of(listener))
+    changed, stop = threading.Event(), threading.Event()
+
+    def look() -> None:
+        for _ in _changes(named, begun, stop):
+            changed.set()
+            server.should_exit = True
+            return
+
+    watcher = threading.Thread(target=look, name="reload", daemon=True)
+    watcher.start()
+    # Rollouts are cut off on purpose, which is no error; the server closes what it is given.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    server.run(sockets=[listener.dup()])
+    stop.set()
+    watcher.join()
+    if changed.is_set():
+        _begin_anew(listener)
+
+
+def _changes(named: str, begun: float, stop: threading.Event) -> Iterator[None]:
+    """Yields each time that Python files of the app, or of what it imports, have changed, until `stop`.
+
+    begun: when the process began to read them, in unix seconds.
+    """
+    while not stop.is_set():
+        folders = own_folders(named)
+        for seen in watch(
+            *folders,
+            watch_filter=PythonFilter(),
+            stop_event=stop,
+            recursive=False,
+            rust_timeout=_LOOK_MS,
+            yield_on_timeout=True,
+            raise_interrupt=True,
+        ):
+            # A file that was saved after it was read and before it was watched is found by its time.
+            changed = {Path(path) for _, path in seen} | _saved_since(begun, folders)
+            if changed:
+                output.hint(f"{', '.join(sorted({file.name for file in changed}))} changed: starting anew")
+                yield
+            elif own_folders(named) != folders:
+                break
+
+
+def _saved_since(begun: float, folders: set[Path]) -> set[Path]:
+    now = time.time()
+    return {file for folder in folders for file in folder.glob("*.py") if begun < _saved_at(file) <= now}
+
+
+def _saved_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def own_folders(named: str) -> set[Path]:
+    """The folders of the app's own modules: what it was imported from, and where it was named."""
+    source = named.partition(":")[0]
+    found = {Path(source).resolve().parent} if source.endswith(".py") else {Path.cwd()}
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_own(file):
+            found.add(Path(file).resolve().parent)
+    return {folder for folder in found if folder.is_dir()}
+
+
+def _taken_over() -> socket.socket | None:
+    handed_on = os.environ.pop(_HANDED_ON, None)
+    return None if handed_on is None else socket.socket(fileno=int(handed_on))
+
+
+def _begin_anew(listener: socket.socket) -> None:
+    """Replace this process by a new one of the same command, which takes the socket over."""
+    listener.set_inheritable(True)
+    os.environ[_HANDED_ON] = str(listener.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "synth.cli", *sys.argv[1:]])

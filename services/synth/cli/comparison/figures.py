@@ -1,0 +1,68 @@
+"""The final and the best figures of jobs. Pure functions of their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from synth.api.schemas import Point
+
+Better = Literal["higher", "lower"]
+
+#: The metrics that jobs are compared by, and which way each is better; None: neither is.
+COMPARED: dict[str, Better | None] = {
+    "reward_mean": "higher",
+    "eval.reward_mean": "higher",
+    "validation_loss": "lower",
+    "loss": None,
+    "entropy": None,
+    "completion_tokens_mean": None,
+    "tokens_per_second": None,
+}
+#: Of SFT alone: the loss of RL is no measure of how good a policy is.
+_LOSS: Better = "lower"
+#: Metrics whose curves are drawn over each other.
+DRAWN = ("reward_mean", "eval.reward_mean", "loss", "validation_loss")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric of one job. final: its last value; best: its best one and the step of that, where one way is better."""
+
+    final: float
+    final_step: int
+    best: float | None = None
+    best_step: int | None = None
+
+
+def figures(points: Sequence[Point], *, kind: str | None) -> dict[str, Figure]:
+    """The compared metrics that a job has. points: ascending by step. kind: of the job."""
+    found: dict[str, Figure] = {}
+    for name, better in COMPARED.items():
+        of_name = [p for p in points if p.name == name]
+        if not of_name:
+            continue
+        if name == "loss" and kind == "sft":
+            better = _LOSS
+        best = _best(of_name, better)
+        found[name] = Figure(
+            final=of_name[-1].value,
+            final_step=of_name[-1].step,
+            best=best.value if best else None,
+            best_step=best.step if best else None,
+        )
+    return found
+
+
+def drawn_metrics(figures_of_jobs: Sequence[dict[str, Figure]], kinds: Sequence[str | None]) -> list[str]:
+    """The metrics whose curves are worth drawing: those of `DRAWN` that a job has; the loss only of SFT."""
+    loss = any(kind == "sft" for kind in kinds)
+    return [n for n in DRAWN if any(n in f for f in figures_of_jobs) and (n != "loss" or loss)]
+
+
+def _best(points: Sequence[Point], better: Better | None) -> Point | None:
+    """The best of the points, the first of several that are as good."""
+    if better is None:
+        return None
+    return max(points, key=lambda p: p.value) if better == "higher" else min(points, key=lambda p: p.value)

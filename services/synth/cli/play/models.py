@@ -1,0 +1,159 @@
+"""Who answers as the model in a rollout that is played by hand: a model somewhere, or the person at the terminal.
+
+Each is a function from the body of a chat request to a chat completion. One that cannot answer raises `CliError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from synth.cli.api.client import Client, backoff
+from synth.cli.api.task_app import excerpt
+from synth.cli.config import Config
+from synth.cli.errors import CliError, NotAuthorised, Unreachable, UsageProblem
+
+Body = dict[str, Any]
+Answer = Callable[[Body], Body]
+
+#: Seconds for one call in all, with the tries of a model that is being loaded or is busy.
+_PATIENCE_S = 300.0
+_BUSY = frozenset({429, 502, 503, 504})
+_CALL = "/call "
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model plays. name: its id; None for the person who types. where: what serves it, for people."""
+
+    name: str | None
+    where: str
+    answer: Answer
+
+
+def of_cluster(model: str, settings: Config) -> ModelChoice:
+    """A model of the cluster, through its gateway. Raises `NotAuthorised` without a key."""
+    client = Client(settings)
+    return ModelChoice(model, settings.backend.text, lambda body: client.chat({**body, "model": model}))
+
+
+def of_endpoint(model: str, base_url: str) -> ModelChoice:
+    """A model behind another OpenAI-compatible address; its key is OPENAI_API_KEY."""
+    key = os.environ.get("OPENAI_API_KEY")
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        expected = "the base URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:11434/v1"
+        raise UsageProblem(f"{base_url!r} is no address of a model", expected=expected, where="--model-url")
+    http = httpx.Client(
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx.Timeout(_PATIENCE_S, connect=5.0),
+        trust_env=parts.hostname not in _LOOPBACK,
+    )
+    url = base_url.rstrip("/") + "/chat/completions"
+    return ModelChoice(model, base_url, lambda body: _ask(http, url, {**body, "model": model}))
+
+
+def _ask(http: httpx.Client, url: str, body: Body) -> Body:
+    deadline, attempt = time.monotonic() + _PATIENCE_S, 0
+    while True:
+        pause = backoff(attempt)
+        try:
+            reply = http.post(url, json=body)
+        except httpx.TransportError as error:
+            raise Unreachable(f"the model cannot be reached ({error or type(error).__name__})", where=url) from error
+        if reply.status_code not in _BUSY or time.monotonic() + pause > deadline:
+            break
+        time.sleep(pause)
+        attempt += 1
+    if reply.status_code in (401, 403):
+        fix = "set OPENAI_API_KEY to a key of this endpoint"
+        raise NotAuthorised(f"the model's endpoint refuses the key (HTTP {reply.status_code})", fix=fix, where=url)
+    try:
+        found = reply.json()
+    except ValueError:
+        found = None
+    if reply.status_code != 200 or not isinstance(found, dict) or not found.get("choices"):
+        raise CliError(f"the model's endpoint answers HTTP {reply.status_code}: {excerpt(reply.text)}", where=url)
+    return cast(Body, found)
+
+
+@dataclass
+class Typist:
+    """The person who answers. Calls arrive in threads, and are answered in the main one, which has the terminal."""
+
+    asked: queue.SimpleQueue[tuple[Body, Future[Body]] | None] = field(default_factory=queue.SimpleQueue)
+
+    def answer(self, body: Body) -> Body:
+        """Wait for what is typed."""
+        reply: Future[Body] = Future()
+        self.asked.put((body, reply))
+        return reply.result()
+
+
+def read_typed(prompt: str = "") -> Body:
+    """The assistant's message that is typed: a line is the reply, `/call NAME {"key": …}` calls a tool.
+
+    A line that ends with a backslash goes on in the next one. Raises `UsageProblem` at the end of the input.
+    """
+    line = _line(prompt)
+    if not line.startswith(_CALL):
+        return {"role": "assistant", "content": line}
+    name, _, arguments = line.removeprefix(_CALL).strip().partition(" ")
+    function = {"name": name, "arguments": arguments.strip() or "{}"}
+    call = {"id": f"call_{uuid.uuid4().hex[:8]}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _line(prompt: str) -> str:
+    lines: list[str] = []
+    while True:
+        try:
+            line = input(prompt if sys.stdin.isatty() else "")
+        except EOFError as error:
+            what = "the app asks the model again, and there is no further line to answer with"
+            raise UsageProblem(what, expected="a reply a line", where="standard input") from error
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line.removesuffix("\\"))
+
+
+def completion_of(message: Body, *, model: str) -> Body:
+    """A chat completion that says this message."""
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+    }
+
+
+def as_stream(completion: Body) -> list[str]:
+    """The same completion for an agent that asked for a stream: its events, as lines of text."""
+    head = {"id": completion.get("id"), "object": "chat.completion.chunk", "created": completion.get("created")}
+    head["model"] = completion.get("model")
+    chunks: list[Body] = []
+    for choice in cast(list[Body], completion.get("choices") or []):
+        message = cast(Body, choice.get("message") or {})
+        calls = [{**call, "index": i} for i, call in enumerate(cast(list[Body], message.get("tool_calls") or []))]
+        delta = {**message, **({"tool_calls": calls} if calls else {})}
+        index = choice.get("index", 0)
+        chunks.append({**head, "choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+        ended = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+        chunks.append({**head, "choices": [ended]})
+    if completion.get("usage"):
+        chunks.append({**head, "choices": [], "usage": completion["usage"]})
+    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]

@@ -1,0 +1,57 @@
+"""What a shell completes: ids of jobs, files and models, asked of the backend within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from synth.cli.api.client import Client
+
+#: Seconds that somebody who presses TAB is kept waiting at most.
+_DEADLINE_S = 1.0
+_MOST = 100
+
+Completer = Callable[[typer.Context, str], list[tuple[str, str]]]
+
+
+def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of jobs, newest first, and `@last`."""
+    found = _ask(
+        ctx, lambda client: ((j.id, f"{j.state} {j.name}") for j in client.jobs(prefix=incomplete, limit=_MOST))
+    )
+    return [*found, ("@last", "the newest job")]
+
+
+def complete_files(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of files, newest first."""
+    return _ask(ctx, lambda client: ((f.id, f"{f.status} {f.filename}") for f in client.files(limit=_MOST)))
+
+
+def complete_models(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Ids of models: the organisation's, newest first, then the bases."""
+    return _ask(ctx, lambda client: ((m.id, m.kind) for m in client.models()))
+
+
+def _ask(ctx: typer.Context, question: Callable[[Client], Iterable[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """The answer of the backend that the command line so far means; nothing where there is none in time."""
+    from pathlib import Path
+
+    import httpx
+
+    from synth.cli.api.client import Client
+    from synth.cli.config import resolve
+    from synth.cli.connect import find_default_env_file
+    from synth.errors import SynthError
+
+    said = ctx.find_root().params
+    files = tuple(Path(file) for file in said.get("env_file") or ()) or (find_default_env_file(),)
+    try:
+        config = resolve(backend=said.get("backend"), env_files=files, optional=files)
+        with Client(config, retry_budget=0.0, timeout=_DEADLINE_S) as client:
+            return list(question(client))
+    except (SynthError, httpx.HTTPError, OSError):
+        # A shell shows no messages while it completes: without a backend there is nothing to offer.
+        return []

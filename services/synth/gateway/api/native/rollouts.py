@@ -1,0 +1,140 @@
+"""Rollouts: a page of a job's, and one with its transcript."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any, cast
+
+import msgspec
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from synth.api.rollouts import RolloutDetail, RolloutMode, RolloutPage, RolloutSort, RolloutTraining
+from synth.blobs import BlobMissing, BlobStore
+from synth.errors import Problem
+from synth.events import BlobRef
+from synth.gateway.api.openapi import json_response, returns
+from synth.gateway.api.parameters import PageLimit
+from synth.gateway.auth import CurrentKey
+from synth.gateway.deps import Gateway, GatewayDep
+from synth.gateway.errors import ApiError
+from synth.gateway.presentation.rollouts import group_members, rollout_view, training_view
+from synth.gateway.read_model.rollout_log import (
+    FoundRollout,
+    RolloutQuery,
+    find_rollout,
+    parse_cursor,
+    read_rollouts,
+)
+from synth.transcripts.batch_header import LENGTH_BYTES, BatchMeta, header_length, read_batch_meta
+
+router = APIRouter(prefix="/api/jobs/{job_id}/rollouts", tags=["rollouts"])
+
+#: `<job>_t3_17`, or without the job: rollout 17 of training iteration 3; `e` for an evaluation.
+_ROLLOUT_ID = re.compile(
+    r"(?:(?P<job>job_[0-9a-z]{1,64})_)?(?P<mode>[te])(?P<iteration>\d{1,9})_(?P<index>\d{1,9})", re.A
+)
+_MODES = {"t": "train", "e": "eval"}
+_MAX_NUMBER = 1 << 53
+
+
+@router.get("", summary="A job's rollouts", responses=returns(RolloutPage))
+async def list_rollouts(
+    job_id: str,
+    caller: CurrentKey,
+    gateway: GatewayDep,
+    mode: RolloutMode | None = None,
+    iteration: Annotated[int | None, Query(ge=0, le=_MAX_NUMBER)] = None,
+    seed: Annotated[int | None, Query(ge=-_MAX_NUMBER, le=_MAX_NUMBER)] = None,
+    failed: Annotated[
+        bool, Query(description="Only those that failed, by the environment or by the policy, or were late")
+    ] = False,
+    sort: Annotated[
+        RolloutSort, Query(description="By the time of their end, or by reward; without one: not in `worst` and `best`")
+    ] = "newest",
+    limit: PageLimit = 20,
+    after: Annotated[str | None, Query(max_length=64, description="Go on behind a page, by its `next`")] = None,
+) -> Response:
+    """Those that are over, of training and of evaluations. Go on with `?after=<next>` and the same parameters."""
+    await gateway.job(caller.org, job_id)
+    try:
+        cursor = None if after is None else parse_cursor(after)
+    except ValueError as error:
+        problem = Problem(what=f"after is {after!r}", expected="the `next` of a page", where="after")
+        raise ApiError(422, problem.text(), param="after", problems=[problem]) from error
+    query = RolloutQuery(sort=sort, limit=limit, mode=mode, iteration=iteration, seed=seed, failed=failed, after=cursor)
+    return json_response(await read_rollouts(gateway.bus, caller.org, job_id, query))
+
+
+@router.get("/{rollout_id}", summary="One rollout, with its transcript", responses=returns(RolloutDetail))
+async def get_rollout(job_id: str, rollout_id: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """What was said in it, what its task app answered, and what became of it in training.
+
+    The id may be without the job: `t3_17` is rollout 17 of training iteration 3, `e3_17` of the evaluation there.
+    """
+    row = await gateway.job(caller.org, job_id)
+    named = _ROLLOUT_ID.fullmatch(rollout_id)
+    if named is None or named["job"] not in (None, job_id):
+        raise _no_rollout(job_id, rollout_id)
+    mode, iteration, index = _MODES[named["mode"]], int(named["iteration"]), int(named["index"])
+    try:
+        found = await find_rollout(gateway.bus, caller.org, job_id, mode, iteration, index)
+    except LookupError as error:
+        raise _no_rollout(job_id, rollout_id) from error
+    transcript, note = await _read_transcript(gateway.blobs, found.event.transcript)
+    rollout = rollout_view(found.recorded)
+    detail = RolloutDetail(
+        **msgspec.structs.asdict(rollout),
+        failed_tries=found.event.failed_tries,
+        group_members=group_members(found.members),
+        pinned_version=found.request.pinned_version if found.request else None,
+        oldest_version=found.request.oldest_version if found.request and mode == "train" else None,
+        training=await _training(gateway, found, step=row.job.step) if mode == "train" else None,
+        # As it was written: it may be large, and nobody here reads it.
+        transcript=None if transcript is None else cast(Any, msgspec.Raw(transcript)),
+        transcript_note=note,
+    )
+    return json_response(detail)
+
+
+async def _training(gateway: Gateway, found: FoundRollout, *, step: int) -> RolloutTraining:
+    batch: BatchMeta | None = None
+    if found.batched is not None:
+        try:
+            batch = await _read_batch_meta(gateway.blobs, found.batched.batch)
+        except BlobMissing:
+            batch = None
+    return training_view(
+        rollout_view(found.recorded),
+        found.members,
+        batched=found.batched is not None,
+        batch=batch,
+        oldest_version=found.request.oldest_version if found.request else 0,
+        step=step,
+    )
+
+
+async def _read_batch_meta(blobs: BlobStore, ref: BlobRef) -> BatchMeta:
+    """What a batch says of itself, without its arrays, which may be gigabytes."""
+    length = header_length(await blobs.get_range(ref, 0, LENGTH_BYTES))
+    header = await blobs.get_range(ref, LENGTH_BYTES, LENGTH_BYTES + length)
+    return await asyncio.to_thread(read_batch_meta, header)
+
+
+async def _read_transcript(blobs: BlobStore, ref: BlobRef | None) -> tuple[bytes | None, str]:
+    """A transcript as it was written, or why there is none."""
+    if ref is None:
+        return None, "nothing was kept of it: it was cut off before its task app answered, or an older version ran it"
+    try:
+        return await blobs.get_bytes(ref), ""
+    except BlobMissing:
+        return None, "its transcript has expired: it is not in the blob store any more"
+
+
+def _no_rollout(job_id: str, rollout_id: str) -> ApiError:
+    problem = Problem(
+        what=f"there is no rollout {rollout_id[:120]!r} of {job_id}, or it is not over yet",
+        fix=f"`synthctl rollouts ls {job_id}` shows those that are over",
+    )
+    return ApiError(404, problem.text(), code="rollout_not_found", problems=[problem])

@@ -1,0 +1,122 @@
+"""The JSON that a reply must be: `response_format`, and the parameters of `strict` functions whose call is forced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from synth.chat.families import functions_of
+from synth.errors import Problem, UserError
+from synth.inference.api.requests import ChatRequest, offered_tools
+from synth.inference.chat.prompts import ChatFormat
+from synth.inference.grammar.compiler import SchemaLimits
+from synth.inference.grammar.tokens import Grammar
+
+_FORMATS = ("text", "json_object", "json_schema")
+_SCHEMA = "response_format.json_schema.schema"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGrammars:
+    """answer: what the answer may say. arguments: what a forced call's arguments may say, by function.
+
+    warnings: what of the schemas is not enforced.
+    """
+
+    answer: Grammar | None = None
+    arguments: Mapping[str, Grammar] = field(default_factory=dict[str, Grammar])
+    warnings: tuple[str, ...] = ()
+
+
+async def compile_output_grammars(
+    request: ChatRequest,
+    must_call: tuple[str, ...],
+    chat: ChatFormat,
+    *,
+    vocabulary: int,
+    limits: SchemaLimits,
+) -> OutputGrammars:
+    """Compile what a request says of its output. must_call: the functions of which the reply has to call one.
+
+    Raises `UserError`, whose `where` is the place, for a format that is none and for a schema that cannot be enforced.
+    """
+    schema, strict = _answer_schema(request)
+    # A forced call is no answer, and what follows it is not looked at.
+    answer = None if must_call else schema
+    if answer is not None and offered_tools(request):
+        raise UserError(
+            Problem(
+                what="the reply cannot both be JSON and be free to call a tool",
+                expected='tools without `response_format`, or `tool_choice` "none", "required" or one function',
+                where="response_format",
+            )
+        )
+    compiler, warnings, arguments = chat.grammars, list[str](), dict[str, Grammar]()
+    grammar = None
+    if answer is not None:
+        compiled = await compiler.compile(answer, strict=strict, vocabulary=vocabulary, where=_SCHEMA, limits=limits)
+        grammar = compiled.grammar
+        warnings += [f"{_SCHEMA} is not enforced in full: {warning}" for warning in compiled.warnings]
+    for place, function in _strict_functions(request, must_call):
+        if not chat.family.calls.json_arguments:
+            raise UserError(
+                Problem(
+                    what="this model writes the arguments of its calls as XML, which no schema is enforced on",
+                    expected="strict false",
+                    where=f"{place}.strict",
+                )
+            )
+        where = f"{place}.parameters"
+        schema = _object(function.get("parameters", {}), where)
+        compiled = await compiler.compile(
+            {"type": "object", **schema}, strict=True, vocabulary=vocabulary, where=where, limits=limits
+        )
+        arguments[function["name"]] = compiled.grammar
+    return OutputGrammars(grammar, arguments, tuple(warnings))
+
+
+def _answer_schema(request: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
+    """The schema of the answer, None for free text, and whether all of it has to be enforced."""
+    asked = request.response_format
+    kind = "text" if asked is None else asked.get("type", "text")
+    if kind not in _FORMATS:
+        raise UserError(
+            Problem(
+                what=f"response_format.type is {str(kind)[:60]!r}",
+                expected=", ".join(_FORMATS),
+                where="response_format.type",
+            )
+        )
+    if asked is None or kind == "text":
+        return None, False
+    if kind == "json_object":
+        return {"type": "object"}, True
+    described = _object(asked.get("json_schema"), "response_format.json_schema")
+    strict = described.get("strict") or False
+    if not isinstance(strict, bool):
+        raise UserError(
+            Problem(
+                what=f"strict is {str(strict)[:60]!r}",
+                expected="true or false",
+                where="response_format.json_schema.strict",
+            )
+        )
+    return _object(described.get("schema", {}), _SCHEMA), strict
+
+
+def _strict_functions(request: ChatRequest, must_call: tuple[str, ...]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The functions among `must_call` whose `strict` is true, each with its place in the request."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for i, tool in enumerate(request.tools or ()):
+        place = f"tools[{i}].function" if "function" in tool else f"tools[{i}]"
+        found += [
+            (place, f) for name, f in functions_of([tool]).items() if name in must_call and f.get("strict") is True
+        ]
+    return found
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(Problem(what=f"{str(value)[:60]!r} is no object", expected="a JSON object", where=where))
+    return value

@@ -1,0 +1,186 @@
+"""Compiles the JSON schemas of requests, once each, off the event loop, within bounds.
+
+A schema comes from anybody. It is first compiled in a process of its own (`schema_check`), whose memory and time are
+bounded: only what came through is compiled here and, by vLLM, in the engine process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from synth.chat.json_text import is_too_deep
+from synth.errors import Problem, Transient, UserError
+from synth.inference.grammar.tokens import Grammar, build_lexicon
+
+# Schemas that are kept compiled for each model.
+_CACHED = 128
+# Checks at one time for one model; each takes a core.
+_CHECKS = 2
+# One line: where any white space may come, a small model writes nothing else to the end.
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+# Time for the interpreter to start on a busy machine, beyond the CPU seconds that a check may take.
+_START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaLimits:
+    """The bounds of one JSON schema. size: bytes of its text. depth: levels of nesting.
+
+    seconds: CPU time to compile it; memory: bytes that compiling it may take.
+    """
+
+    size: int = 64 << 10
+    depth: int = 64
+    seconds: float = 5.0
+    memory: int = 512 << 20
+
+
+class SchemaError(UserError):
+    """A schema that cannot be enforced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar, and the keywords of its schema that are not enforced, in llguidance's words."""
+
+    grammar: Grammar
+    warnings: tuple[str, ...]
+
+
+class GrammarCompiler:
+    """The compiled schemas of one model. tokenizer: the Hugging Face tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lexicon: asyncio.Task[Any] | None = None
+        self._checks = asyncio.Semaphore(_CHECKS)
+        self._compiled: OrderedDict[tuple[str, int], asyncio.Task[Compiled]] = OrderedDict()
+
+    async def compile(
+        self, schema: dict[str, Any], *, strict: bool, vocabulary: int, where: str, limits: SchemaLimits
+    ) -> Compiled:
+        """The grammar of the JSON values that fit a schema.
+
+        strict: a keyword that cannot be enforced is an error; otherwise it is ignored, and named in the warnings.
+        where: the place of the schema in the request. Raises `SchemaError`, which names the place within the schema.
+        """
+        text = _with_options(schema, strict=strict, where=where, limits=limits)
+        key = (text, vocabulary)
+        task = self._compiled.get(key)
+        if task is None:
+            task = asyncio.create_task(self._compile(text, vocabulary, where, limits), name="compile a JSON schema")
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._compiled[key] = task
+            if len(self._compiled) > _CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        try:
+            # Others may wait for the same schema.
+            return await asyncio.shield(task)
+        except SchemaError:
+            raise
+        except BaseException:
+            if task.done() and self._compiled.get(key) is task:
+                del self._compiled[key]  # the schema is not to blame
+            raise
+
+    async def _compile(self, text: str, vocabulary: int, where: str, limits: SchemaLimits) -> Compiled:
+        async with self._checks:
+            found = await _check(text, where, limits)
+        if found["error"]:
+            raise _refused(found["error"].strip(), where + found["path"])
+        if self._lexicon is None:
+            self._lexicon = asyncio.create_task(asyncio.to_thread(build_lexicon, self._tokenizer, vocabulary))
+        lexicon = await asyncio.shield(self._lexicon)
+        grammar, error = await asyncio.to_thread(_build, lexicon, text, vocabulary)
+        if error:
+            raise _refused(error, where)
+        return Compiled(grammar, tuple(found["warnings"]))
+
+
+def _with_options(schema: dict[str, Any], *, strict: bool, where: str, limits: SchemaLimits) -> str:
+    """The schema's text with our options for the compiler. Raises `SchemaError` beyond the limits."""
+    if is_too_deep(schema, limits.depth):
+        raise SchemaError(
+            Problem(
+                what="the JSON schema is nested too deeply",
+                expected=f"at most {limits.depth} levels",
+                fix="use `$defs` and `$ref`, or have the operator raise SYNTH_MAX_SCHEMA_DEPTH",
+                where=where,
+            )
+        )
+    options = {**_ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
+    text = json.dumps({**schema, "x-guidance": options})
+    if len(text) > limits.size:
+        raise SchemaError(
+            Problem(
+                what=f"the JSON schema has {len(text)} bytes",
+                expected=f"at most {limits.size}",
+                fix="shorten it, or have the operator raise SYNTH_MAX_SCHEMA_BYTES",
+                where=where,
+            )
+        )
+    return text
+
+
+async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
+    """What the process of `schema_check` says. Raises `SchemaError` when it went beyond its memory or time."""
+    seconds = max(1, math.ceil(limits.seconds))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "synth.inference.grammar.schema_check", str(limits.memory), str(seconds)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(limits.seconds + _START_S):
+            said, _ = await process.communicate(text.encode())
+    except TimeoutError:
+        raise Transient("a JSON schema could not be checked in time: the machine is busy") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    answers = said.splitlines()
+    if not answers:
+        raise SchemaError(
+            Problem(
+                what="the JSON schema is too large to be compiled",
+                expected=f"one that compiles in {limits.seconds:g} s and {limits.memory >> 20} MiB",
+                fix="lower its counts (minItems, maxItems, …), enums and combinations",
+                where=where,
+            )
+        )
+    return json.loads(answers[-1])
+
+
+def _build(lexicon: Any, text: str, vocabulary: int) -> tuple[Grammar, str]:
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(lexicon, LLMatcher.grammar_from_json_schema(text), log_level=0)
+    grammar = Grammar(text, matcher, vocabulary)
+    if not matcher.is_error():
+        probe = matcher.deep_copy()
+        probe.compute_bitmask()
+        if probe.is_error():
+            return grammar, "no value fits it"
+    return grammar, matcher.get_error().partition("\n")[0]
+
+
+def _refused(error: str, where: str) -> SchemaError:
+    first, _, more = error.partition("\n")
+    what = f"{first} {more.strip()}"[:300] if first.endswith(":") else first[:300]
+    return SchemaError(
+        Problem(
+            what=f"the JSON schema cannot be enforced: {what}",
+            expected="a JSON schema of the keywords that llguidance knows",
+            fix="see docs/api.md#json",
+            where=where,
+        )
+    )

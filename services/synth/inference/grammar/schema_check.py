@@ -1,0 +1,73 @@
+"""Compiles a JSON schema in a process of its own, because a schema can make the compiler take all memory, or for ever.
+
+`python -m synth.inference.grammar.schema_check BYTES SECONDS < schema.json` prints one JSON object: {"error", "path",
+"warnings"}. It imports nothing but llguidance.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from llguidance import LLMatcher
+
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
+_DEFINITIONS = ("$defs", "definitions", "x-guidance")
+
+
+def main() -> None:
+    memory, seconds = int(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    root: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    error, warnings = check(root)
+    print(json.dumps({"error": error, "warnings": warnings, "path": ""}), flush=True)  # noqa: T201
+    if error:
+        # A second answer, which may not come in time: where the error is.
+        print(json.dumps({"error": error, "warnings": warnings, "path": find_place(root, error)}), flush=True)  # noqa: T201
+
+
+def check(schema: dict[str, Any]) -> tuple[str, list[str]]:
+    """What is wrong with a schema, in llguidance's words ("" if nothing is), and which of its keywords are ignored."""
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema)
+    except ValueError as error:
+        return str(error), []
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return (messages[0], []) if failed else ("", messages)
+
+
+def find_place(root: dict[str, Any], error: str) -> str:
+    """The path of the innermost part of the schema that gives the same error by itself, as `.properties.a`."""
+    beside = {name: root[name] for name in _DEFINITIONS if name in root}
+    place, part = "", root
+    while True:
+        for path, inner in _parts(part):
+            if isinstance(inner, dict) and check({**beside, **inner})[0] == error:
+                place, part = place + path, inner
+                break
+        else:
+            return place
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in _NAMED:
+        named = schema.get(key)
+        for name, inner in named.items() if isinstance(named, dict) else ():
+            yield f".{key}.{name}", inner
+    for key in _LISTED:
+        listed = schema.get(key)
+        for i, inner in enumerate(listed if isinstance(listed, list) else ()):
+            yield f".{key}[{i}]", inner
+    for key in _SINGLE:
+        yield f".{key}", schema.get(key)
+
+
+if __name__ == "__main__":
+    main()

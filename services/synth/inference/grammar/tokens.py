@@ -1,0 +1,81 @@
+"""Which token may come next in a completion that must fit a JSON schema. No chats, no HTTP, no torch.
+
+Both engines compile the same schema text with the same library, llguidance, so both allow the same tokens at every
+position; and what a completion's tokens were drawn from can be worked out again from its token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from synth.errors import Problem, UserError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Grammar:
+    """What a completion may say: one JSON value that fits a schema, then the end of the turn.
+
+    schema: JSON text, as both engines take it. start: the compiled matcher before the first token; it is copied, and
+    never advanced. vocabulary: tokens of the model.
+    """
+
+    schema: str
+    start: LLMatcher
+    vocabulary: int
+
+    def begin(self) -> GrammarState:
+        """The state before the first token of a completion."""
+        return GrammarState(self.start.deep_copy(), self.vocabulary)
+
+    def masks(self, token_ids: Sequence[int]) -> Iterator[npt.NDArray[np.bool_]]:
+        """bool [V] for each token of a completion: the tokens that could have come in its place.
+
+        Raises `UserError` where the schema became too complex to be followed.
+        """
+        state = self.begin()
+        for token_id in token_ids:
+            yield state.allowed()
+            state.advance(token_id)
+
+
+class GrammarState:
+    """How far one completion has come in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """bool [V]: the tokens that may come next; the end of the turn alone once the value is complete."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.zeros(self._vocabulary, np.bool_)
+        known = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
+        allowed[: len(known)] = known
+        return allowed
+
+    def advance(self, token_id: int) -> None:
+        """Take the token that came. Raises `UserError` where the schema is too complex to be followed."""
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return  # the value is complete, and this is the end of the turn
+        if not self._matcher.consume_token(token_id) and self._matcher.is_error():
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise UserError(
+                Problem(
+                    what=f"the JSON schema cannot be followed any further: {reason[:200]}",
+                    expected="a schema with fewer alternatives and shorter patterns",
+                    where="response_format",
+                )
+            )
+
+
+def build_lexicon(tokenizer: Any, vocabulary: int) -> Any:
+    """llguidance's view of a Hugging Face tokenizer, as vLLM makes it. Takes a second for a vocabulary of 150k."""
+    from llguidance.hf import from_tokenizer
+
+    return from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)))

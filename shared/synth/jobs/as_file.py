@@ -1,0 +1,229 @@
+"""A resolved job as the tables of a job file: the reverse of `synth.jobs.resolve`.
+
+Invariant. The file that these tables are resolves to the same job, whatever the job came from: a TOML with flags beside
+it, or the payload of a published client. Every setting is said, so that a later release's defaults change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synth.jobs.resolved import EvalJob, Job, LoraSettings, RlJob, RolloutSettings, SftJob, TrainingJob, WatchSettings
+from synth.jobs.schema.sections import default_of
+from synth.jobs.schema.sft import HyperparametersSection
+from synth.jobs.seeds import Seeds
+from synth.models import parse_finetuned
+
+Table = dict[str, Any]
+
+#: Above this a list of seeds in a row is a range.
+_LISTED = 8
+_VARIETY = {"full": "fft", "lora": "lora", "qlora": "qlora"}
+
+
+def job_file(job: Job) -> Table:
+    """The tables of the file, without those that are empty; a TOML's data types only."""
+    if isinstance(job, RlJob):
+        return _without_empty(_rl(job))
+    if isinstance(job, SftJob):
+        return _without_empty(_sft(job))
+    return _without_empty(_eval(job))
+
+
+def _rl(job: RlJob) -> Table:
+    rollout, evaluation = job.rollout, job.evaluation
+    return {
+        "algorithm": {"type": "online", "method": "policy_gradient", "variety": job.loss},
+        "services": {"task_url": rollout.task_url},
+        "model": {
+            "source" if parse_finetuned(job.model) else "base": job.model,
+            "trainer_mode": job.mode,
+            "label": job.label,
+            "max_images_per_message": job.vision.max_images_per_message if job.vision else None,
+            "vision_processor_id": job.vision.processor_id if job.vision else None,
+        },
+        "lora": _lora(job.lora),
+        "topology": {
+            "gpus_for_vllm": job.topology.gpus_for_vllm,
+            "gpus_for_training": job.topology.gpus_for_training,
+            "gpus_for_ref": job.topology.gpus_for_ref,
+        },
+        "reference": {"placement": job.reference},
+        "rollout": {
+            **_rollout(rollout),
+            "max_concurrent_rollouts": rollout.max_concurrent_rollouts,
+            "group_timeout_s": rollout.group_timeout_s,
+            "env_config": rollout.env_config,
+            "policy_config": {**rollout.policy_config, **_sampling(rollout)},
+        },
+        "evaluation": {"every_n_iters": evaluation.every_n_iters, "seeds": _listed(evaluation.seeds)}
+        if evaluation
+        else {},
+        "data": {"seeds": _seeds(job.train_seeds)},
+        "training": {
+            "iterations_per_epoch": job.iterations,
+            "batch_size": job.batch_size,
+            "group_size": job.group_size,
+            "minibatches": job.minibatches,
+            **_optimization(job),
+            "warmup_ratio": job.warmup_ratio,
+            "loss": job.loss,
+            "clip_low": job.clip_low,
+            "clip_high": job.clip_high,
+            "token_truncation": job.token_truncation,
+            "kl_beta": job.kl_beta,
+            "advantage_std": job.advantage_std,
+            "dynamic_sampling": job.dynamic_sampling,
+            "async_level": job.async_level,
+            "max_staleness": job.max_staleness,
+            "activation_checkpointing": job.activation_checkpointing,
+            "weight_sync": {"verify_every_k": job.verify_every_k},
+            "watch": _watch(job.watch),
+        },
+        "tags": job.tags,
+    }
+
+
+def _sft(job: SftJob) -> Table:
+    parallelism = job.parallelism
+    # Where one of two keys decides, the other is said only if it is not its default: it would be warned about.
+    epochs = job.epochs if job.steps is None or job.epochs != _default("n_epochs") else None
+    ratio = job.warmup_ratio if job.warmup_steps is None or job.warmup_ratio != _default("warmup_ratio") else None
+    return {
+        "algorithm": {"type": "offline", "method": "sft", "variety": _VARIETY[job.mode]},
+        "job": {"model": job.model, "data": job.training_file, "examples": job.examples},
+        "data": {"validation_path": job.validation_file},
+        "training": {
+            "mode": "full_finetune" if job.mode == "full" else "lora",
+            "use_qlora": job.mode == "qlora" or None,
+            "validation": {
+                "eval_steps": job.validation_every,
+                "save_best_model_at_end": job.best_metric is not None,
+            },
+        },
+        "lora": _lora(job.lora),
+        "hyperparameters": {
+            "n_epochs": epochs,
+            "total_steps": job.steps,
+            "global_batch": job.batch_size,
+            "sequence_length": job.sequence_length,
+            **_optimization(job),
+            "warmup_ratio": ratio,
+            "warmup_steps": job.warmup_steps,
+            "world_size": parallelism.world_size,
+            "parallelism": {
+                "fsdp": {"parameters": True, "replicated": False}.get(parallelism.sharding),
+                "deepspeed_stage": 2 if parallelism.sharding == "gradients" else None,
+                "bf16": None if parallelism.dtype is None else parallelism.dtype == "bf16",
+                "activation_checkpointing": job.activation_checkpointing,
+            },
+        },
+        "tags": job.tags,
+    }
+
+
+def _eval(job: EvalJob) -> Table:
+    rollout = job.rollout
+    sampling = _sampling(rollout)
+    # Keys of `[eval]` that are also keys of its `policy_config` stand in `[eval]`, which comes first.
+    beside = {name: sampling.pop(name) for name in ("top_p", "top_k")}
+    return {
+        "eval": {
+            "model": job.model,
+            "task_app_url": rollout.task_url,
+            "app_id": rollout.app_id,
+            "seeds": _listed(job.seeds),
+            **_rollout(rollout),
+            "concurrency": rollout.max_concurrent_rollouts,
+            **sampling,
+            "env_config": rollout.env_config,
+            "policy_config": {**rollout.policy_config, **beside},
+            "tags": job.tags,
+        }
+    }
+
+
+def _optimization(job: TrainingJob) -> Table:
+    """The keys that have one name in `[training]` of RL and in `[hyperparameters]` of SFT."""
+    return {
+        "learning_rate": job.lr,
+        "lr_scheduler": job.schedule,
+        "min_lr_ratio": job.min_lr_ratio,
+        "betas": list(job.betas),
+        "weight_decay": job.weight_decay,
+        "grad_clip": job.clip_norm,
+        "packing": job.packing == "packed",
+        "micro_batch_tokens": job.micro_batch_tokens,
+        "checkpoint_every": job.checkpoint_every,
+        "keep_checkpoints": job.checkpoints_kept,
+        "seed": job.seed,
+    }
+
+
+def _rollout(rollout: RolloutSettings) -> Table:
+    return {
+        "env_name": rollout.env_name,
+        "policy_name": rollout.policy_name,
+        "max_turns": rollout.max_turns,
+        "ops": rollout.ops,
+        "failure_reward": rollout.failure_reward,
+        "rollout_timeout_s": rollout.rollout_timeout_s,
+        "max_retries": rollout.max_retries,
+        "constrain_tools": rollout.constrain_tools,
+    }
+
+
+def _sampling(rollout: RolloutSettings) -> Table:
+    sampling = rollout.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "thinking_mode": None if sampling.thinking is None else "think" if sampling.thinking else "no_think",
+        "thinking_budget": sampling.thinking_budget,
+    }
+
+
+def _lora(lora: LoraSettings | None) -> Table:
+    if lora is None:
+        return {}
+    targets = [lora.targets] if lora.targets == "all-linear" else lora.targets
+    return {
+        "r": lora.r,
+        "alpha": lora.alpha,
+        "dropout": lora.dropout,
+        # A text is a pattern, which only the registry has: it gives the same one again.
+        "target_modules": targets if isinstance(targets, list) else None,
+    }
+
+
+def _watch(watch: WatchSettings | None) -> Table:
+    if watch is None:
+        return {"enabled": False}
+    return {name: getattr(watch, name) for name in WatchSettings.__struct_fields__}
+
+
+def _seeds(seeds: Seeds) -> str | list[int]:
+    return _listed(seeds.listed) if seeds.listed else f"{seeds.start}-{seeds.start + seeds.count - 1}"
+
+
+def _listed(seeds: list[int]) -> str | list[int]:
+    in_a_row = len(seeds) > _LISTED and seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    return f"{seeds[0]}-{seeds[-1]}" if in_a_row else seeds
+
+
+def _default(name: str) -> Any:
+    return default_of(HyperparametersSection, name)
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without its nulls, which TOML does not have, and without empty tables of its own."""
+    kept: Table = {}
+    for key, value in table.items():
+        # What is passed on to the task app is kept as it is.
+        if isinstance(value, dict) and key not in ("env_config", "tags"):
+            value = _without_empty(value)  # pyright: ignore[reportUnknownArgumentType]
+        if value is not None and value != {}:
+            kept[key] = value
+    return kept

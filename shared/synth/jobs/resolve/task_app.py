@@ -1,0 +1,60 @@
+"""What the task app is given besides its seed: `policy.config` and `env.config`, from all the keys that say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from synth.jobs.resolve.context import ResolveContext, is_written
+
+#: Keys that both `[rollout]` and `[eval]` have, and that the task app reads in `policy.config`.
+POLICY_KEYS = ("use_vision", "image_only_mode", "max_images_per_step")
+#: Those that `[eval]` alone has.
+EVAL_POLICY_KEYS = (*POLICY_KEYS, "use_tools", "tool_choice", "reasoning_effort", "system_hint")
+EVAL_ENV_KEYS = ("split", "max_steps", "max_steps_per_episode")
+
+
+class GivenKey(NamedTuple):
+    """A key of the job file, and the name under which the task app is given its value."""
+
+    section: BaseModel | None
+    key: str
+    name: str
+
+
+def given_keys(section: BaseModel, keys: Sequence[str]) -> list[GivenKey]:
+    """Keys that the task app is given under their own names."""
+    return [GivenKey(section, key, key) for key in keys if key in type(section).model_fields]
+
+
+def merge_given(
+    field: str, table: dict[str, Any], keys: Sequence[GivenKey], context: ResolveContext, *, called: str
+) -> dict[str, Any]:
+    """The table with the keys that stand elsewhere in the file; a key that it has with another value is a problem.
+
+    field: of the job, whose origin is recorded where nothing else has. called: the table in the file, for the problem.
+    """
+    merged = dict(table)
+    for section, key, name in keys:
+        if section is None or not is_written(section, key):
+            continue
+        value = getattr(section, key)
+        if name in table and table[name] != value:
+            context.problem(
+                context.at(section, key),
+                f"the task app would be given {name} = {_shown(value)} and, by {called}, {_shown(table[name])}",
+                expected="one value",
+                fix="remove one of the two",
+            )
+        merged[name] = value
+        if context.origins.get(field, "default") == "default":
+            context.record(field, merged, context.document.where(context.at(section, key)))
+    return merged
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."

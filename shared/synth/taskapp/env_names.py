@@ -1,0 +1,42 @@
+"""The environments that a task app plays: the names that a job may give as its `env_name`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from synth.errors import Problem
+
+#: What is read of an app's list, so that an odd app does not fill an event. A list that is longer is not read.
+_MOST_NAMES = 1000
+_SHOWN = 8
+
+
+def env_names(task_info: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in `env_names` of `GET /task_info`; empty where the app lists none, and then any name may be right.
+
+    Nothing else in that answer is taken for a name: published apps put their task's id, a title or a dataset into its
+    other fields, and accept an `env_name` that is none of them.
+    """
+    listed: Any = task_info.get("env_names")
+    if not isinstance(listed, list):
+        return ()
+    names = cast(list[Any], listed)
+    if len(names) > _MOST_NAMES or not all(isinstance(name, str) and name for name in names):
+        return ()
+    return tuple(cast(list[str], names))
+
+
+def wrong_env_name(asked: str | None, names: Sequence[str], *, where: str, url: str) -> Problem | None:
+    """What is wrong with the `env_name` of a job on this app. names: as `env_names` says. url: the app's address."""
+    if asked is None or not names or asked in names:
+        return None
+    [near] = difflib.get_close_matches(asked, names, n=1) or [names[0]]
+    others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return Problem(
+        what=f"{asked!r} is not an environment of the task app at {url}",
+        expected=", ".join(repr(name) for name in names[:_SHOWN]) + others,
+        fix=f'write env_name = "{near}"',
+        where=where,
+    )

@@ -1,0 +1,54 @@
+"""Serving a task app on a socket."""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+
+from synth.errors import Problem, UserError
+
+#: Seconds that rollouts under way have to end after Ctrl-C.
+GRACE_S = 10
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes calls from now on; a `port` of 0 is a free one. Raises UserError when the port is taken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # Before anybody is told of the address: a call that comes at once waits instead of being refused.
+        listener.listen(_BACKLOG)
+    except OSError as taken:
+        listener.close()
+        raise UserError(
+            Problem(
+                what=f"cannot listen: {taken.strerror}",
+                expected="a free port",
+                fix="choose another with --port",
+                where=f"{host}:{port}",
+            )
+        ) from taken
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address of what listens there."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: Starlette, *, grace_s: int = GRACE_S) -> uvicorn.Server:
+    """The server, not yet running. grace_s: seconds for what is under way when it is told to stop."""
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=grace_s,
+    )
+    return uvicorn.Server(config)

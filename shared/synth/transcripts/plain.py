@@ -1,0 +1,74 @@
+"""A foreign value as plain JSON: images as their digest, and nothing that an encoder or a reader would choke on."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Any, cast
+
+#: A deeper value is shown as a word: encoders and readers of JSON recurse.
+_MAX_NESTING = 64
+#: How the base64 of an image file begins, by its type.
+_IMAGES = {
+    "iVBORw0KGgo": "image/png",
+    "/9j/": "image/jpeg",
+    "R0lGOD": "image/gif",
+    "UklGR": "image/webp",
+}
+#: A shorter text is no image.
+_MIN_IMAGE_CHARS = 64
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
+
+
+def to_plain(value: Any, *, depth: int = 0) -> Any:
+    """A copy of JSON data in which an image's payload is `{"image", "bytes", "sha256"}`, and text is valid Unicode.
+
+    A value that is no JSON is its text.
+    """
+    if isinstance(value, str):
+        return _plain_text(value)
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return value if _INT_MIN <= value <= _INT_MAX else str(value)
+    if depth >= _MAX_NESTING and isinstance(value, dict | list | tuple):
+        return f"[nested more than {_MAX_NESTING} deep]"
+    if isinstance(value, dict):
+        items = cast(dict[Any, Any], value).items()
+        return {_valid(str(key)): to_plain(item, depth=depth + 1) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [to_plain(item, depth=depth + 1) for item in cast(list[Any], value)]
+    return _valid(str(value))
+
+
+def _plain_text(text: str) -> Any:
+    if len(text) < _MIN_IMAGE_CHARS:
+        return _valid(text)
+    if text.startswith("data:"):
+        head, _, payload = text.partition(",")
+        kind, _, encoding = head.removeprefix("data:").partition(";")
+        if encoding.endswith("base64"):
+            return _digest(kind or "data", payload)
+    for begin, kind in _IMAGES.items():
+        if text.startswith(begin) and " " not in text:
+            return _digest(kind, text)
+    return _valid(text)
+
+
+def _digest(kind: str, payload: str) -> Any:
+    """An image by its digest. Text that only begins as one stays text."""
+    try:
+        body = base64.b64decode("".join(payload.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return _valid(payload) if not kind.startswith("image/") else {"image": kind, "chars": len(payload)}
+    return {"image": kind, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+
+
+def _valid(text: str) -> str:
+    """JSON may spell half of a surrogate pair, which no UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text

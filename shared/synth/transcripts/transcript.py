@@ -1,0 +1,78 @@
+"""A rollout's transcript: the calls of its last try as text, and the answer of its task app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class RecordedChat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One recorded chat call as text.
+
+    continues: the index of the earlier call of its rollout whose conversation it goes on; None: it begins anew.
+    kept: how many messages of that conversation, its reply counted, come first. messages: those that follow.
+    tools: those that were offered, where they differ from the call before.
+    """
+
+    continues: int | None = None
+    kept: int = 0
+    messages: list[Any] = []
+    tools: list[Any] | None = None
+    reply: Any = None
+
+
+class TranscriptTurn(RecordedChat, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of the model in a transcript.
+
+    finish_reason: "stop", "length" or "abort". malformed_call: whether the reply has a tool call that cannot be read.
+    prompt_tokens, sampled_tokens: of this call; what the engine forced is not counted. versions: of the policy, the
+    oldest and the newest that sampled it.
+    """
+
+    finish_reason: str = ""
+    malformed_call: bool = False
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    versions: tuple[int, int] | None = None
+
+
+class TranscriptStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of the environment, as its task app answered it. after_call: how many calls of the model came before."""
+
+    obs: Any = None
+    tool_calls: Any = None
+    reward: float | None = None
+    done: bool = False
+    truncated: bool = False
+    info: Any = None
+    after_call: int | None = None
+
+
+class TaskAppAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the task app answered. status: its HTTP status, 0: none came. body: of an answer that is no rollout.
+
+    steps: of all its trajectories. final, metrics: as it sent them. aborted: it says that the policy failed.
+    """
+
+    status: int = 0
+    body: Any = None
+    steps: list[TranscriptStep] = []
+    final: Any = None
+    metrics: Any = None
+    aborted: bool = False
+
+
+class Transcript(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the last try of a rollout looked like. answer: None where the try was cut off before one came.
+
+    cut_values: how many values were shortened to fit into `limit` bytes; each says how much it lacks.
+    turns_left_out, steps_left_out: from the middle, where there were too many.
+    """
+
+    turns: list[TranscriptTurn] = []
+    answer: TaskAppAnswer | None = None
+    limit: int = 0
+    cut_values: int = 0
+    turns_left_out: int = 0
+    steps_left_out: int = 0

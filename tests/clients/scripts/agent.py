@@ -1,0 +1,58 @@
+"""An agent of an installed openai SDK, one of many turns: reads what to play as a line of JSON, and prints what came.
+
+A request: base_url and api_key (absent: from the environment variables in `env`), kind ("sync", "async"), streamed.
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+import openai
+
+ASK = [{"role": "user", "content": "What is 12 + 34?"}]
+NEXT = {"role": "user", "content": "And with 1 more?"}
+
+
+def text_of(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def converse(options, streamed):
+    with openai.OpenAI(**options) as client:
+        said, messages = [], list(ASK)
+        for _ in range(2):
+            reply = client.chat.completions.create(model="policy", messages=messages, stream=streamed)
+            said.append(text_of(reply) if streamed else reply.choices[0].message.content)
+            messages += [{"role": "assistant", "content": said[-1]}, NEXT]
+        return said
+
+
+async def converse_async(options, streamed):
+    async with openai.AsyncOpenAI(**options) as client:
+        said, messages = [], list(ASK)
+        for _ in range(2):
+            reply = await client.chat.completions.create(model="policy", messages=messages, stream=streamed)
+            said.append(text_of([chunk async for chunk in reply]) if streamed else reply.choices[0].message.content)
+            messages += [{"role": "assistant", "content": said[-1]}, NEXT]
+        return said
+
+
+def play(asked):
+    os.environ.update(asked.get("env", {}))
+    options = {name: asked[name] for name in ("base_url", "api_key") if name in asked}
+    try:
+        if asked["kind"] == "async":
+            said = asyncio.run(converse_async(options, asked["streamed"]))
+        else:
+            said = converse(options, asked["streamed"])
+    except openai.APIError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    finally:
+        for name in asked.get("env", {}):
+            del os.environ[name]
+    return {"said": said}
+
+
+for line in sys.stdin:
+    print(json.dumps(play(json.loads(line)) | {"version": openai.__version__}), flush=True)

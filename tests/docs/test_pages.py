@@ -1,0 +1,67 @@
+"""The pages run as written: README and quickstart from a fresh copy, the others against a running cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, session_pages
+from tests.docs.session import Session
+
+#: These begin with nothing but the repository.
+FROM_NOTHING = [ROOT / "README.md", ROOT / "docs" / "quickstart.md"]
+TASK_APPS = ROOT / "docs" / "task-apps.md"
+OTHERS = [page for page in session_pages() if page not in (*FROM_NOTHING, TASK_APPS)]
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", FROM_NOTHING, ids=name)
+def test_a_page_that_begins_with_nothing_runs_as_written(page: Path, tmp_path: Path):
+    session = Session(tmp_path / "synth")
+    try:
+        session.run_page(page)
+    finally:
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """What the other pages take for granted: a cluster, a base model, a dataset and the Math task app."""
+    session = Session(tmp_path_factory.mktemp("docs") / "synth")
+    try:
+        session.ok(f"synthctl up --detach --port {session.ports['8000']}")
+        session.ok("synthctl models make tiny-qwen3")
+        session.ok("python -m task_apps.math.dataset --out math.jsonl --rows 512")
+        yield session
+    finally:
+        session.close()
+
+
+@pytest.fixture
+def session(cluster: Session) -> Iterator[Session]:
+    """The cluster for one page: what the page runs in its second terminal ends with it."""
+    yield cluster
+    while cluster.background:
+        cluster.background.pop().end()
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=name)
+def test_a_page_runs_as_written(page: Path, session: Session):
+    session.run_page(page)
+
+
+def test_the_sample_job_of_the_task_app_page_learns(session: Session):
+    session.run_page(TASK_APPS)
+    [job] = [job for job in session.made() if job["kind"] == "rl"]
+    assert job["state"] == "succeeded"
+    reward = session.metric(job["id"], "reward_mean")
+    assert len(reward) == 12
+    # The mean of the last third against that of the first.
+    assert sum(reward[-4:]) / 4 > 2 * sum(reward[:4]) / 4, reward

@@ -1,0 +1,93 @@
+"""What differs between jobs, and how it looks at every width."""
+
+from __future__ import annotations
+
+import io
+import math
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from synth.api.schemas import Point
+from synth.cli.comparison.configs import Difference, differences
+from synth.cli.comparison.figures import Figure, drawn_metrics, figures
+from synth.cli.tui.curves import Curve, draw
+from synth.cli.tui.series import Series
+from synth.cli.tui.side_by_side import SideBySide
+
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def points(name: str, *values: float, first: int = 1) -> list[Point]:
+    return [Point(name=name, step=first + i, value=v, time=TIME) for i, v in enumerate(values)]
+
+
+def test_only_what_differs_is_told_by_its_dotted_key():
+    seeds = {"start": 0, "count": 9, "listed": []}
+    fewer = {**seeds, "count": 8}
+    a = {"lr": 1e-3, "seed": 0, "lora": {"targets": ["q"]}, "evaluation": None, "train_seeds": seeds, "tags": {}}
+    b = {"lr": 2e-3, "seed": 0, "lora": {"targets": ["k"]}, "train_seeds": fewer, "tags": {"x": 1}}
+    assert differences([a, b]) == [
+        Difference("lr", [1e-3, 2e-3]),
+        Difference("lora.targets", [["q"], ["k"]]),
+        Difference("train_seeds", [seeds, fewer]),
+        Difference("tags.x", [None, 1]),
+    ]
+    assert differences([a, a, a]) == []
+
+
+def test_the_best_figure_is_the_highest_reward_and_of_sft_the_lowest_loss():
+    of_run = [*points("reward_mean", 0.1, 0.9, 0.5), *points("loss", 3.0, 1.0, 2.0)]
+    assert figures(of_run, kind="rl") == {
+        "reward_mean": Figure(0.5, 3, 0.9, 2),
+        "loss": Figure(2.0, 3),
+    }
+    assert figures(of_run, kind="sft")["loss"] == Figure(2.0, 3, 1.0, 2)
+    assert drawn_metrics([figures(of_run, kind="rl")], ["rl"]) == ["reward_mean"]
+
+
+@pytest.mark.parametrize("width", [44, 80, 120])
+def test_values_stand_side_by_side_or_below_each_other_and_are_never_cut(width: int):
+    rows = [
+        ("rollout.sampling.temperature", ["1", "0.7"]),
+        ("model", ["fft:tiny-qwen3:job_aed9871865554f9b", "fft:tiny-qwen3:job_95c25457ef0c1f31"]),
+    ]
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(SideBySide(["A", "B"], rows, ["cyan", "magenta"]))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    text = "".join(line.strip() for line in lines)
+    assert "0.7" in text
+    if width != 80:
+        assert "fft:tiny-qwen3:job_aed9871865554f9b" in text
+
+
+@pytest.mark.parametrize("width", [43, 79, 110])
+def test_curves_fit_the_width_and_letters_tell_them_apart_without_colours(width: int):
+    rising = Curve("A", range(300), [math.tanh(i / 80) for i in range(300)])
+    short = Curve("B", [0, 10], [0.5, 0.25])
+    plain = draw([rising, short], title="reward_mean", width=width, height=12, colours=False)
+    assert max(map(len, plain.splitlines())) <= width
+    assert {"A", "B"} <= set(plain)
+    assert "\x1b" not in plain
+    assert "299" in plain
+    assert "\x1b" in draw([rising, short], title="reward_mean", width=width, height=12, colours=True)
+    assert draw([Curve("A", [], [])], title="x", width=width, height=12, colours=False) == ""
+    assert "⣀" in draw([Curve("A", [0, 1], [0.5, 0.5])], title="x", width=width, height=12, colours=False)
+
+
+def test_a_series_is_of_the_whole_run_however_long_it_is():
+    series = Series()
+    for i in range(100_000):
+        series.add(float(i))
+    values = series.values
+    assert len(values) <= 512
+    assert values == sorted(values)
+    assert values[0] < 1000
+    assert values[-1] > 99_000
+    assert (series.low, series.high, series.last) == (0.0, 99_999.0, 99_999.0)
+    series.add(math.nan)
+    assert math.isnan(series.last)
+    assert len(series.values) == len(values)
