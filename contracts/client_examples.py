@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,9 @@ def _report(text: bytes, flags: list[str]) -> tuple[ValidationReport, list[Probl
     for flag in flags:
         given |= GIVEN[flag]
     registry = LenientRegistry()
-    _, found = validate_text(text.decode(), name="job.toml", flags=Flags(**given), registry=registry)
+    _, found = validate_text(text.decode(), name="job.toml", flags=replace(Flags(), **given), registry=registry)
     if "--model" in flags and any("sees no images" in p.what for p in found.problems):
-        seeing = Flags(**(given | {"model": _SEES}))
+        seeing = replace(Flags(), **(given | {"model": _SEES}))
         _, found = validate_text(text.decode(), name="job.toml", flags=seeing, registry=registry)
     return found, registry.unknown_models
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from synth.runtime.device_turn import read_holder
+from task_apps.math import dataset
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import KEY, Served
@@ -55,8 +57,10 @@ def test_an_rl_job_samples_and_trains_by_turns(platform: Platform, letters_app: 
     assert platform.events(job, "rollout.failed") == []
 
 
-def test_chats_are_answered_between_the_turns_of_an_sft_job(platform: Platform, rows: Path) -> None:
-    job = platform.submit(sft(steps=60), "--dataset", str(rows))
+def test_chats_are_answered_between_the_turns_of_an_sft_job(platform: Platform) -> None:
+    rows = platform.shell.folder / "math.jsonl"
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(128, seed=0)))
+    job = platform.submit(sft(steps=60), "--dataset", rows.name)
     eventually(lambda: bool(platform.events(job, "job.started")), timeout=60)
     assert isinstance(platform.greedy("tiny-qwen3", "2+2="), str)
     assert platform.succeeded(job)["state"] == "succeeded"

@@ -105,11 +105,11 @@ def _env_files(files: tuple[Path, ...]) -> CheckResult:
 def _gpus(data: Path) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
         return CheckResult(check="GPUs", result="ok", found="only the client is installed")
+    from synth.cli.cluster.gpu_report import report_gpus
     from synth.cli.cluster.state import StateFile
     from synth.cli.cluster.vllm_env import find_vllm_python
     from synth.cli.devices.plan import plan_devices
     from synth.cli.devices.probe import read_gpus, read_inventory
-    from synth.cli.devices.report import report_gpus
     from synth.cli.devices.wishes import read_wishes
 
     listed = read_gpus()

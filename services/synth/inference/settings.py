@@ -48,8 +48,8 @@ class InferenceSettings(ServiceSettings):
     what the model is stored in."""
 
     kv_budget_bytes: int | None = None
-    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU; on a GPU 60 % of what is free, and
-    with vLLM 60 % of all of it, weights included."""
+    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU; on a GPU half of what is free
+    beside the model's weights, so that a further engine finds room."""
 
     max_rows: int = 256
     """Completions that are sampled together in one step."""

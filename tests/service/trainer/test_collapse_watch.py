@@ -8,6 +8,7 @@ import pytest
 
 from synth.blobs import BlobStore
 from synth.bus.history.job_log import append_as_owner, append_decided, start_attempt
+from synth.bus.publish import Publisher
 from synth.bus.replay import replay
 from synth.events import BlobRef, JobCreated, JobPaused, JobResumed, JobValidated, JobVerified, ModelRef
 from synth.events.catalogue import Event
@@ -17,6 +18,7 @@ from synth.models import Registry
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import read_history
+from synth.trainer.owner.provisional_steps import ProvisionalSteps
 from synth.trainer.protocol import Paused, Stepped
 from synth.validator.validate import validate
 from tests.service.jobs import RL, make_model_dir
@@ -70,7 +72,18 @@ class Job:
         def model_at(step: int, tree: BlobRef) -> ModelRef:
             return ModelRef(id="made", kind="full", tree=tree)
 
-        announcer = Announcer(bus, self._blobs, fence, announced, total=len(STEPS), model_at=model_at, watch=watch)
+        # Nothing runs it: what is said of steps that are not durable is no matter of the watch.
+        provisional = ProvisionalSteps(Publisher(bus), fence, total=len(STEPS), every_s=1.0, ttl_s=60.0)
+        announcer = Announcer(
+            bus,
+            self._blobs,
+            fence,
+            announced,
+            total=len(STEPS),
+            model_at=model_at,
+            watch=watch,
+            provisional=provisional,
+        )
         k = announced.last_step
         while watch.demand is None and k < until:
             k += 1

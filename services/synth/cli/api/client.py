@@ -32,9 +32,9 @@ from synth.api.schemas import (
     Points,
 )
 from synth.cli.api.counted_file import CountedFile
+from synth.cli.api.refusals import error_of
 from synth.cli.config import Config
-from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
-from synth.errors import Problem
+from synth.cli.errors import Unreachable
 
 T = TypeVar("T")
 _Listed = TypeVar("_Listed", JobWithConfig, File)
@@ -264,7 +264,7 @@ class Client:
         try:
             if reply.status_code >= 400:
                 reply.read()
-                raise _error_of(reply)
+                raise error_of(reply)
             yield reply
         finally:
             reply.close()
@@ -336,7 +336,7 @@ class Client:
                     return reply
                 delay = _retry_after(reply) or delay
                 if reply.status_code not in _RETRIED or time.monotonic() + delay > deadline:
-                    raise _error_of(reply)
+                    raise error_of(reply)
             time.sleep(delay)
             attempt += 1
 
@@ -365,40 +365,3 @@ def _retry_after(reply: httpx.Response) -> float | None:
         return min(30.0, max(0.1, float(reply.headers["Retry-After"])))
     except (KeyError, ValueError):
         return None
-
-
-def _error_of(reply: httpx.Response) -> CliError:
-    """The backend's error, as the `CliError` that has the right exit code."""
-    problems = _problems(reply)
-    if not problems and reply.status_code < 500 and reply.status_code not in (401, 403):
-        return Unreachable(
-            f"what answers here is not a Synth backend: {reply.status_code} without a reason",
-            fix="check BACKEND_BASE_URL, or --backend",
-            where=f"{reply.request.method} {reply.request.url}",
-        )
-    if not problems:
-        what = f"the backend answered {reply.status_code} and no reason"
-        problems = [Problem(what=what, where=f"{reply.request.method} {reply.request.url.path}")]
-    match reply.status_code:
-        case 401 | 403:
-            if not any(p.fix or "SYNTH_API_KEY" in p.what for p in problems):
-                problems[0] = msgspec.structs.replace(problems[0], fix="check SYNTH_API_KEY (environment, then .env)")
-            return NotAuthorised.of(problems)
-        case 404:
-            return NotFound.of(problems)
-        case 400 | 413 | 415 | 422:
-            return UsageProblem.of(problems)
-        case _:
-            return CliError.of(problems)
-
-
-def _problems(reply: httpx.Response) -> list[Problem]:
-    """The problems in an error of the backend; none when the body is not one of the backend's errors."""
-    try:
-        body = msgspec.json.decode(reply.content, type=dict[str, Any])
-        error = body.get("error") or {}
-        listed = msgspec.convert(error.get("problems") or [], list[Problem])
-        text = str(error.get("message") or "")
-    except (msgspec.DecodeError, msgspec.ValidationError, AttributeError):
-        listed, text = [], ""
-    return listed or ([Problem(what=text)] if text else [])

@@ -17,11 +17,11 @@ import msgspec
 
 from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
+from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.devices.plan import DevicePlan
-from synth.cli.devices.report import GpuReport, describe_device, report_gpus
 from synth.cli.errors import CliError
 from synth.runtime.env_file import read_env_file
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from synth.bus.server.embedded import ServerConfig, binary, free_port
 from synth.bus.server.topology import SERVICES
+from synth.cli.cluster.gpu_report import turn_file
 from synth.cli.cluster.state import ClusterState, ProcessState
-from synth.cli.devices.report import turn_file
 from synth.cli.errors import CliError
 
 HOST = "127.0.0.1"

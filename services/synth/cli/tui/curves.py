@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from synth.cli.tui.output import number
+from synth.cli.tui import output
 from synth.cli.tui.series import averaged
 
 #: Of the curves, in their order; names that plotext and rich share.
 COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
+_WIDEST_PLOT = 110
 _TICKS = 5
 _COLUMNS_A_TICK = 14
 #: Braille has two points a column.
@@ -31,6 +32,17 @@ class Curve:
 def colour_of(index: int) -> str:
     """The colour of the curve at this place."""
     return COLOURS[index % len(COLOURS)]
+
+
+def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
+    """Print curves over each other, as wide as the terminal; prints nothing where none has a point."""
+    from rich.text import Text
+
+    console = output.out()
+    colours = console.color_system is not None and not console.no_color
+    width = min(console.width - 1, _WIDEST_PLOT)
+    if text := draw(curves, title=title, width=width, height=height, colours=colours):
+        console.print(Text.from_ansi(text), soft_wrap=True)
 
 
 def draw(curves: Sequence[Curve], *, title: str, width: int, height: int, colours: bool) -> str:
@@ -56,7 +68,7 @@ def draw(curves: Sequence[Curve], *, title: str, width: int, height: int, colour
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     levels = [low + (high - low) * i / (_TICKS - 1) for i in range(_TICKS)]
     plotext.ylim(low, high)
-    plotext.yticks(levels, [number(level) for level in levels])
+    plotext.yticks(levels, [output.number(level) for level in levels])
     first, last = min(c.steps[0] for _, c in drawn), max(c.steps[-1] for _, c in drawn)
     plotext.xticks(*_step_ticks(first, last, most=max(2, width // _COLUMNS_A_TICK)))
     plotext.title(title)

@@ -20,11 +20,9 @@ from synth.cli.tui.series import averaged
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from synth.cli.tui.curves import Curve
     from synth.errors import Problem
 
 _GAP = 2
-_WIDEST_PLOT = 110
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
@@ -257,19 +255,6 @@ def sparkline(values: Sequence[float], *, width: int = 30) -> str:
     low, high = min(finite), max(finite)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0
     return "".join(_BARS[round((v - low) * scale)] for v in finite)
-
-
-def print_curves(curves: Sequence[Curve], *, title: str, height: int) -> None:
-    """Print curves over each other, as wide as the terminal; prints nothing where none has a point."""
-    from rich.text import Text
-
-    from synth.cli.tui.curves import draw
-
-    console = out()
-    colours = console.color_system is not None and not console.no_color
-    width = min(console.width - 1, _WIDEST_PLOT)
-    if text := draw(curves, title=title, width=width, height=height, colours=colours):
-        console.print(Text.from_ansi(text), soft_wrap=True)
 
 
 def age(moment: datetime | None) -> str:

@@ -17,7 +17,7 @@ from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
-from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings, gpu_kv_bytes
 from synth.inference.tokenizers import load_tokenizer
 
 # `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
@@ -69,7 +69,7 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         head_dim=model.model.layers[0].self_attn.head_dim,
         dtype=model.dtype,
         device=device,
-        budget_bytes=settings.kv_budget_bytes or _kv_budget(device),
+        budget_bytes=settings.kv_budget_bytes or _kv_budget(device, config.vocab_size, settings),
     )
     decoder, head = model.get_decoder(), model.get_output_embeddings()
 
@@ -103,10 +103,10 @@ def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
     return {eos_id, *(i for i in listed if i is not None)}
 
 
-def _kv_budget(device: torch.device) -> int:
+def _kv_budget(device: torch.device, vocabulary: int, settings: EngineSettings) -> int:
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * GPU_MEMORY_FRACTION)
+        free, _ = torch.cuda.mem_get_info(device)  # the weights are there already
+        return gpu_kv_bytes(free, weights=0, vocabulary=vocabulary, max_num_seqs=settings.max_num_seqs)
     return CPU_KV_BYTES
 
 

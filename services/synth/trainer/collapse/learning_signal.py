@@ -16,8 +16,8 @@ from synth.events import TrainWarned
 NO_LEARNING_SIGNAL = "no_learning_signal"
 #: Nothing is left to learn because everything is right already: the job goes on, and succeeds.
 ALL_SOLVED = "all_solved"
-#: What a task app pays for a rollout in which everything is right: rewards are from 0 to 1 by convention. Of an app with
-#: another scale nobody knows which reward is the full one, so equal rewards there are a lack of signal.
+#: What a task app pays for a rollout in which everything is right: rewards are from 0 to 1 by convention. Nobody knows
+#: which reward is the full one on another scale, so equal rewards there are a lack of signal.
 FULL_REWARD = 1.0
 _IN_A_ROW = 5
 _ROUNDING = 1e-6

@@ -117,7 +117,7 @@ async def test_a_rollout_that_is_over_says_so(server: tuple[str, Any], where: st
     closed, expired = credential(), credential(seconds=-5)
     recorder.close(closed)
     for cid, said in ((closed, "rollout is over.*in the next rollout"), (expired, "has expired.*in the next rollout")):
-        async with openai.AsyncOpenAI(**(place(url, where, cid) | {"max_retries": 5})) as client:
+        async with openai.AsyncOpenAI(**place(url, where, cid), max_retries=5) as client:
             sent = count_requests(client)
             for streamed in (False, True):
                 with pytest.raises(openai.AuthenticationError, match=f"(?s){said}.*ep.base_url") as refused:

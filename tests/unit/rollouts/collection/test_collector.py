@@ -177,16 +177,16 @@ async def test_an_overload_halves_the_limit_and_is_logged_and_measured():
 
 async def test_a_rollout_keeps_the_transcript_of_its_last_try_and_why_the_others_failed():
     app = App(fails={1: 1, 4: 3})
-    abandoned: list[AbandonedRollout] = []
+    given_up: list[AbandonedRollout] = []
 
-    async def abandon(request: CollectRequest, spec: RolloutSpec, rollout: AbandonedRollout) -> None:
-        abandoned.append(rollout)
+    async def abandon(request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+        given_up.append(abandoned)
 
     app.abandon = abandon
     await app.collector(max_tries=3).collect(REQUEST, NO_PRIOR_PROGRESS)
     [again] = [c for c in app.completed if c.spec.index == 1]
     assert ([p.what for p in again.failures], again.transcript) == (["try 1 failed"], b"try 2")
-    [failed] = abandoned
+    [failed] = given_up
     assert ([p.what for p in failed.failures], failed.problem.what) == (
         ["try 1 failed", "try 2 failed"],
         "try 3 failed",
@@ -208,8 +208,8 @@ async def test_a_rollout_that_is_late_keeps_what_its_try_left():
             cut_off.transcript = b"what was said"
         raise AssertionError("it is cancelled")
 
-    async def abandon(request: CollectRequest, spec: RolloutSpec, rollout: AbandonedRollout) -> None:
-        late.append(rollout)
+    async def abandon(request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
+        late.append(abandoned)
 
     app.run_try, app.abandon = hang, abandon
     collector = Collector(

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from synth.cli.cluster.control import ClusterReport
+    from synth.cli.cluster.gpu_report import GpuReport
     from synth.cli.cluster.state import StateFile
     from synth.cli.cluster.supervisor import Supervisor
-    from synth.cli.devices.report import GpuReport
 
 
 class EngineChoice(StrEnum):
@@ -69,11 +69,11 @@ def up(
 
     from synth.bus.server.topology import SERVICES
     from synth.cli.cluster.control import inspect_cluster, prepare_cluster, start_detached
+    from synth.cli.cluster.gpu_report import planned_gpus
     from synth.cli.cluster.state import StateFile
     from synth.cli.cluster.vllm_env import find_vllm_python, vllm_python
     from synth.cli.devices.plan import DevicePlan, plan_devices
     from synth.cli.devices.probe import read_inventory
-    from synth.cli.devices.report import planned_gpus
     from synth.cli.devices.wishes import read_wishes
     from synth.cli.errors import UsageProblem
 

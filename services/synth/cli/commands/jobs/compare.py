@@ -146,9 +146,9 @@ def _print_rows(title: str, compared: Sequence[_Compared], rows: Sequence[tuple[
 
 
 def _print_curves(name: str, compared: Sequence[_Compared]) -> None:
-    from synth.cli.tui.curves import Curve
+    from synth.cli.tui.curves import Curve, print_curves
 
     curves = [
         Curve(c.mark, [p.step for p in c.points_of(name)], [p.value for p in c.points_of(name)]) for c in compared
     ]
-    output.print_curves(curves, title=name, height=_PLOT_HEIGHT)
+    print_curves(curves, title=name, height=_PLOT_HEIGHT)

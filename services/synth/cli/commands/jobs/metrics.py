@@ -118,12 +118,12 @@ def _headlines(points: list[Point]) -> list[str]:
 
 
 def _print_plots(points: list[Point], names: list[str]) -> None:
-    from synth.cli.tui.curves import Curve
+    from synth.cli.tui.curves import Curve, print_curves
 
     for name in dict.fromkeys(names):
         of_name = [p for p in points if p.name == name]
         curve = Curve("*", [p.step for p in of_name], [p.value for p in of_name])
-        output.print_curves([curve], title=name, height=_PLOT_HEIGHT)
+        print_curves([curve], title=name, height=_PLOT_HEIGHT)
 
 
 def _print_steps(points: list[Point], names: list[str]) -> None:

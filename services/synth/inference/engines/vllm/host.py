@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Sequence
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.limits import vllm_lora_rank
-from synth.inference.engines.settings import CPU_KV_BYTES, GPU_MEMORY_FRACTION, WORKAROUNDS, EngineSettings
+from synth.inference.engines.settings import CPU_KV_BYTES, WORKAROUNDS, EngineSettings, gpu_kv_bytes
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 # Prompts share whole blocks. vLLM's default on a CPU, 128 tokens, is longer than many prompts.
 _CPU_BLOCK_SIZE = 32
-# With a KV budget, this is only the fraction of the memory that vLLM wants to find free at its start.
-_GPU_MEMORY_BUDGETED = 0.01
+# With a KV budget, which there always is, only the fraction of the memory that vLLM wants to find free at its start.
+_MEMORY_FRACTION = 0.01
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _SWAP_TIMEOUT_S = 600.0
 # Weights of 64 GB over a slow bus.
@@ -320,8 +321,8 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         seed=settings.seed if settings.seed is not None else secrets.randbits(31),
         max_model_len=-1,  # as long as the model's context and the KV cache allow
         block_size=_CPU_BLOCK_SIZE if cpu else None,
-        kv_cache_memory_bytes=settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else None),
-        gpu_memory_utilization=GPU_MEMORY_FRACTION if cpu or settings.kv_budget_bytes is None else _GPU_MEMORY_BUDGETED,
+        kv_cache_memory_bytes=settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else _gpu_kv_bytes(model, settings)),
+        gpu_memory_utilization=_MEMORY_FRACTION,
         max_num_seqs=settings.max_num_seqs,
         logprobs_mode="processed_logprobs",
         logits_processors=[banned_tokens.PATH],
@@ -342,6 +343,15 @@ def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, ran
         llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.make_stat_logger(registry, stats)])
     llm.synth_registry, llm.synth_stats = registry, stats
     return llm
+
+
+def _gpu_kv_bytes(model: BaseModelInfo, settings: EngineSettings) -> int:
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(settings.device)
+    wide = 4 if settings.dtype == "fp32" else 2
+    weights = wide * sum(math.prod(shape) for shape in model.shapes.values())
+    return gpu_kv_bytes(free, weights=weights, vocabulary=model.vocabulary, max_num_seqs=settings.max_num_seqs)
 
 
 def _check_heads(model_dir: Path) -> None:
