@@ -33,8 +33,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-def run_checks(config: Config, *, data: Path, port: int, task_url: str | None) -> list[CheckResult]:
-    """Run every check, in the order in which a user would meet its problem."""
+def run_checks(
+    config: Config, *, data: Path, port: int | None, task_url: str | None, env_files: tuple[Path, ...]
+) -> list[CheckResult]:
+    """Run every check, in the order in which a user would meet its problem. port: None for the cluster's own."""
     checks: list[Callable[[], CheckResult]] = [
         _python,
         lambda: _disk(data),
@@ -42,6 +44,7 @@ def run_checks(config: Config, *, data: Path, port: int, task_url: str | None) -
         _torch,
         lambda: _gpus(data),
         lambda: _cluster(data, port),
+        lambda: _env_files(env_files),
         lambda: _api_key(config),
         lambda: _environment_key(config),
         lambda: _backend(config),
@@ -94,6 +97,11 @@ def _torch() -> CheckResult:
     return CheckResult(check="torch", result="ok", found=run.stdout.strip())
 
 
+def _env_files(files: tuple[Path, ...]) -> CheckResult:
+    found = [str(file) for file in files if file.is_file()]
+    return CheckResult(check=".env", result="ok", found=", ".join(found) or "none here, and none in a folder above")
+
+
 def _gpus(data: Path) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
         return CheckResult(check="GPUs", result="ok", found="only the client is installed")
@@ -122,15 +130,16 @@ def _gpus(data: Path) -> CheckResult:
     return CheckResult(check="GPUs", result="warn", found=f"{found}; {note}", fix=" ".join(fixes) or note)
 
 
-def _cluster(data: Path, port: int) -> CheckResult:
+def _cluster(data: Path, port: int | None) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
         return CheckResult(check="cluster", result="ok", found="only the client is installed")
     from synth.cli.cluster.control import inspect_cluster
-    from synth.cli.cluster.plan import is_free
+    from synth.cli.cluster.plan import gateway_port, is_free
     from synth.cli.cluster.state import StateFile
 
     try:
         report = inspect_cluster(StateFile(data))
+        port = port or gateway_port(StateFile(data).read())
     except CliError as error:
         return CheckResult(check="cluster", result="fail", found=str(error), fix=error.problems[0].fix)
     match report.state:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import msgspec
+
 from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
 from synth.cli.config import Config, ConfigValue
@@ -20,6 +23,12 @@ from synth.jobs.resolved import ResolvedJob, SftJob
 
 if TYPE_CHECKING:
     from synth.cli.tui.follow import FollowOptions
+
+
+class _AppInfo(msgspec.Struct):
+    """What is read of a task app's `/info`."""
+
+    limits: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,22 @@ def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
     if settings.task_url is None:
         return None
     return ConfigValue(settings.task_url.text, f"TASK_APP_URL, {settings.task_url.origin}")
+
+
+def app_max_turns(url: str, settings: Config) -> int | None:
+    """How often a rollout may call the model, as the task app says; None where it does not, or cannot be asked here.
+
+    An app that only the cluster reaches is asked for nothing: the verifier says later what is wrong with it.
+    """
+    key = settings.environment_key
+    headers = {"X-API-Key": key.text, "Authorization": f"Bearer {key.text}"} if key else {}
+    try:
+        reply = httpx.get(url.rstrip("/") + "/info", headers=headers, timeout=5.0)
+        limits = msgspec.json.decode(reply.raise_for_status().content, type=_AppInfo).limits
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError):
+        return None
+    turns = limits.get("max_turns")
+    return turns if isinstance(turns, int) and turns > 0 else None
 
 
 def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowOptions, format: output.Format) -> int:

@@ -59,7 +59,10 @@ def _rl(job: RlJob) -> Table:
         "evaluation": {"every_n_iters": evaluation.every_n_iters, "seeds": _listed(evaluation.seeds)}
         if evaluation
         else {},
-        "data": {"seeds": _seeds(job.train_seeds)},
+        "data": {
+            "seeds": _seeds(job.train_seeds),
+            "evaluation_split": rollout.evaluation_env_config.get("split"),
+        },
         "training": {
             "iterations_per_epoch": job.iterations,
             "batch_size": job.batch_size,

@@ -123,3 +123,18 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path):
         run = evaluated("compare", *jobs, cwd=tmp_path)
         assert run.returncode != 0
         assert said in run.stderr
+
+
+@pytest.mark.parametrize(("flags", "turns"), [((), 7), (("--max-turns", "2"), 2)])
+def test_an_evaluation_by_flags_plays_as_many_turns_as_the_app_allows_or_as_it_is_told(
+    flags: tuple[str, ...], turns: int, tmp_path: Path
+):
+    def app(request: Request) -> Answer:
+        return Answer(body={"limits": {"max_turns": 7}} if request.path == "/api/info" else {})
+
+    with backend_that(app) as (_, client), backend_that(answer) as (backend, _):
+        asked = ("--model", "tiny", "--seeds", "0-1", "--task-url", client.root, "--backend", backend.url)
+        run = synthctl("eval", *asked, *flags, "--detach", cwd=tmp_path, SYNTH_API_KEY="sk_x")
+    assert run.returncode == 0, run.stderr
+    sent = next(json.loads(r.body) for r in backend.requests if r.method == "POST" and r.path == "/api/jobs")
+    assert f"max_turns = {turns}\n" in sent["config"]

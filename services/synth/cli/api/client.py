@@ -31,6 +31,7 @@ from synth.api.schemas import (
     Point,
     Points,
 )
+from synth.cli.api.counted_file import CountedFile
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised, NotFound, Unreachable, UsageProblem
 from synth.errors import Problem
@@ -159,11 +160,14 @@ class Client:
 
     # -- files --
 
-    def upload(self, path: Path, *, purpose: str, name: str | None = None) -> File:
-        """Upload a file as a stream; the same bytes again are the same file."""
-        with path.open("rb") as body:
+    def upload(
+        self, path: Path, *, purpose: str, name: str | None = None, sent: Callable[[int], None] = lambda n: None
+    ) -> File:
+        """Upload a file as a stream; the same bytes again are the same file. sent: told how far it is."""
+        with CountedFile(path, sent) as body:
 
             def send() -> httpx.Response:
+                body.seek(0)
                 files = {"file": (name or path.name, body, "application/jsonl")}
                 timeout = httpx.Timeout(600.0, connect=5.0)
                 return self.http.post(f"{self.root}/files", data={"purpose": purpose}, files=files, timeout=timeout)

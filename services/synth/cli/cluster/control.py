@@ -18,7 +18,7 @@ import msgspec
 from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
-from synth.cli.cluster.plan import HOST, choose_ports
+from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.devices.plan import DevicePlan
@@ -71,12 +71,13 @@ def prepare_cluster(
     file: StateFile,
     services: tuple[str, ...],
     *,
-    port: int,
+    port: int | None,
     env_file: Path,
     plan: Callable[[], tuple[DevicePlan, str]],
 ) -> PreparedCluster:
     """Under the lock: end what a dead supervisor left, plan devices, choose ports, keep or make secrets, write `.env`.
 
+    port: of the gateway; None for the one that it had before, `DEFAULT_PORT` the first time.
     plan: decides what each process computes on, and with which Python inference runs ("" for ours); called when nothing
     of an earlier cluster holds a GPU any more.
     Raises `CliError`, having started nothing, when the port is taken, when nats-server is missing, and what `plan`
@@ -88,7 +89,7 @@ def prepare_cluster(
     if ended := end_leftovers(state):
         notes.append(f"ended what an earlier cluster left behind: {', '.join(ended)}")
     state.devices, state.inference_python = plan()
-    choose_ports(state, services, port=port)
+    choose_ports(state, services, port=port or gateway_port(state))
     present = read_env_file(env_file) | {k: v for k, v in os.environ.items() if v}
     # A key that the user's clients already send must be one that the cluster knows.
     state.api_key = present.get("SYNTH_API_KEY", state.api_key)

@@ -15,6 +15,7 @@ from synth.cli.cluster.state import ClusterState, ProcessState
 from synth.cli.errors import CliError
 
 HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
 GRACE_S = 8.0
 _PLANNED = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SYNTH_DEVICE", "SYNTH_ENGINE"})
 # What the client uses is no business of a service's.
@@ -46,6 +47,12 @@ class ClusterPlan:
     @property
     def specs(self) -> list[ProcessSpec]:
         return [self.nats, *self.services]
+
+
+def gateway_port(state: ClusterState | None) -> int:
+    """The port that the gateway had when the cluster ran last; the default one before its first start."""
+    processes = state.processes if state else []
+    return next((p.port for p in processes if p.name == "gateway"), DEFAULT_PORT)
 
 
 def choose_ports(state: ClusterState, services: tuple[str, ...], *, port: int) -> None:

@@ -124,7 +124,7 @@ def explain(
     if output.is_terminal():
         output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
     else:
-        rows = [[s.field, format_value(s.value), s.origin, s.why] for s in settings]
+        rows = [[s.key, format_value(s.value), s.origin, s.why] for s in settings]
         output.print_table(("setting", "value", "from", "why"), rows)
     for warning in warnings:
         # Why a value was changed stands with the value.

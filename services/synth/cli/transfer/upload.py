@@ -22,7 +22,11 @@ def upload_ready(client: Client, path: Path, *, timeout: float = READY_TIMEOUT_S
     check_readable(path)
     total = path.stat().st_size
     with output.status(f"uploading {path} ({output.size(total)})") as status:
-        file = client.upload(path, purpose="fine-tune")
+
+        def sent(done: int) -> None:
+            status(f"uploading {path}: {100 * done // total} % of {output.size(total)}")
+
+        file = client.upload(path, purpose="fine-tune", sent=sent)
         status(f"checking {path}")
         file = wait_ready(client, file, timeout=timeout)
     if file.status == "failed":

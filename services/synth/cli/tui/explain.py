@@ -23,9 +23,13 @@ _LONGEST_NAME = 14
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. origin: the place in the file, a flag, "registry" or "default". why: "" where it is as asked."""
+    """One setting. origin: the place in the file, a flag, "registry" or "default". why: "" where it is as asked.
+
+    key: what the key is called that sets it; the field's own name where none does.
+    """
 
     field: str
+    key: str
     value: Any
     origin: str
     why: str
@@ -44,7 +48,7 @@ class CheckReport(msgspec.Struct, kw_only=True):
 def settings_of(found: ValidationReport) -> list[Setting]:
     """Every setting of a job file without problems, in the job's own order."""
     return [
-        Setting(field, value, found.origins[field], found.changed.get(field, ""))
+        Setting(field, found.keys.get(field, field), value, found.origins[field], found.changed.get(field, ""))
         for field, value in _fields(found.values, "", found.origins)
     ]
 
@@ -124,7 +128,7 @@ class SettingsTable:
             if setting.why:
                 value.append(" *", style="yellow")
             grid.add_row(
-                Text(setting.field, style="" if asked else "dim"),
+                Text(setting.key, style="" if asked else "dim"),
                 value,
                 Text(self._place(setting.origin), style="cyan" if asked else "dim"),
             )

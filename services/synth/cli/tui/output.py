@@ -209,6 +209,24 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str 
     return grid
 
 
+def print_findings(rows: Sequence[tuple[str, str, str, str]]) -> None:
+    """Print checks with their result and what was found; what to do stands below, and all of it is wrapped, not cut."""
+    if not is_terminal():
+        print_table(("check", "result", "found", "fix"), rows)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for check, result, found, fix in rows:
+        text = Text(found).append(f"\n{fix}", style="cyan") if fix else Text(found)
+        grid.add_row(check, Text(result, style=style_of(result)), text)
+    out().print(grid)
+
+
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     """Print the fields of one object, a line each."""
     if not is_terminal():

@@ -56,7 +56,8 @@ class ResolveContext:
     """One resolve in progress: collects problems, warnings and origins.
 
     origins: of each field of the job, by its dotted name: the place in the file, the flag, "registry" or "default".
-    changed: fields that are not what was asked for, or that nobody asked for, and why.
+    changed: fields that are not what was asked for, or that nobody asked for, and why. keys: of fields that one key of
+    the file sets, what that key is called.
     """
 
     document: Document
@@ -66,6 +67,7 @@ class ResolveContext:
     problems: list[Problem] = field(default_factory=list[Problem])
     origins: dict[str, str] = field(default_factory=dict[str, str])
     changed: dict[str, str] = field(default_factory=dict[str, str])
+    keys: dict[str, str] = field(default_factory=dict[str, str])
     dropped: list[Path] = field(default_factory=list[Path])
     _places: dict[int, Path] = field(default_factory=dict[int, Path])
 
@@ -112,6 +114,7 @@ class ResolveContext:
         """A section's field; `default` where it follows from other keys. The origin follows from what was written."""
         value = value_of(section, name)
         origin = self.document.where(self.at(section, name)) if is_written(section, name) else "default"
+        self.keys[key] = name
         return self.record(key, default if value is None else value, origin)
 
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
@@ -120,6 +123,8 @@ class ResolveContext:
         default: where it follows from other keys; else it is that of the first key whose table there is.
         """
         given = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
+        if given or named:
+            self.keys[key] = [*given, *named][0][1]
         if not given:
             if default is None:
                 default = next((default_of(type(s), n) for s, n in named if s is not None), None)

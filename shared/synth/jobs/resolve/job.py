@@ -28,6 +28,7 @@ class ValidationReport:
 
     job: None where there are problems, and for a filter, which is no job of the cluster. values: everything resolved,
     as JSON data. origins: of each field by its dotted name. changed: fields that are not what was asked for, and why.
+    keys: the name of the key that sets a field, where it is one key.
     """
 
     kind: Kind | None
@@ -37,6 +38,7 @@ class ValidationReport:
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, str] = field(default_factory=dict[str, str])
     changed: dict[str, str] = field(default_factory=dict[str, str])
+    keys: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def validate_job(
@@ -92,4 +94,4 @@ def _report(
         return ValidationReport(parsed.kind, None, problems, warnings)
     if job is not None:
         values = job_to_data(job)
-    return ValidationReport(parsed.kind, job, [], warnings, values, context.origins, context.changed)
+    return ValidationReport(parsed.kind, job, [], warnings, values, context.origins, context.changed, context.keys)

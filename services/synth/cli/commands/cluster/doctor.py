@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, Data, TaskUrl
-from synth.cli.connect import load_config
+from synth.cli.connect import get_env_files, load_config
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
@@ -16,7 +16,9 @@ from synth.cli.tui.output import Format, Output
 def doctor(
     ctx: typer.Context,
     task_url: TaskUrl = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that `up` would take.")] = 8000,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="A port that `up` is to take; else the one that it had.")
+    ] = None,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -26,15 +28,12 @@ def doctor(
     settings = load_config(ctx)
     url = task_url or (settings.task_url.text if settings.task_url else None)
     with output.status("checking"):
-        results = run_checks(settings, data=data.resolve(), port=port, task_url=url)
+        files = get_env_files(ctx)
+        results = run_checks(settings, data=data.resolve(), port=port, task_url=url, env_files=files)
     if fmt is Format.JSON:
         output.print_json(results)
     else:
-        output.print_table(
-            ("check", "result", "found"), [[f.check, f.result, f.found] for f in results], shrink="found"
-        )
-        for f in results:
-            if f.fix and f.result != "ok":
-                output.hint(f"{f.check}: {f.fix}")
+        rows = [(f.check, f.result, f.found, f.fix if f.result != "ok" else "") for f in results]
+        output.print_findings(rows)
     if any(f.result == "fail" for f in results):
         raise typer.Exit(ExitCode.ERROR)

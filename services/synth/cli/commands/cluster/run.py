@@ -32,7 +32,10 @@ class EngineChoice(StrEnum):
 
 def up(
     ctx: typer.Context,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback.")] = 8000,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback; as before, the first time 8000."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
     data: Data = DEFAULT_DATA,
     engine: Annotated[
@@ -165,7 +168,7 @@ def down(data: Data = DEFAULT_DATA) -> None:
     output.message("the cluster is down" if ran else "no cluster is running here")
 
 
-def status(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
+def status(ctx: typer.Context, data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     """Show every process of the cluster that runs here. Exit 0 only when all are healthy, 7 when none runs."""
     from synth.cli.cluster.control import inspect_cluster
     from synth.cli.cluster.state import StateFile
@@ -175,6 +178,8 @@ def status(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
         output.print_json(report)
     else:
         _print_report(report)
+        files = [str(file) for file in get_env_files(ctx) if file.is_file()]
+        output.hint(f"keys and address: {', '.join(files) or 'no .env here or in a folder above'}")
     if report.state == "down":
         raise typer.Exit(ExitCode.UNREACHABLE)
     if report.state != "healthy":

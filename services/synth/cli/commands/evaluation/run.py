@@ -52,6 +52,9 @@ def evaluate(
         float | None, typer.Option(metavar="T", min=0, help="Of the sampling; 1 by default.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sampled tokens a call, at most.")] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Calls of the model a rollout; the app's own limit if none.")
+    ] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at one time.")] = None,
     per_seed: PerSeed = False,
     set_: Set = None,
@@ -77,7 +80,7 @@ def evaluate(
     from synth.cli.evaluation.rewards import find_evaluation
     from synth.cli.job_files import Flags, name_of, read_config
     from synth.cli.job_text.set_values import settings_of_flags
-    from synth.cli.submission import check_locally, follow_or_detach, submit_job, task_app_address
+    from synth.cli.submission import app_max_turns, check_locally, follow_or_detach, submit_job, task_app_address
     from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome, wait_for_job
 
     override_options(ctx, backend=backend, env_files=env_file)
@@ -88,10 +91,14 @@ def evaluate(
         "env_name": env_name,
         "temperature": temperature,
         "max_tokens": max_tokens,
+        "max_turns": max_turns,
         "concurrency": concurrency,
     }
     flags_given = {name: value for name, value in flags_given.items() if value is not None}
     if config is None:
+        if max_turns is None and address is not None and (own := app_max_turns(address.text, settings)) is not None:
+            output.hint(f"max_turns: {own}, the app's own")
+            flags_given["max_turns"] = own
         text, file_name = _toml(model, address.text if address else None, flags_given), "synthctl eval"
     else:
         if flags_given:
