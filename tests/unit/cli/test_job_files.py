@@ -100,7 +100,7 @@ def test_explain_gives_each_value_with_its_place_and_says_what_was_changed(rl: P
     assert run.returncode == 0, run.stderr
     settings = {s["field"]: s for s in json.loads(run.stdout)["settings"]}
     assert settings["rollout.sampling.max_tokens"]["origin"] == "rl.toml:31 [rollout.policy_config].max_tokens"
-    assert settings["clip_norm"]["key"] == "grad_clip"
+    assert settings["clip_norm"]["key"] == "training.grad_clip"
     assert settings["rollout.task_url"] | {"field": ""} == {
         "field": "",
         "key": "rollout.task_url",

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from synth.events.catalogue import CATALOGUE
+from synth.events.catalogue import CATALOGUE, Write
 from synth.jobs.lifecycle import TERMINAL, IllegalTransition, JobStatus, State, apply
 
-FACTS = sorted(name for name in CATALOGUE if name.startswith("job."))
+FACTS = sorted(name for name, spec in CATALOGUE.items() if spec.write is Write.CAS)
 STATES = [None, *State]
 
 #: Written out by hand, apart from the table that it is compared with: state → fact → state.

@@ -10,8 +10,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
-# Four-bit bases are the trainer's; with it in the environment, peft and vLLM import it at every start.
-LEFT_OUT = {"bitsandbytes"}
+# Four-bit bases are the trainer's; with it in the environment, peft and vLLM import it at every start. The others draw
+# and edit files for synthctl.
+LEFT_OUT = {"bitsandbytes", "plotext", "tomlkit"}
 
 
 def pins() -> dict[str, str]:

@@ -64,7 +64,7 @@ def conversation(calls: Sequence[Call], steps: Sequence[Step]) -> Iterator[Line]
         if reason in _ENDED:
             yield "note", _ENDED[reason]
         if one_each:
-            yield from _step(steps[n], n + 1)
+            yield from _step(steps[n], n + 1, said=_calls_of(call.reply))
     if steps and not one_each:
         yield "steps of the environment", None
         for n, step in enumerate(steps):
@@ -197,11 +197,17 @@ def _tool(tool: Any) -> str:
     return f"{function.get('name', '?')}({', '.join(cast(Body, known)) if isinstance(known, dict) else ''})"
 
 
-def _step(step: Step, n: int) -> Iterator[Line]:
+def _calls_of(message: Body) -> list[str]:
+    return [_call(call) for call in cast(list[Any], message.get("tool_calls") or [])]
+
+
+def _step(step: Step, n: int, *, said: Sequence[str] = ()) -> Iterator[Line]:
+    """said: the calls of the turn that the step stands behind; a step that played just these does not repeat them."""
     reward = "no reward" if step.reward is None else f"reward {number(step.reward)}"
     yield f"step {n}", reward + (", done" if step.done else "") + (", truncated" if step.truncated else "")
-    for call in step.tool_calls:
-        yield "  played", _call(call)
+    played = [_call(call) for call in step.tool_calls]
+    for text in played if played != list(said) else ():
+        yield "  played", text
     if step.obs is not None:
         yield "  obs", _text(step.obs)
     if info := _info(step):

@@ -57,7 +57,7 @@ class ResolveContext:
 
     origins: of each field of the job, by its dotted name: the place in the file, the flag, "registry" or "default".
     changed: fields that are not what was asked for, or that nobody asked for, and why. keys: of fields that one key of
-    the file sets, what that key is called.
+    the file sets, that key with its table.
     """
 
     document: Document
@@ -91,6 +91,11 @@ class ResolveContext:
         """Where one of the file's tables stands; the top for one that the file does not have."""
         return self._places.get(id(section), ())
 
+    def _dotted(self, section: BaseModel | None, name: str, *, field: str) -> str:
+        """A key with its table, as `training.grad_clip`; where the file lacks the table, with that of the job's field."""
+        place = self.place(section) if section is not None else ()
+        return ".".join(map(str, (*(place or field.split(".")[:-1]), name)))
+
     def problem(self, path: Path, what: str, *, expected: str = "", fix: str = "") -> None:
         """Report what is wrong at a place, unless that is because of a value that was reported already."""
         if any(path[: len(d)] == d or d[: len(path)] == path for d in self.dropped):
@@ -114,7 +119,7 @@ class ResolveContext:
         """A section's field; `default` where it follows from other keys. The origin follows from what was written."""
         value = value_of(section, name)
         origin = self.document.where(self.at(section, name)) if is_written(section, name) else "default"
-        self.keys[key] = name
+        self.keys[key] = self._dotted(section, name, field=key)
         return self.record(key, default if value is None else value, origin)
 
     def first(self, key: str, named: Sequence[tuple[BaseModel | None, str]], default: Any = None) -> Any:
@@ -124,7 +129,8 @@ class ResolveContext:
         """
         given = [(s, n, getattr(s, n)) for s, n in named if s is not None and is_written(s, n)]
         if given or named:
-            self.keys[key] = [*given, *named][0][1]
+            setter, setter_name, *_ = [*given, *named][0]
+            self.keys[key] = self._dotted(setter, setter_name, field=key)
         if not given:
             if default is None:
                 default = next((default_of(type(s), n) for s, n in named if s is not None), None)

@@ -28,7 +28,7 @@ class ValidationReport:
 
     job: None where there are problems, and for a filter, which is no job of the cluster. values: everything resolved,
     as JSON data. origins: of each field by its dotted name. changed: fields that are not what was asked for, and why.
-    keys: the name of the key that sets a field, where it is one key.
+    keys: the key that sets a field, with its table, where it is one key.
     """
 
     kind: Kind | None

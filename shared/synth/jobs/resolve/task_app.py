@@ -1,4 +1,4 @@
-"""What the task app is given besides its seed: `policy.config` and `env.config`, from all the keys that say so."""
+"""What the task app is given besides its seed, for its policy and its environment, from all the keys that say so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written
 
-#: Keys that both `[rollout]` and `[eval]` have, and that the task app reads in `policy.config`.
+#: Keys that both `[rollout]` and `[eval]` have, and that the task app reads in the policy's configuration.
 POLICY_KEYS = ("use_vision", "image_only_mode", "max_images_per_step")
 #: Those that `[eval]` alone has.
 EVAL_POLICY_KEYS = (*POLICY_KEYS, "use_tools", "tool_choice", "reasoning_effort", "system_hint")

@@ -37,9 +37,9 @@ async def server(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[t
         yield served
 
 
-def place(url: str, where: str, cid: str) -> dict[str, Any]:
+def place(url: str, where: str, cid: str, *, max_retries: int = 0) -> dict[str, Any]:
     base, key = PLACES[where]
-    return {"base_url": url + base.format(cid), "api_key": key.format(cid), "max_retries": 0}
+    return {"base_url": url + base.format(cid), "api_key": key.format(cid), "max_retries": max_retries}
 
 
 def count_requests(client: openai.AsyncOpenAI) -> list[object]:
@@ -117,7 +117,7 @@ async def test_a_rollout_that_is_over_says_so(server: tuple[str, Any], where: st
     closed, expired = credential(), credential(seconds=-5)
     recorder.close(closed)
     for cid, said in ((closed, "rollout is over.*in the next rollout"), (expired, "has expired.*in the next rollout")):
-        async with openai.AsyncOpenAI(**place(url, where, cid), max_retries=5) as client:
+        async with openai.AsyncOpenAI(**place(url, where, cid, max_retries=5)) as client:
             sent = count_requests(client)
             for streamed in (False, True):
                 with pytest.raises(openai.AuthenticationError, match=f"(?s){said}.*ep.base_url") as refused:

@@ -30,6 +30,9 @@ from synth.taskapp.server import listen, make_server, url_of
 _HANDED_ON = "SYNTHCTL_LISTENER"
 #: How often it is looked whether the app has imported a file of another folder since.
 _LOOK_MS = 2000
+#: Seconds by which the time of a save may be early: file systems stamp by a clock that ticks. It is shorter than a start,
+#: so no save is taken for a change twice.
+_TICK_S = 0.05
 #: Seconds for answers under way: a rollout takes longer, and is to be played by the new code.
 _GRACE_S = 1
 
@@ -102,7 +105,7 @@ def _changes(named: str, begun: float, stop: threading.Event) -> Iterator[None]:
 
 def _saved_since(begun: float, folders: set[Path]) -> set[Path]:
     now = time.time()
-    return {file for folder in folders for file in folder.glob("*.py") if begun < _saved_at(file) <= now}
+    return {file for folder in folders for file in folder.glob("*.py") if begun - _TICK_S < _saved_at(file) <= now}
 
 
 def _saved_at(file: Path) -> float:
