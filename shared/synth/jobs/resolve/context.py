@@ -92,7 +92,7 @@ class ResolveContext:
         return self._places.get(id(section), ())
 
     def _dotted(self, section: BaseModel | None, name: str, *, field: str) -> str:
-        """A key with its table, as `training.grad_clip`; where the file lacks the table, with that of the job's field."""
+        """A key with its table, as `training.grad_clip`; with the table of the job's field where the file lacks it."""
         place = self.place(section) if section is not None else ()
         return ".".join(map(str, (*(place or field.split(".")[:-1]), name)))
 

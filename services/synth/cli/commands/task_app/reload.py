@@ -30,8 +30,8 @@ from synth.taskapp.server import listen, make_server, url_of
 _HANDED_ON = "SYNTHCTL_LISTENER"
 #: How often it is looked whether the app has imported a file of another folder since.
 _LOOK_MS = 2000
-#: Seconds by which the time of a save may be early: file systems stamp by a clock that ticks. It is shorter than a start,
-#: so no save is taken for a change twice.
+#: Seconds by which the time of a save may be early: file systems stamp by a clock that ticks. A start takes longer, so
+#: no save counts twice.
 _TICK_S = 0.05
 #: Seconds for answers under way: a rollout takes longer, and is to be played by the new code.
 _GRACE_S = 1
