@@ -23,8 +23,8 @@ WRONG = {
     "an unknown section": (GOOD.replace("[training]", "[trainig]"), ":17 [trainig]", "did you mean 'training'"),
     "both source and base": (
         GOOD.replace('base = "tiny-qwen3"', 'base = "tiny-qwen3"\nsource = "rl:tiny-qwen3:job_1"'),
-        "[model]",
-        "exactly one",
+        "[model].source",
+        "are two models",
     ),
     "neither source nor base": (GOOD.replace('base = "tiny-qwen3"', ""), "[model]", "base"),
     "no dataset": (sft(), "[job]", "data"),

@@ -131,7 +131,7 @@ async def test_it_chats_with_the_models_of_its_organisation_alone(start_gateway,
     assert one["model"] == model
     for name in (model, one["model"].replace("fft:", "ft:")):
         assert (await chat(owner, one["path"], model=name)).status_code == LET_IN
-    for name, status in (("job_x", 404), ("tiny-qwen3", 404), (f"fft:tiny:{'job_' + 'a' * 16}", 404)):
+    for name, status in (("job_x", 404), ("no-such-base", 404), (f"fft:tiny:{'job_' + 'a' * 16}", 404)):
         assert (await chat(owner, one["path"], model=name)).status_code == status
     second = await model_of(owner, bus_as)
     refused = await chat(owner, one["path"], model=second)
