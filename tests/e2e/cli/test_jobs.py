@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import pytest
@@ -71,36 +70,6 @@ def test_a_followed_job_ends_with_its_outcome_and_a_model_that_talks_and_can_be_
     assert streamed == reply["choices"][0]["message"]["content"] + "\n"
     folder = work.ok("models", "download", model).strip()
     assert (work.folder / folder / "config.json").is_file()
-
-
-def test_a_watch_bears_the_death_of_the_gateway_and_of_the_trainer_and_shows_each_step_once(work: Shell):
-    (work.folder / "long.toml").write_text(sft(240) + "checkpoint_every = 120\n")
-    job = work.ok("submit", "long.toml", "--dataset", "d.jsonl", "--detach").strip()
-    watcher = work.start("jobs", "watch", "@last")
-    assert watcher.stdout is not None
-    assert watcher.stderr is not None
-    lines: list[str] = []
-
-    def read_until_an_unsaved_step(beyond: int) -> None:
-        for line in watcher.stdout or ():
-            lines.append(line)
-            if "not saved yet" in line and int(line.split()[2].split("/")[0]) > beyond:
-                return
-
-    read_until_an_unsaved_step(0)
-    os.kill(work.processes()["gateway"]["pid"], signal.SIGKILL)
-    read_until_an_unsaved_step(20)
-    os.kill(work.processes()["trainer"]["pid"], signal.SIGKILL)
-    # By the same reader, which has read ahead.
-    lines += watcher.stdout.readlines()
-    _, err = watcher.communicate(timeout=30)
-    assert watcher.returncode == 0, err
-    assert "the cluster is away" in err
-    assert "the cluster is back after" in err
-    steps = [int(line.split()[2].split("/")[0]) for line in lines if "  step " in line]
-    assert steps == list(range(1, 241))
-    assert any("every step up to 120 is saved" in line for line in lines)
-    assert work.json("jobs", "get", job)["attempt"] == 2
 
 
 def test_metrics_are_listed_by_step(work: Shell):
