@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from typing import Any
 
 import msgspec
 import pytest
@@ -60,7 +61,7 @@ def models_dir(cluster_dir):
 def verifier(settings_of, bus_admin, models_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("verifier") / "log"
     settings = settings_of("verifier")
-    limits = {"SYNTH_RETRY_FOR_S": "0.3", "SYNTH_CALL_DEADLINE_S": "2", "SYNTH_JOBS_AT_ONCE": "1"}
+    limits: dict[str, Any] = {"SYNTH_RETRY_FOR_S": "0.3", "SYNTH_CALL_DEADLINE_S": "2", "SYNTH_JOBS_AT_ONCE": "1"}
     with running("verifier", settings, log, SYNTH_ALLOW_LOOPBACK="1", **limits) as process:
         yield process
 

@@ -163,6 +163,14 @@ class TurnTakingEngine:
     def healthy(self) -> bool:
         return self._engine.healthy
 
+    @property
+    def max_context(self) -> int:
+        return self._engine.max_context
+
+    @property
+    def vocabulary(self) -> int:
+        return self._engine.vocabulary
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
