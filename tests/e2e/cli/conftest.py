@@ -81,12 +81,12 @@ class Shell:
         return found
 
 
-def eventually(check: Callable[[], bool], *, timeout: float = 30) -> None:
-    """Look until it is so; fails at the deadline."""
+def eventually(check: Callable[[], bool], *, timeout: float = 30, every: float = 0.1) -> None:
+    """Look each `every` seconds until it is so; fails at the deadline."""
     deadline, pause = time.monotonic() + timeout, threading.Event()
     while not check():
         assert time.monotonic() < deadline, f"not so after {timeout} s"
-        pause.wait(0.1)
+        pause.wait(every)
 
 
 @pytest.fixture
