@@ -5,7 +5,7 @@ PORT ?= 8000
 ENGINE ?= transformers
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo test lint unit service test-clients test-docs test-vllm chaos contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo test lint unit service test-clients test-docs test-vllm long chaos contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -47,7 +47,10 @@ unit: .venv/installed ## the tests that start no process
 	@$(BIN)/pytest tests/unit --numprocesses 2
 
 service: .venv/installed ## one service and a real NATS, then a whole cluster
-	@$(BIN)/pytest tests/service tests/e2e --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/service tests/e2e -m "not long" --numprocesses 2 --dist loadfile
+
+long: .venv/installed ## what takes too long for `make test`: the tour of every command, one device by turns, …
+	@$(BIN)/pytest tests/service tests/e2e -m long --numprocesses 2 --dist loadfile
 
 # The published clients as their users have them: each in an environment of its own, outside ours.
 CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai

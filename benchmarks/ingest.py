@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster_run import RunFailed, clean_environment, running_cluster, synthctl
+from synth.datasets.check import FileCheck
 from synth.events import FileReady
-from synth.files.rows.check import FileCheck
 
 MB_PER_CPU_S_LIMIT = 70.0
 EXTRA_MB_LIMIT = 300.0

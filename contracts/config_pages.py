@@ -34,14 +34,17 @@ submit` take the place of keys.
 
 ```sh
 synthctl config init rl --to rl.toml     # a commented file to start from: rl, sft or eval
-synthctl config check rl.toml            # every problem at once, each with its file, line and key; exit 2
-synthctl config explain rl.toml          # every setting, where it came from, what was changed and why
+synthctl config check rl.toml --model tiny-qwen3     # every problem at once, each with its file, line and key; exit 2
+synthctl config explain rl.toml --model tiny-qwen3   # every setting, where it came from, what was changed and why
 ```
 
-All three work without a cluster. An unknown key is an error that names the nearest known one. In the JSON that the
-published client sends, where keys are not the user's to mend, only a misspelt key is an error, and any other unknown
-one a warning. `synthctl jobs get JOB -o json` shows a submitted job with every default applied (`resolved`), and where
-each value came from (`origins`).
+The file names Qwen3-0.6B; `--model` names a base that is here. All three work without a cluster. `check` reads the
+datasets line by line and asks the cluster for the models and uploaded files that are named; where none answers, it says
+what it could not look up.
+
+An unknown key is an error that names the nearest known one. In the JSON that the published client sends, where keys are
+not the user's to mend, only a misspelt key is an error, and any other unknown one a warning. `synthctl jobs get JOB -o
+json` shows a submitted job with every default applied (`resolved`), and where each value came from (`origins`).
 
 Files that run as they are: [configs/demo](../configs/demo). What becomes of the published client's own examples:
 [client-examples.md](client-examples.md). This page is generated from the schemas (`make contracts`).

@@ -1,4 +1,4 @@
-"""Every generated document, by its name in docs/."""
+"""Every generated document, and the page with generated tables, by its name in docs/."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contracts.asyncapi import asyncapi
 from contracts.config_pages import configs_page, settings_page
 from contracts.event_page import events_page
+from contracts.memory_tables import gpu_page
 from synth.gateway.app import describe_api
 
 
@@ -21,4 +22,5 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "configs.md": configs_page,
     "settings.md": settings_page,
+    "gpu.md": gpu_page,
 }

@@ -18,11 +18,11 @@ def rows(count: int, *, seed: int) -> Iterator[dict[str, Any]]:
     """`count` walks, the same for the same seed."""
     chance = random.Random(seed)
     for _ in range(count):
-        messages = [{"role": "user", "content": f"Find the way out of maze {chance.randrange(10)}."}]
-        for _ in range(2):
-            call = {"name": "go", "arguments": {"to": chance.choice(["left", "right"])}}
-            messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "A fork."}]
-        yield {"messages": [*messages, {"role": "assistant", "content": "Out."}], "tools": TOOLS}
+        messages: list[Any] = [{"role": "user", "content": f"Find the way out of maze {chance.randrange(10)}."}]
+        for ways in (("left", "right"), ("up", "down")):
+            call = {"name": "go", "arguments": {"to": chance.choice(ways)}}
+            messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "Stairs."}]
+        yield {"messages": messages[:-1], "tools": TOOLS}
 
 
 if __name__ == "__main__":

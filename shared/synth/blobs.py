@@ -13,6 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,12 +176,13 @@ class BlobStore:
         return directory
 
     async def delete(self, uris: list[str]) -> None:
-        """Remove blobs; one that is gone already is no error."""
+        """Remove blobs; one that is gone already is no error. A local folder goes with its last blob."""
         for uri in uris:
-            try:
-                await obstore.delete_async(self.store, uri.removeprefix("blob://"))
-            except FileNotFoundError:
-                continue
+            key = uri.removeprefix("blob://")
+            with suppress(FileNotFoundError):
+                await obstore.delete_async(self.store, key)
+            if self.root is not None:
+                await asyncio.to_thread(_remove_empty_folders, self.root, key)
 
     async def uris_below(self, folder: str) -> list[str]:
         """The blobs of a folder and of those in it; none of one that is not there."""
@@ -208,19 +210,15 @@ class BlobStore:
     def _take_local(self, key: str, path: Path, move: bool) -> None:
         assert self.root is not None
         target = self.root / key
-        new_folder = not target.parent.exists()
-        target.parent.mkdir(parents=True, exist_ok=True)
         if not move:
             path = Path(shutil.copy(path, self._temporary()))
-        with path.open("rb") as written:
-            os.fsync(written.fileno())
+        _sync(path)
         try:
-            path.replace(target)
+            new_folder = _put_in_place(path, target)
         except OSError:  # another file system
             copy = Path(shutil.copy(path, self._temporary()))
-            with copy.open("rb") as written:
-                os.fsync(written.fileno())
-            copy.replace(target)
+            _sync(copy)
+            new_folder = _put_in_place(copy, target)
             path.unlink()
         # A rename is as durable as its folder, and a new folder as its own.
         above = target.parent.relative_to(self.root).parents if new_folder else ()
@@ -230,6 +228,39 @@ class BlobStore:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def _put_in_place(path: Path, target: Path) -> bool:
+    """Rename a file into a folder that is made for it, and made again where a deletion has just removed it.
+
+    Says whether the folder is new.
+    """
+    while True:
+        new_folder = not target.parent.exists()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+        except FileNotFoundError:
+            if not path.exists():
+                raise
+        else:
+            return new_folder
+
+
+def _remove_empty_folders(root: Path, key: str) -> None:
+    """Remove the folders of a blob that is gone, up to the first that holds anything."""
+    for folder in (root / key).parents:
+        if folder == root:
+            return
+        try:
+            folder.rmdir()
+        except OSError:
+            return
 
 
 def _key(ref: BlobRef) -> str:

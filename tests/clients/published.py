@@ -83,6 +83,14 @@ class Published:
         options = ("--config", config, "--url", self.task_url, "--env-file", env_file, "--trace-db", db)
         return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options, **keys)
 
+    def evaluate_bundled(self, config: str, folder: str, **variables: str) -> Ran:
+        """`synth-ai eval` on a task app of the wheel's own, run inside the command. folder: where the wheel has it."""
+        env_file = self.write(f"ENVIRONMENT_API_KEY={self.environment_key}\n", ".env")
+        apps = self.venv / "lib" / "python3.11" / "site-packages" / folder
+        variables = {"SYNTH_TASK_APP_SEARCH_PATH": str(apps), **variables}
+        options = ("--config", config, "--env-file", env_file, "--trace-db", "none")
+        return self.run(str(self.venv / "bin" / "synth-ai"), "eval", *options, **variables)
+
     def filter(self, config: str) -> Ran:
         """`synth-ai filter`: from traces to a dataset."""
         return self.run(str(self.venv / "bin" / "synth-ai"), "filter", "--config", config)

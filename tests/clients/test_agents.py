@@ -1,4 +1,7 @@
-"""Every generation of the openai SDK plays rollouts, wherever its user puts the credential, and is refused in words."""
+"""Every generation of the openai SDK plays rollouts, wherever its user puts the credential, and is refused in words.
+
+What docs/agents.md says of them is played here.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ PLACES = {
     "key": lambda url, ep: {"base_url": ep.base_url, "api_key": ep.api_key},
     "query": lambda url, ep: {"base_url": ep.url, "api_key": "any"},
     "path": lambda url, ep: {"base_url": f"{url}/rollouts/{ep.api_key}/v1", "api_key": "any"},
+    "shared": lambda url, ep: {"base_url": ep.base_url, "api_key": ep.api_key, "shared": True},
     "environment": lambda url, ep: {"env": {"OPENAI_BASE_URL": ep.base_url, "OPENAI_API_KEY": ep.api_key}},
 }
 CASES = list(product(PLACES, ("sync", "async"), (False, True)))

@@ -1,13 +1,19 @@
-"""`synth-ai eval` and `filter`: the user's loop from a model's answers to the next dataset."""
+"""`synth-ai eval` and `filter`: the user's loop from a model's answers to the next dataset.
+
+The last test is the evaluation by a URL alone of docs/agents.md.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.clients.conftest import BASE
 from tests.clients.published import Published
-from tests.e2e.platform import Platform
+from tests.e2e.platform import Platform, sft
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -54,3 +60,81 @@ def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published
         assert row["messages"][-1]["content"] != "[no response recorded]"
     uploaded = platform.shell.json("files", "upload", str(synth_ai.folder / "good.jsonl"))
     assert (uploaded["status"], uploaded["rows"]) == ("ready", 5)
+
+
+#: What the client's bundled Math app says before a problem, and the tool of which it forces a call.
+MATH_SYSTEM = """\
+You are a math solver. Read the problem carefully and respond with a single tool call using the function `math_submit`.
+Rules:
+- Do all reasoning internally.
+- The tool call must include ONLY the final numeric or simplified answer in the `answer` field.
+- DO NOT include explanations, units, or extra text in the answer."""
+MATH_ANSWER = {
+    "answer": {"type": "string", "description": "Final answer in simplest form"},
+    "explanation": {"type": "string", "description": "Optional explanation of reasoning"},
+}
+MATH_SUBMIT = {
+    "type": "function",
+    "function": {
+        "name": "math_submit",
+        "description": "Submit the final answer for the math problem.",
+        "parameters": {
+            "type": "object",
+            "properties": MATH_ANSWER,
+            "required": ["answer"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def seven(platform: Platform) -> str:
+    """A model that submits 7, whatever the problem is."""
+    call = {"role": "assistant", "tool_calls": [{"name": "math_submit", "arguments": {"answer": "7"}}]}
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": MATH_SYSTEM},
+                {
+                    "role": "user",
+                    "content": f"Problem:\nWhat is {a} + {b}?\nSubmit the final answer via the tool call.",
+                },
+                call,
+            ],
+            "tools": [MATH_SUBMIT],
+        }
+        for a in range(10)
+        for b in range(10)
+    ]
+    file = platform.shell.folder / "seven.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = sft(steps=100, model=BASE).replace("sequence_length = 64", "sequence_length = 2048")
+    job = platform.submit(config.replace("global_batch = 16", "global_batch = 4"), "--dataset", str(file))
+    return platform.succeeded(job)["model"]
+
+
+def test_the_bundled_math_app_scores_a_model_that_it_reaches_by_a_url_alone(
+    seven: str, published: Callable[[str], Published], platform: Platform, tmp_path: Path
+):
+    """The app sends no key. It reads its problems from a folder here, and from the hub otherwise."""
+    synth_ai = published("synth-ai-0.2.16")
+    url = platform.shell.ok("keys", "create", "--url", "--model", seven).strip()
+    problems = [("What is 3 + 4?", "7"), ("What is 5 + 2?", "7"), ("What is 1 + 1?", "2")]
+    lines = [json.dumps({"problem": problem, "solution": solution}) for problem, solution in problems]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    config = f"""
+[eval]
+app_id = "math-single-step"
+model = "{seven}"
+seeds = [0, 1, 2]
+
+[eval.policy_config]
+inference_url = "{url}"
+max_tokens = 64
+temperature = 0.0
+"""
+    places = {"MATH_DATASET_LOCAL_DIR": str(tmp_path), "MATH_MODAL_DATASET_DIR": str(tmp_path / "cache")}
+    evaluated = synth_ai.evaluate_bundled(synth_ai.write(config), "examples/task_apps/math", **places)
+    assert evaluated.code == 0, evaluated.text
+    assert "correct=2/3 (66.67%), mean_outcome=0.667" in evaluated.text, evaluated.text

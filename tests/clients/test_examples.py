@@ -36,12 +36,14 @@ def test_the_command_says_the_same_wherever_it_is_run(
         model.mkdir(parents=True)
         (model / "config.json").write_text('{"model_type": "qwen3"}')
         (tmp_path / ".env").write_text("SYNTH_API_KEY=sk_1\n")
+    rows_file = tmp_path / "rows.jsonl"
+    rows_file.write_text('{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n')
     for folder in site_packages.values():
         asked: dict[tuple[str, ...], list[tuple[str, Verdict]]] = {}
         for file, found in verdicts(folder).items():
             asked.setdefault(found.flags if "--model" not in found.flags else (), []).append((file, found))
         for flags, rows in asked.items():
-            given = [word for flag in flags for word in (flag, *_value_of(flag))]
+            given = [word for flag in flags for word in (flag, *_value_of(flag, rows_file))]
             command = [sys.executable, "-m", "synth.cli", "config", "check", "-o", "json"]
             command += [str(folder / file) for file, _ in rows]
             done = subprocess.run([*command, *given], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -50,12 +52,14 @@ def test_the_command_says_the_same_wherever_it_is_run(
                 refused = refused or (found.word == "the cluster decides" and beside != "nothing")
                 assert bool(report["problems"]) == refused, (file, found, report)
                 if found.word == "the cluster decides" and beside == "nothing":
-                    assert any("the cluster decides" in warning for warning in report["warnings"]), file
+                    said = ("the cluster decides", "the cluster was not asked")
+                    assert any(words in warning for words in said for warning in report["warnings"]), (file, report)
 
 
-def _value_of(flag: str) -> tuple[str, ...]:
-    """What goes behind a flag on a command line."""
-    return tuple(v.text if isinstance(v, ConfigValue) else str(v) for v in GIVEN[flag].values() if v is not True)
+def _value_of(flag: str, rows: Path) -> tuple[str, ...]:
+    """What goes behind a flag on a command line. rows: a good dataset, for the command reads it."""
+    given = [rows if isinstance(value, Path) else value for value in GIVEN[flag].values()]
+    return tuple(v.text if isinstance(v, ConfigValue) else str(v) for v in given if v is not True)
 
 
 def test_a_file_that_is_refused_has_one_reason(found: list[tuple[str, Verdict]]):

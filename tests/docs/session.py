@@ -108,7 +108,7 @@ class Session:
         for environment in (".venv", ".venv-clients"):
             if (ROOT / environment).exists():
                 (self.folder / environment).symlink_to(ROOT / environment)
-        for config in (self.folder / "configs" / "demo").glob("*.toml"):
+        for config in (self.folder / "configs").glob("*/*.toml"):
             config.write_text(self._with_free_ports(config.read_text()))
         self._env = {k: v for k, v in os.environ.items() if k not in OURS} | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

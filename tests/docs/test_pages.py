@@ -12,8 +12,9 @@ from tests.docs.session import Session
 
 #: These begin with nothing but the repository.
 FROM_NOTHING = [ROOT / "README.md", ROOT / "docs" / "quickstart.md"]
-TASK_APPS = ROOT / "docs" / "task-apps.md"
-OTHERS = [page for page in session_pages() if page not in (*FROM_NOTHING, TASK_APPS)]
+#: Pages whose RL job learns.
+AGENTS, TASK_APPS = ROOT / "docs" / "agents.md", ROOT / "docs" / "task-apps.md"
+OTHERS = [page for page in session_pages() if page not in (*FROM_NOTHING, AGENTS, TASK_APPS)]
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -65,3 +66,13 @@ def test_the_sample_job_of_the_task_app_page_learns(session: Session):
     assert len(reward) == 12
     # The mean of the last third against that of the first.
     assert sum(reward[-4:]) / 4 > 2 * sum(reward[:4]) / 4, reward
+
+
+def test_the_tool_agent_of_the_agents_page_learns(session: Session):
+    session.run_page(AGENTS)
+    [job] = [job for job in session.made() if job["kind"] == "rl"]
+    assert job["state"] == "succeeded"
+    assert set(session.metric(job["id"], "branch_breaks")) == {0}
+    reward = session.metric(job["id"], "reward_mean")
+    # Means of four steps, 256 rollouts, differ by chance by 0.03 (one standard deviation), and by 0.3 when it learns.
+    assert sum(reward[-4:]) / 4 > sum(reward[:4]) / 4 + 0.2, reward

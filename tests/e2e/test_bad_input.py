@@ -185,3 +185,51 @@ def test_a_job_for_which_no_trainer_runs_is_told_what_it_waits_for(tmp_path: Pat
         assert shell.run("jobs", "cancel", job).returncode == 0
     finally:
         shell.run("down")
+
+
+def both(platform: Platform, text: str, *flags: str) -> tuple[int, list[str], list[str]]:
+    """The exit code of `config check`, and what it and a submission say is wrong with a job, without their places."""
+    file = platform.write(text)
+    checked = platform.shell.run("config", "check", file, *flags, "-o", "json")
+    [report] = json.loads(checked.stdout)
+    sent = platform.shell.run("submit", file, *flags, "--follow", "-o", "json", timeout=120)
+    said = [p["what"] for p in report["problems"]]
+    if sent.returncode == 2:
+        # Refused before there was a job: an error for each problem, where it is, and then what.
+        lines = [line for line in sent.stderr.splitlines() if line.startswith("error: ")]
+        return checked.returncode, said, [next((w for w in said if line.endswith(w)), line) for line in lines]
+    job = json.loads(sent.stdout.splitlines()[-1])["data"]
+    return checked.returncode, said, [p["what"] for p in job.get("problems", [])]
+
+
+def test_check_refuses_what_submit_refuses_with_the_same_words(platform: Platform, rows: Path):
+    folder = platform.shell.folder
+    broken = rows.read_text().splitlines(keepends=True)[:50]
+    broken[36] = '{"messages": "none"}\n'
+    (folder / "broken.jsonl").write_text("".join(broken))
+    evaluation = f'[eval]\nmodel = "tiny-qwen4"\nseeds = "0-3"\ntask_app_url = "{NOBODY}"'
+    refused = {
+        "a dataset that is not there": (sft(), "--dataset", "nowhere.jsonl"),
+        "a dataset with a bad line": (sft(), "--dataset", "broken.jsonl"),
+        "an uploaded file that is not there": (sft().replace("[job]", '[job]\ndata = "file_0123456789abcdef"'),),
+        "an unknown base": (sft(model="tiny-qwen4"), "--dataset", str(rows)),
+        "a base without weights": (sft(model="Qwen/Qwen3-1.7B"), "--dataset", str(rows)),
+        "a source that no job made": (rl("rl:tiny-qwen3:job_0123456789abcdef", NOBODY),),
+        "an evaluation of an unknown model": (evaluation,),
+    }
+    for name, (text, *flags) in refused.items():
+        code, checked, submitted = both(platform, text, *flags)
+        # Beside the rest, a submission has asked for the task app.
+        submitted = [what for what in submitted if not what.startswith("the task app's")]
+        assert code == 2, name
+        assert checked == submitted, name
+        assert checked, name
+
+
+def test_check_takes_what_submit_takes(platform: Platform, rows: Path):
+    """Also a model that only the cluster can know: one that a job has made."""
+    made = platform.succeeded(platform.submit(sft(steps=1), "--dataset", str(rows)))["model"]
+    uploaded = json.loads(platform.shell.ok("files", "upload", str(rows), "-o", "json"))["id"]
+    again = sft(steps=1, model=made).replace("[job]", f'[job]\ndata = "{uploaded}"')
+    assert platform.shell.run("config", "check", platform.write(again)).returncode == 0
+    platform.succeeded(platform.submit(again))

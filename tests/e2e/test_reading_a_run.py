@@ -39,7 +39,7 @@ def runs(platform: Platform, letters_app: Served) -> Runs:
 
 
 def test_the_page_has_commands_to_run():
-    assert len(BLOCKS) >= 3
+    assert len(BLOCKS) >= 4
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: str(block.line))

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import re
-import subprocess
-import sys
-import termios
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
 from synth.taskapp.sdk import Episode, TaskApp
-from tests.e2e.cli.conftest import OURS
+from tests.e2e.cli.terminal import synthctl
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served, served
 
@@ -75,25 +68,6 @@ def treasure() -> TaskApp:
     return app
 
 
-def on_terminal(platform: Platform, columns: int, *arguments: str) -> str:
-    """What a command prints on a terminal that is so wide."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (50, columns))
-    command = [sys.executable, "-m", "synth.cli", *arguments]
-    env = {k: v for k, v in os.environ.items() if k not in OURS and k != "COLUMNS"} | {"NO_COLOR": "1", "TERM": "xterm"}
-    done = subprocess.Popen(command, cwd=platform.shell.folder, env=env, stdout=theirs, stderr=subprocess.PIPE)
-    os.close(theirs)
-    shown = b""
-    # A terminal whose last program has gone reads as an error.
-    with suppress(OSError):
-        while piece := os.read(ours, 65536):
-            shown += piece
-    os.close(ours)
-    _, said = done.communicate(timeout=90)
-    assert done.returncode == 0, said.decode()
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode().replace("\r\n", "\n"))
-
-
 @pytest.fixture(scope="module")
 def app() -> Iterator[Served]:
     with served(treasure()) as running:
@@ -146,9 +120,10 @@ def test_a_rollout_shows_what_the_tool_really_answered_and_why_nothing_was_learn
 
 @pytest.mark.parametrize("columns", [120, 80, 44])
 def test_on_a_terminal_of_any_width_nothing_is_lost(platform: Platform, job: str, columns: int):
-    shown = on_terminal(platform, columns, "rollouts", "show", job, "t1_9")
-    listed = on_terminal(platform, columns, "rollouts", "ls", job)
-    assert max(map(len, [*shown.split("\n"), *listed.split("\n")])) <= columns
+    asked = (("show", job, "t1_9"), ("ls", job))
+    looked = [synthctl(columns, "rollouts", *words, cwd=platform.shell.folder) for words in asked]
+    assert [(found.code, max(map(len, found.lines)) <= columns) for found in looked] == [(0, True)] * 2
+    shown, listed = (found.text for found in looked)
     assert '{"error":"KeyError:' in "".join(shown.split())
     assert all(f"t1_{index}" in listed for index in range(16))
     assert "…" not in shown.replace("…[", "")

@@ -16,7 +16,9 @@ from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import KEY, Served
 
-pytestmark = pytest.mark.timeout(240)
+CONFIGS = Path(__file__).parents[2] / "configs" / "gpu"
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory, turn: Path) -> Iterator[Platform]:
+def shared(tmp_path_factory: pytest.TempPathFactory, turn: Path) -> Iterator[Platform]:
     """A cluster whose trainer and inference process share a device: the CPU, by the same code as a GPU."""
     shell = Shell(tmp_path_factory.mktemp("shared"))
     (shell.folder / ".env").write_text(f"ENVIRONMENT_API_KEY={KEY}\n")
@@ -37,40 +39,71 @@ def platform(tmp_path_factory: pytest.TempPathFactory, turn: Path) -> Iterator[P
         shell.run("down")
 
 
-def logged(platform: Platform, service: str, text: str) -> list[str]:
+def logged(shared: Platform, service: str, text: str) -> list[str]:
     """The lines of a service's log that hold a text."""
-    lines = (platform.shell.folder / ".synth" / "logs" / f"{service}.log").read_text().splitlines()
+    lines = (shared.shell.folder / ".synth" / "logs" / f"{service}.log").read_text().splitlines()
     return [line for line in lines if text in line]
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_an_rl_job_samples_and_trains_by_turns(platform: Platform, letters_app: Served, level: int) -> None:
-    job = platform.submit(rl("tiny-qwen3", letters_app.url, iterations=3, training=f"async_level = {level}"))
-    assert platform.succeeded(job)["state"] == "succeeded"
-    steps = platform.steps(job)
+def test_an_rl_job_samples_and_trains_by_turns(shared: Platform, letters_app: Served, level: int) -> None:
+    job = shared.submit(rl("tiny-qwen3", letters_app.url, iterations=3, training=f"async_level = {level}"))
+    assert shared.succeeded(job)["state"] == "succeeded"
+    steps = shared.steps(job)
     assert [step["skipped"] for step in steps] == [0, 0, 0]
     assert all(step["seconds_turn"] >= 0 for step in steps)
     # Each step had a turn of its own, and inference has had the others.
-    assert len(logged(platform, "trainer", f"{job} took the turn")) >= 3
-    assert len(logged(platform, "inference", "gave the turn up")) >= 3
+    assert len(logged(shared, "trainer", f"{job} took the turn")) >= 3
+    assert len(logged(shared, "inference", "gave the turn up")) >= 3
     # Nobody is to blame for the wait.
-    assert platform.events(job, "rollout.failed") == []
+    assert shared.events(job, "rollout.failed") == []
 
 
-def test_chats_are_answered_between_the_turns_of_an_sft_job(platform: Platform) -> None:
-    rows = platform.shell.folder / "math.jsonl"
-    rows.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(128, seed=0)))
-    job = platform.submit(sft(steps=60), "--dataset", rows.name)
-    eventually(lambda: bool(platform.events(job, "job.started")), timeout=60)
-    assert isinstance(platform.greedy("tiny-qwen3", "2+2="), str)
-    assert platform.succeeded(job)["state"] == "succeeded"
+@pytest.fixture(scope="module")
+def sums(shared: Platform) -> Path:
+    """A dataset in the folder of the cluster whose device is shared."""
+    file = shared.shell.folder / "math.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(128, seed=0)))
+    return file
+
+
+def test_chats_are_answered_between_the_turns_of_an_sft_job(shared: Platform, sums: Path) -> None:
+    job = shared.submit(sft(steps=60), "--dataset", sums.name)
+    eventually(lambda: bool(shared.events(job, "job.started")), timeout=60)
+    assert isinstance(shared.greedy("tiny-qwen3", "2+2="), str)
+    assert shared.succeeded(job)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("size", ["0.6b", "4b"])
+def test_the_job_files_for_one_gpu_run_with_a_stand_in_for_their_model(
+    shared: Platform, letters_app: Served, sums: Path, size: str
+) -> None:
+    """The files of docs/gpu.md, shortened; the task app is one that pays a model that can do nothing yet."""
+    base = f"Qwen/Qwen3-{size.upper()}"
+    shared.shell.ok("models", "alias", base, "tiny-qwen3")
+
+    def made(name: str, *flags: str, **values: object) -> str:
+        settings = [word for key, value in values.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
+        return shared.shell.ok("submit", str(CONFIGS / name), *settings, *flags, "--detach").strip()
+
+    taught = made(f"sft_{size}.toml", "--dataset", str(sums), hyperparameters__total_steps=4)
+    short = {"training__iterations_per_epoch": 2, "training__batch_size": 4, "evaluation__instances": 4}
+    job = made(
+        f"rl_{size}.toml",
+        *("--model", shared.succeeded(taught)["model"], "--task-url", letters_app.url),
+        **short,
+        rollout__env_name="letters",
+    )
+    made_model = shared.succeeded(job)["model"]
+    assert [step["skipped"] for step in shared.steps(job)] == [0, 0]
+    assert made_model.startswith(f"rl:{base}:")
 
 
 @pytest.mark.parametrize("victim", ["trainer", "inference"])
 def test_whoever_is_killed_in_its_turn_leaves_it_free(
-    platform: Platform, letters_app: Served, turn: Path, victim: str
+    shared: Platform, letters_app: Served, turn: Path, victim: str
 ) -> None:
-    job = platform.submit(rl("tiny-qwen3", letters_app.url, iterations=8))
+    job = shared.submit(rl("tiny-qwen3", letters_app.url, iterations=8))
 
     def kill_holder() -> bool:
         # The learner itself has the trainer's turn, in a process of its own.
@@ -80,8 +113,8 @@ def test_whoever_is_killed_in_its_turn_leaves_it_free(
         os.kill(found.pid, signal.SIGKILL)
         return True
 
-    eventually(lambda: bool(platform.events(job, "train.step")), timeout=90)
+    eventually(lambda: bool(shared.events(job, "train.step")), timeout=90)
     # A turn of this small model is over within a tenth of a second.
     eventually(kill_holder, timeout=60, every=0.002)
-    assert platform.succeeded(job)["state"] == "succeeded"
-    assert len(platform.steps(job)) == 8
+    assert shared.succeeded(job)["state"] == "succeeded"
+    assert len(shared.steps(job)) == 8

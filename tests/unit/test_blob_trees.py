@@ -40,6 +40,35 @@ async def test_a_tree_with_a_manifest_of_its_own_comes_back_unchanged(
     assert directory.exists() is not move
 
 
+async def test_a_folder_goes_with_its_last_blob(store: BlobStore, directory: Path, tmp_path: Path):
+    tree, manifest = await store.put_tree("orgs/o/jobs/job_1/checkpoint-3", directory)
+    other = await store.put_bytes("orgs/o/files/file_1", b"x")
+    uris = [ref.uri for ref in manifest.files.values()]
+    await store.delete(uris[1:])
+    assert (tmp_path / "blobs/orgs/o/jobs/job_1/checkpoint-3").is_dir()
+    await store.delete([uris[0], tree.uri, tree.uri])
+    assert [p.name for p in (tmp_path / "blobs/orgs/o").iterdir()] == ["files"]
+    assert await store.get_bytes(other) == b"x"
+
+
+async def test_a_folder_that_is_removed_while_a_blob_is_written_is_made_again(
+    store: BlobStore, monkeypatch: pytest.MonkeyPatch
+):
+    """Another process deletes the folder's last blob between the making of the folder and the rename."""
+    rename, removed = Path.replace, list[Path]()
+
+    def replace(path: Path, target: Path) -> Path:
+        if len(removed) < 3:
+            target.parent.rmdir()
+            removed.append(target.parent)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    ref = await store.put_bytes("orgs/o/jobs/job_1/a", b"x")
+    assert len(removed) == 3
+    assert await store.get_bytes(ref) == b"x"
+
+
 async def test_a_tree_made_from_a_fetched_tree_can_be_fetched(store: BlobStore, directory: Path, tmp_path: Path):
     first, _ = await store.put_tree("jobs/job_1/model", directory)
     second, _ = await store.put_tree("jobs/job_2/model", await store.fetch_tree(first, tmp_path / "one"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from synth.cli.commands import chat, config, files, keys, models, rollouts, submit
 from synth.cli.commands.cluster import doctor, logs, run, setup
@@ -16,6 +17,7 @@ from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
 from synth.cli.commands.task_app import play, serve
 from synth.cli.connect import Backend, EnvFiles
+from synth.cli.errors import ExitCode
 from synth.cli.tui.stdio import end_quietly_without_reader
 
 # One line a paragraph: the terminal wraps them.
@@ -36,8 +38,8 @@ app = typer.Typer(
     name="synthctl",
     help=_HELP,
     no_args_is_help=True,
-    # Paragraphs of a docstring are wrapped anew, and [eval] is text rather than a style.
-    rich_markup_mode="markdown",
+    # Help and errors are printed by us.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,6 +52,8 @@ class Options:
     backend: str | None
     env_files: tuple[Path, ...]
     debug: bool
+    request_timeout: float | None
+    retry_for: float | None
 
 
 def _print_version(value: bool) -> None:
@@ -66,12 +70,39 @@ def options(
     ctx: typer.Context,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--request-timeout",
+            metavar="S",
+            min=0.1,
+            help="Seconds that the backend may take to answer a request; without it 30, and longer where it has much to"
+            " read. A chat may take as long as the backend allows.",
+            show_default=False,
+        ),
+    ] = None,
+    retry_for: Annotated[
+        float | None,
+        typer.Option(
+            "--retry-for",
+            metavar="S",
+            min=0,
+            help="Seconds for which a request is sent again while the backend is away or busy; without it 5.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version, and end.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    ctx.obj = Options(backend=backend, env_files=tuple(env_file or ()), debug=debug)
+    ctx.obj = Options(
+        backend=backend,
+        env_files=tuple(env_file or ()),
+        debug=debug,
+        request_timeout=request_timeout,
+        retry_for=retry_for,
+    )
 
 
 for name, command, panel in (
@@ -102,7 +133,12 @@ def main() -> None:
     debug = "--debug" in sys.argv or bool(os.environ.get("SYNTH_DEBUG"))
     end_quietly_without_reader()
     try:
-        build(plain=not sys.stdout.isatty())(prog_name="synthctl")
+        sys.exit(_run())
+    except typer.Abort:
+        typer.echo("aborted", err=True)
+        sys.exit(ExitCode.ERROR)
+    except TyperException as error:
+        sys.exit(_explain_usage(error))
     except Exception as error:
         if debug:
             raise
@@ -113,17 +149,48 @@ def main() -> None:
         sys.stderr.flush()
 
 
-def build(*, plain: bool) -> Any:
-    """The program as one command of click. plain: its help and its errors are text without boxes and styles."""
+def _run() -> Any:
+    """Run the command line. Returns an exit code, or what the command returns, which is nothing."""
+    from synth.cli.tui.bash_words import ASKED, complete_in_bash
+
+    command = build()
+    variable, asked = ASKED
+    if os.environ.get(variable) == asked:
+        complete_in_bash(lambda: command(prog_name="synthctl"))
+    return command(prog_name="synthctl", standalone_mode=False)
+
+
+def build() -> Any:
+    """The program as one command of click."""
     from synth.cli.tui.help import tidy
 
     command = typer.main.get_command(app)
-    tidy(command, plain=plain)
+    tidy(command)
     return command
 
 
+def _explain_usage(error: TyperException) -> int:
+    """Say what of a command line cannot be understood; a group without a command shows its help."""
+    from synth.cli.tui.help import usage
+    from synth.cli.tui.output import show_problems
+    from synth.errors import Problem
+
+    ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    what = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(what, err=True)
+        return error.exit_code
+    where = ctx.command_path if ctx else ""
+    if param is not None and error.message:
+        what, where = error.message.removeprefix("Value error, "), " / ".join(param.opts)
+    expected, fix = (usage(ctx.command, ctx), f"see {ctx.command_path} --help") if ctx else ("", "")
+    what = what[:1].lower() + what[1:].rstrip(".")
+    show_problems([Problem(what=what, where=where, expected=expected, fix=fix)])
+    return error.exit_code
+
+
 def _explain(error: Exception) -> int:
-    from synth.cli.errors import CliError, ExitCode
+    from synth.cli.errors import CliError
     from synth.cli.tui.output import show_problems
     from synth.errors import Problem, UserError
 

@@ -105,7 +105,7 @@ def _env_files(files: tuple[Path, ...]) -> CheckResult:
 def _gpus(data: Path) -> CheckResult:
     if importlib.util.find_spec("psutil") is None or importlib.util.find_spec("nats") is None:
         return CheckResult(check="GPUs", result="ok", found="only the client is installed")
-    from synth.cli.cluster.gpu_report import report_gpus
+    from synth.cli.cluster.gpu_report import report_gpus, running_plan
     from synth.cli.cluster.state import StateFile
     from synth.cli.cluster.vllm_env import find_vllm_python
     from synth.cli.devices.plan import plan_devices
@@ -114,17 +114,22 @@ def _gpus(data: Path) -> CheckResult:
 
     listed = read_gpus()
     try:
-        gpus = report_gpus(StateFile(data).read(), data, listed)
-        if any(gpu.holder not in ("free",) and not gpu.holder.startswith("pid") for gpu in gpus):
-            plan = None  # the cluster has them
-        else:
-            plan = plan_devices(read_inventory(find_vllm_python()), read_wishes(os.environ))
+        state = StateFile(data).read()
+        # A running cluster's GPUs are in use: what it was given holds.
+        plan = running_plan(state) or plan_devices(
+            read_inventory(find_vllm_python(), listed=listed), read_wishes(os.environ)
+        )
     except CliError as error:
         return CheckResult(check="GPUs", result="warn", found=error.problems[0].what, fix=error.problems[0].fix)
+    gpus = report_gpus(state, data, listed)
     found = "; ".join(f"{gpu.id} {gpu.name}, {gpu.memory}, {gpu.holder}" for gpu in gpus)
-    if plan is None or plan.device == "cuda":
-        return CheckResult(check="GPUs", result="ok", found=found)
-    note, *fixes = plan.notes
+    fix = "run nvidia-smi by itself; a reload of the driver, or a restart of the machine, is what usually helps"
+    if plan.device == "cuda":
+        result = "ok" if gpus else "warn"
+        return CheckResult(check="GPUs", result=result, found=found or listed.problem, fix=fix)
+    note, *fixes = plan.notes or ("the cluster computes on the CPU",)
+    if listed.problem:
+        return CheckResult(check="GPUs", result="warn", found=note, fix=fix)
     if not gpus:
         return CheckResult(check="GPUs", result="ok", found=note)
     return CheckResult(check="GPUs", result="warn", found=f"{found}; {note}", fix=" ".join(fixes) or note)
@@ -138,7 +143,7 @@ def _cluster(data: Path, port: int | None) -> CheckResult:
     from synth.cli.cluster.state import StateFile
 
     try:
-        report = inspect_cluster(StateFile(data))
+        report = inspect_cluster(StateFile(data), with_gpus=False)
         port = port or gateway_port(StateFile(data).read())
     except CliError as error:
         return CheckResult(check="cluster", result="fail", found=str(error), fix=error.problems[0].fix)

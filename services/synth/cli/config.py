@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.runtime.env_file import read_env_file
 
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 DEFAULT_BACKEND = "http://127.0.0.1:8000/api"
 
 
@@ -30,6 +31,11 @@ class Config:
     api_key: ConfigValue | None
     environment_key: ConfigValue | None
     task_url: ConfigValue | None
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the backend is at an address of this machine alone."""
+        return urlsplit(self.backend.text).hostname in _LOOPBACK
 
     def require_api_key(self) -> str:
         """The API key. Raises `NotAuthorised` saying how to get one."""

@@ -56,4 +56,4 @@ def open_client(ctx: typer.Context) -> Client:
     """A client of the backend. Raises `NotAuthorised` without a key."""
     from synth.cli.api.client import Client
 
-    return Client(load_config(ctx))
+    return Client(load_config(ctx), retry_budget=ctx.obj.retry_for, timeout=ctx.obj.request_timeout)

@@ -68,9 +68,3 @@ class TimedOut(CliError):
     """The wait that the user allowed is over."""
 
     code = ExitCode.TIMEOUT
-
-
-class Interrupted(CliError):
-    """Ctrl-C."""
-
-    code = ExitCode.INTERRUPTED

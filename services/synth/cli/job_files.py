@@ -112,14 +112,18 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
 def _unreadable(job: SftJob, origins: dict[str, str]) -> list[Problem]:
     """What is wrong with the files that a job names, each at the place that names it."""
     problems: list[Problem] = []
-    for field, file in (("training_file", job.training_file), ("validation_file", job.validation_file)):
-        if file is None or file.startswith("file_"):
-            continue
+    for field, path in datasets_of(job):
         try:
-            check_readable(Path(file))
+            check_readable(path)
         except UsageProblem as error:
-            problems += [msgspec.structs.replace(p, where=f"{origins[field]} {file!r}") for p in error.problems]
+            problems += [msgspec.structs.replace(p, where=f"{origins[field]} {str(path)!r}") for p in error.problems]
     return problems
+
+
+def datasets_of(job: SftJob) -> list[tuple[str, Path]]:
+    """The datasets that are uploaded with a job: the field that names each, and its path."""
+    named = (("training_file", job.training_file), ("validation_file", job.validation_file))
+    return [(field, Path(file)) for field, file in named if file is not None and not file.startswith("file_")]
 
 
 def _text(path: Path | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,11 @@ class CheckedJob:
     flags: Flags
     resolved: ResolvedJob
 
+    @classmethod
+    def of(cls, text: str, *, name: str, flags: Flags, resolved: ResolvedJob) -> CheckedJob:
+        """The job of this text without what the flags set in it."""
+        return cls(set_values(text, name=name, settings=flags.settings)[0], name, flags, resolved)
+
     @property
     def kind(self) -> str:
         return str(type(self.resolved.job).__struct_config__.tag)
@@ -48,36 +54,48 @@ class CheckedJob:
 def check_locally(text: str, *, name: str, flags: Flags, models_dir: Path) -> CheckedJob:
     """Check a job without a backend. Raises `UserError` with every problem and its `file:line`."""
     document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
-    job = require_job(found, document)
-    text, _ = set_values(text, name=name, settings=flags.settings)
-    return CheckedJob(text, name, flags, job)
+    return CheckedJob.of(text, name=name, flags=flags, resolved=require_job(found, document))
 
 
 def submit_job(
-    client: Client, config: Config, checked: CheckedJob, *, key: str | None, name: str | None = None
+    client: Client,
+    config: Config,
+    checked: CheckedJob,
+    *,
+    key: str | None,
+    name: str | None = None,
+    check_timeout: float = 600.0,
 ) -> JobWithConfig:
     """Upload what the job needs and submit it.
 
-    key: the idempotency key, a new one when None. name: of the job; its file's when None.
+    key: the idempotency key, a new one when None. name: of the job; its file's when None. check_timeout: seconds until
+    an uploaded dataset is checked.
     """
     job, flags = checked.resolved.job, checked.flags
-    body: dict[str, Any] = {"config": checked.text, "config_name": checked.name}
+    files: dict[str, str | None] = {}
     if isinstance(job, SftJob):
-        body["training_file"] = _uploaded(client, job.training_file)
-        body["validation_file"] = _uploaded(client, job.validation_file)
+        files["training_file"] = _uploaded(client, job.training_file, check_timeout)
+        files["validation_file"] = _uploaded(client, job.validation_file, check_timeout)
     elif config.environment_key is not None:
         # The verifier tries every key that it knows: the one in use here must be among them.
         client.add_environment_key(config.environment_key.text)
+    if flags.task_url is not None and not isinstance(job, SftJob) and flags.task_url.origin != "--task-url":
+        output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
+    body = submission_body(checked, name=name, files=files)
+    with output.status("submitting"):
+        return client.create_job(body, key=key or uuid.uuid4().hex)
+
+
+def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], name: str | None = None) -> dict[str, Any]:
+    """What is sent of a job. files: its datasets by their fields. name: of the job; its file's when None."""
+    job, flags = checked.resolved.job, checked.flags
+    body: dict[str, Any] = {"config": checked.text, "config_name": checked.name, **files}
     if flags.task_url is not None and not isinstance(job, SftJob):
         body["task_url"] = flags.task_url.text
-        if flags.task_url.origin != "--task-url":
-            output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
     body |= {"name": name, "model": flags.model, "examples": flags.examples, "seed": flags.seed}
     # Sent where it is asked for alone: a submission is the same one by its body.
     body["allow_experimental"] = flags.allow_experimental or None
-    body = {name: value for name, value in body.items() if value is not None}
-    with output.status("submitting"):
-        return client.create_job(body, key=key or uuid.uuid4().hex)
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:
@@ -123,12 +141,12 @@ def follow_or_detach(client: Client, job: Job, *, follow: bool, options: FollowO
     return 0
 
 
-def _uploaded(client: Client, file: str | None) -> str | None:
+def _uploaded(client: Client, file: str | None, check_timeout: float) -> str | None:
     """A file's id, the file being uploaded when it is a path."""
     if file is None or file.startswith("file_"):
         return file
     try:
-        return upload_ready(client, Path(file)).id
+        return upload_ready(client, Path(file), timeout=check_timeout).id
     except CliError:
         output.message("nothing was submitted")
         raise

@@ -10,9 +10,9 @@ from synth.bus.connection import Connection
 from synth.bus.history.file_log import read_file
 from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
+from synth.datasets.check import FileCheck
 from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
 from synth.files.rewrite import Rewriter
-from synth.files.rows.check import FileCheck
 from synth.runtime import logs
 
 log = logs.get("files")
@@ -20,11 +20,12 @@ log = logs.get("files")
 
 @dataclass(frozen=True)
 class Handlers:
-    """Checks each uploaded file, and says once what it is."""
+    """Checks each uploaded file, and says once what it is. max_line_bytes: see `FileCheck`."""
 
     bus: Connection
     blobs: BlobStore
     rewriter: Rewriter
+    max_line_bytes: int
 
     async def file_uploaded(self, event: Recorded, uploaded: FileUploaded) -> None:
         history = await read_file(self.bus, event.org, event.key)
@@ -45,7 +46,7 @@ class Handlers:
             log.debug("images left out", images=verdict.images, trimmed=verdict.images_trimmed)
 
     async def _check(self, org: str, blob: BlobRef) -> FileReady | FileRejected:
-        check = FileCheck()
+        check = FileCheck(max_line_bytes=self.max_line_bytes)
         async for piece in self.blobs.stream(blob):
             await asyncio.to_thread(check.feed, piece)
         verdict = await asyncio.to_thread(check.finish)

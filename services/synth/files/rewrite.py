@@ -12,11 +12,11 @@ from typing import BinaryIO
 import msgspec
 
 from synth.blobs import BlobStore
+from synth.datasets.check import PROBLEMS_KEPT
+from synth.datasets.conversations import line_problem
 from synth.events import BlobRef, FileReady, FileRejected, LineProblem
 from synth.files.image_source import FileImages, ImageRefused, ImageSource
 from synth.files.images.rows import DraftRow, draft_row, fill_slot
-from synth.files.rows.check import PROBLEMS_KEPT
-from synth.files.rows.conversations import line_problem
 from synth.files.settings import FilesSettings
 
 #: Lines that are held in memory while their images are fetched.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from synth.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
@@ -11,6 +13,9 @@ class FilesSettings(ServiceSettings, GuardSettings):
 
     files_at_once: int = 2
     """Files that one process reads at the same time."""
+
+    max_line_bytes: int = Field(default=64 << 20, ge=1024)
+    """The longest line of a training file: a row is held in memory while it is checked, with the images in it."""
 
     max_images_per_message: int = 1
     """Images that a message of a training file shows; further ones are left out, and counted."""

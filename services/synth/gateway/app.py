@@ -87,7 +87,7 @@ async def setup(service: Service) -> ASGIApp:
             secrets=secrets,
             keys=key_cache,
             replicas=replicas,
-            registry=Registry(settings.models_dir),
+            registry=Registry(settings.models_dir, hub=settings.model_hub),
             proxy=proxy,
         )
     )

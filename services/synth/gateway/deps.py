@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -16,6 +16,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import Publisher
 from synth.events import FileUploaded, JobCreated
 from synth.gateway.auth import ApiKeyCache
+from synth.gateway.base_files import BaseFiles
 from synth.gateway.chat_proxy.proxy import InferenceProxy
 from synth.gateway.errors import not_found
 from synth.gateway.read_model.event_log import read_last
@@ -48,6 +49,7 @@ class Gateway:
     replicas: ReplicaTable
     registry: Registry
     proxy: InferenceProxy
+    base_files: BaseFiles = field(default_factory=BaseFiles)
 
     async def job(self, org: str, id: str) -> JobRow:
         """A job of this organisation, also one that another gateway took a moment ago. Raises a 404."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from synth.runtime.settings import ServiceSettings
 
@@ -27,17 +27,25 @@ class GatewaySettings(ServiceSettings):
     max_url_key_s: float = 30 * 86_400.0
     """How long a key in a URL may live at most: an address is copied, kept in histories and logged by others."""
 
-    max_upload_bytes: int = 8 << 30
+    max_key_grace_s: int = 30 * 86_400
+    """For how long a rotated key may still open beside the one that replaces it."""
+
+    max_upload_bytes: int = 64 << 30
     """The largest file that may be uploaded."""
 
     max_request_bytes: int = 32 << 20
-    """The largest inference request (images travel inside it)."""
+    """The largest inference request (images travel inside it); the inference service has a setting of the same name."""
 
     max_json_bytes: int = 8 << 20
     """The largest body of any other request."""
 
-    inference_timeout_s: float = 600.0
-    """How long an inference replica may be silent before a request to it is given up."""
+    inference_timeout_s: float = 3900.0
+    """How long an inference replica may be silent before a request to it is given up: longer than a reply may take
+    there (`SYNTH_COMPLETION_S`), since one that is not streamed is silent until it is whole."""
+
+    log_read_s: float = 60.0
+    """How long finding a page of a job's events in the log may take, where they are asked for newest first: those of a
+    job with half a million rollouts lie far apart."""
 
     heartbeat_after_s: float = 4.0
     """A live job that is silent for so long gets a `watch.heartbeat`."""
@@ -48,5 +56,6 @@ class GatewaySettings(ServiceSettings):
     stream_buffer: int = 2000
     """Events queued for one watcher; a slower one is sent back to the log."""
 
-    ping_s: float = 15.0
-    """Silence on an event stream after which a comment is sent, so that proxies keep it open."""
+    ping_s: float = Field(default=15.0, gt=0, le=15)
+    """Silence on an event stream after which a comment is sent, so that proxies keep it open. 15 at most: a watcher
+    takes 45 s of silence for a connection that is dead."""

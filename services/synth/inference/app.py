@@ -13,6 +13,7 @@ from synth.bus.kv.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
 from synth.errors import InvalidKey
 from synth.inference.api.app import build_api
+from synth.inference.api.limits import RequestLimits
 from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.metrics import RecorderMetrics
 from synth.inference.recording.recorder import Recorder
@@ -107,7 +108,7 @@ def main() -> int:
         service.add_background(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
         service.add_background(asyncio.create_task(_warm_up(service, settings)))
-        recorder = Recorder(read_own_cid)
+        recorder = Recorder(read_own_cid, max_bytes=settings.recorder_bytes)
         REGISTRY.register(RecorderMetrics(recorder))
         service.add_background(asyncio.create_task(_sweep(recorder)))
         service.add_background(asyncio.create_task(_unload_idle(model_pool, settings.idle_unload_s, changed)))
@@ -116,16 +117,28 @@ def main() -> int:
             recorder,
             authenticate,
             internal_token=bearer,
-            schema_limits=SchemaLimits(
-                size=settings.max_schema_bytes,
-                depth=settings.max_schema_depth,
-                seconds=settings.schema_compile_s,
-                memory=settings.schema_compile_bytes,
-            ),
+            limits=request_limits(settings),
             extra_routes=service.observability(),
         )
 
     return run("inference", settings, setup)
+
+
+def request_limits(settings: InferenceSettings) -> RequestLimits:
+    """The bounds of one request of this process."""
+    whole_context = settings.engine == "vllm"  # which keeps memory for the tokens that there are
+    return RequestLimits(
+        body=settings.max_request_bytes,
+        choices=settings.max_choices,
+        seconds=settings.completion_s,
+        default_max_tokens=settings.default_max_tokens or (None if whole_context else 1024),
+        schema=SchemaLimits(
+            size=settings.max_schema_bytes,
+            depth=settings.max_schema_depth,
+            seconds=settings.schema_compile_s,
+            memory=settings.schema_compile_bytes,
+        ),
+    )
 
 
 async def _warm_up(service: Service, settings: InferenceSettings) -> None:

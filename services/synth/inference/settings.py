@@ -48,8 +48,12 @@ class InferenceSettings(ServiceSettings):
     what the model is stored in."""
 
     kv_budget_bytes: int | None = None
-    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU; on a GPU half of what is free
-    beside the model's weights, so that a further engine finds room."""
+    """Memory for the KV cache of one engine; unset: 1 GiB on a CPU, on a GPU by `SYNTH_KV_SHARE`."""
+
+    kv_share: float = Field(default=0.5, gt=0, lt=1)
+    """The part of a GPU's free memory, beside the weights and the logits of a step, that the KV cache of an engine
+    takes; a further engine takes the same part of what is left. More gives longer contexts and larger batches to one
+    model; less leaves room for more models."""
 
     max_rows: int = 256
     """Completions that are sampled together in one step."""
@@ -57,8 +61,34 @@ class InferenceSettings(ServiceSettings):
     public_url: str | None = None
     """Where other services and task apps reach this process; unset: its own host and port."""
 
-    load_timeout_s: float = 600.0
-    """How long a model may take to load."""
+    load_timeout_s: float = Field(default=3600.0, gt=0)
+    """How long a model may take to load, the download of its weights included; vLLM's start is within it."""
+
+    engine_call_s: float = Field(default=600.0, gt=0)
+    """vLLM: how long its process may take to load new weights or an adapter, to give its memory back or to take it
+    again; then it counts as hung."""
+
+    max_adapters: int = Field(default=32, ge=1)
+    """vLLM: adapters that a process holds at a time. A replaced version is held until the last request on it has ended,
+    so long replies and short steps need more."""
+
+    completion_s: float = Field(default=3600.0, gt=0)
+    """How long one completion may take that belongs to no rollout; a rollout's may take what is left of the job's
+    `rollout_timeout_s`."""
+
+    max_request_bytes: int = Field(default=32 << 20, ge=1)
+    """The largest request (images travel inside it); the gateway has a setting of the same name."""
+
+    max_choices: int = Field(default=128, ge=1)
+    """The largest `n`: how many replies one request may ask for."""
+
+    default_max_tokens: int | None = Field(default=None, ge=1)
+    """The longest reply to a request that names no limit, in tokens. Unset: with vLLM what the context has left; with
+    the embedded engine, which keeps memory for the whole of it, 1024."""
+
+    recorder_bytes: int = Field(default=1 << 30, ge=1)
+    """Memory for the records of open rollouts, and as much again for those that were closed in the last minute. Beyond
+    it a rollout's calls are answered with a 503 until others have ended."""
 
     max_schema_bytes: int = 64 << 10
     """The longest JSON schema that a request may have, in bytes."""

@@ -17,8 +17,13 @@ class RolloutsSettings(ServiceSettings, GuardSettings):
     inference_public_url: str | None = None
     """Where task apps reach the inference service; None: each replica's own address."""
 
-    policy_wait_s: float = 600.0
-    """How long a collector waits for a policy version before it hands its task back."""
+    policy_wait_s: float = 3600.0
+    """How long a collector waits for a policy version, or for a process that serves it, before it hands its task back:
+    as long as a model may take to load (`SYNTH_LOAD_TIMEOUT_S`). A rollout whose recording was lost is played again
+    within it."""
+
+    max_answer_bytes: int = Field(default=64 << 20, ge=1)
+    """The largest answer of a task app to one rollout; a larger one is an error of the environment."""
 
     transcript_bytes: int = Field(default=1 << 20, ge=4096)
     """The largest transcript of a rollout (its messages, and what its task app answered), in bytes of JSON. What does

@@ -100,8 +100,12 @@ class Paused(msgspec.Struct, tag="paused", tag_field="event"):
     checkpoint: str | None = None
 
 
+#: Stages in which a model or a checkpoint is read or written in one piece, which may take long and says nothing.
+FILE_STAGES = frozenset({"load", "resume", "checkpoint", "export"})
+
+
 class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
-    """A sign of life, at most two a second."""
+    """A sign of life, at most two a second of one stage."""
 
     stage: str
     done: int

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from synth.runtime.gpus import visible_gpus
 from synth.runtime.settings import ServiceSettings
+from synth.trainer.protocol import FILE_STAGES
 
 
 class TrainerSettings(ServiceSettings):
@@ -30,7 +31,12 @@ class TrainerSettings(ServiceSettings):
     """Processes that train a job together, the model spread over them, a GPU each. Unset: all GPUs, on CPU 1."""
 
     child_silence_s: float = 300.0
-    """How long the training process may say nothing before it counts as hung."""
+    """How long the training process may say nothing while it computes, before it counts as hung. It speaks after each
+    micro-batch, however long a step takes."""
+
+    model_io_s: float = 3600.0
+    """How long reading or writing a model or a checkpoint may take, each time: fetching or downloading it, loading it,
+    writing it, hashing and storing it. Then it counts as hung."""
 
     turn_file: Path | None = None
     """A file whose OS lock is the turn at a device that trainer and inference of one machine share, the same for both:
@@ -47,7 +53,8 @@ class TrainerSettings(ServiceSettings):
     """Torch device of dedicated reference models, such as "cuda:1"; that of training if unset, or if it is sharded."""
 
     batch_wait_s: float = 1800.0
-    """How long an iteration's batch may take before the task is handed back."""
+    """How long an iteration's batch may take, beyond the time that the job gives its rollouts (`rollout_timeout_s` for
+    each of their tries), before the task is handed back: its device must not be idle for ever."""
 
     progress_s: float = Field(default=1.0, ge=0.05)
     """Seconds between two announcements of steps that no checkpoint covers yet; watchers see steps no sooner."""
@@ -65,6 +72,10 @@ class TrainerSettings(ServiceSettings):
     def computes_deterministically(self) -> bool:
         """Whether training gives the same bytes each time."""
         return self.device == "cpu" if self.deterministic is None else self.deterministic
+
+    def silence_s(self, stage: str) -> float:
+        """How long the training process may say nothing in a stage of `Progressed`."""
+        return self.model_io_s if stage in FILE_STAGES else self.child_silence_s
 
     @property
     def max_world_size(self) -> int:

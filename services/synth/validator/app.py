@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from synth.bus.delivery import make_broker, on_event, serve_events
+from synth.bus.rpc import SERVE_WITHIN_S, VALIDATE, ValidateJob, serve_questions
 from synth.events import JobCreated
 from synth.events.catalogue import Role
 from synth.models import Registry
-from synth.runtime.settings import ServiceSettings
 from synth.service import Service, run
 from synth.validator.handlers import ValidatorHandlers
-
-
-async def setup(service: Service) -> None:
-    handlers = ValidatorHandlers(service.bus, Registry(service.settings.models_dir))
-    broker = make_broker(service.settings, service.name)
-    on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)
-    service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop))
+from synth.validator.settings import ValidatorSettings
 
 
 def main() -> int:
     """Run the service; returns its exit code."""
-    return run("validator", ServiceSettings(), setup)
+    settings = ValidatorSettings()
+
+    async def setup(service: Service) -> None:
+        handlers = ValidatorHandlers(service.bus, Registry(settings.models_dir))
+        broker = make_broker(settings, service.name)
+        on_event(broker, service.bus, Role.VALIDATOR, JobCreated, handlers.job_created, give_up=handlers.give_up)
+        questions = serve_questions(
+            service.bus,
+            VALIDATE,
+            ValidateJob,
+            handlers.validate_job,
+            service.stop,
+            max_concurrent=settings.asks_at_once,
+            within=SERVE_WITHIN_S,
+        )
+        service.run("questions", questions)
+        service.run("events", serve_events(broker, service.bus, Role.VALIDATOR, service.stop))
+
+    return run("validator", settings, setup)

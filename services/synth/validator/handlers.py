@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import JobHistory, append_decided
 from synth.bus.recorded import Recorded
+from synth.bus.rpc import ValidateJob, ValidationVerdict
 from synth.errors import Problem
 from synth.events import JobCreated, JobRejected
 from synth.events.catalogue import Event
@@ -35,6 +36,14 @@ class ValidatorHandlers:
 
         _, seq = await append_decided(self.bus, event.org, event.key, decide)
         log.info("job decided", verdict=type(verdict).__name__, appended=seq is not None)
+
+    async def validate_job(self, asked: ValidateJob) -> ValidationVerdict:
+        """What a client wants to know before it submits a job."""
+        verdict = await asyncio.to_thread(validate, asked.created, self.registry, uploaded=False)
+        log.info("job file looked at", verdict=type(verdict).__name__)
+        if isinstance(verdict, JobRejected):
+            return ValidationVerdict(problems=verdict.problems)
+        return ValidationVerdict(job=verdict.job, warnings=verdict.warnings)
 
     async def give_up(self, event: Recorded, problem: Problem) -> None:
         """Reject a job that cannot be validated: its user would wait for ever."""

@@ -18,8 +18,11 @@ from synth.models import Registry
 _PROBLEMS_SHOWN = 100
 
 
-def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejected:
-    """The resolved job, or every problem with it."""
+def validate(created: JobCreated, registry: Registry, *, uploaded: bool = True) -> JobValidated | JobRejected:
+    """The resolved job, or every problem with it.
+
+    uploaded: False before the upload, when a dataset may still be a path rather than a file id.
+    """
     overrides = Overrides(
         model=created.model,
         training_file=created.training_file,
@@ -30,7 +33,9 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         allow_experimental=created.allow_experimental,
     )
     try:
-        resolved = resolve_job(_document(created), overrides=overrides, registry=registry, kind=_kind(created))
+        resolved = resolve_job(
+            _document(created), overrides=overrides, registry=registry, kind=_kind(created), uploaded=uploaded
+        )
     except UserError as error:
         return JobRejected(problems=_first(error.problems))
     except RecursionError:
@@ -48,7 +53,7 @@ def validate(created: JobCreated, registry: Registry) -> JobValidated | JobRejec
         problem = Problem(
             what=f"the job, with everything resolved, is {size} bytes",
             expected=f"at most {MAX_EVENT_BODY_BYTES}",
-            fix="give long lists of seeds as ranges, and data as files",
+            fix="evaluate on fewer seeds, give long lists of training seeds as ranges, and data as files",
             where=created.config_name,
         )
         return JobRejected(problems=[problem])

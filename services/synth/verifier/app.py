@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synth.bus.delivery import make_broker, on_event, serve_events
 from synth.bus.kv.secrets import SecretStore
-from synth.bus.rpc import VERIFY, VERIFY_WITHIN_S, VerifyTaskApp, serve_questions
+from synth.bus.rpc import CHECK, SERVE_WITHIN_S, VERIFY, CheckJob, VerifyTaskApp, serve_questions
 from synth.events import JobResumed, JobValidated
 from synth.events.catalogue import Role
 from synth.http_guard import guarded_client
@@ -38,17 +38,21 @@ def main() -> int:
             give_up=handlers.give_up,
         )
         on_event(broker, service.bus, Role.VERIFIER, JobResumed, handlers.job_resumed)
-        questions = serve_questions(
+        at_once, within = settings.asks_at_once, SERVE_WITHIN_S
+        task_apps = serve_questions(
             service.bus,
             VERIFY,
             VerifyTaskApp,
             handlers.verify_task_app,
             service.stop,
-            max_concurrent=settings.asks_at_once,
-            # So that who asked hears of it before it stops to wait.
-            within=VERIFY_WITHIN_S - 2,
+            max_concurrent=at_once,
+            within=within,
         )
-        service.run("questions", questions)
+        jobs = serve_questions(
+            service.bus, CHECK, CheckJob, handlers.check_job, service.stop, max_concurrent=at_once, within=within
+        )
+        service.run("questions about task apps", task_apps)
+        service.run("questions about jobs", jobs)
         service.run("events", serve_events(broker, service.bus, Role.VERIFIER, service.stop))
 
     return run("verifier", settings, setup)

@@ -36,27 +36,45 @@ async def wait_for_file(
     role: what the file is to the job, "training_file". Raises `UserError` when there is no such file, it was rejected
     or it is not checked within `timeout` seconds, and `Transient` at `stop`.
     """
-    known = await read_file(bus, org, file_id) if _TOKEN.fullmatch(file_id) else FileHistory()
-    if known.upload is None:
-        raise UserError(_deleted(file_id, role) if known.deleted else await _unknown(bus, org, file_id, role))
-    name = known.upload.name
+    known = await _read_known(bus, org, file_id, role)
     if known.verdict is None:
         release_slot()
         known = await _follow(bus, org, file_id, known, timeout=timeout, stop=stop)
-    if known.upload is None:
-        raise UserError(_deleted(file_id, role))
-    if known.verdict is None:
+    ready = _ready(known, file_id, role)
+    if ready is None:
+        name = known.upload.name if known.upload else file_id
         raise UserError(
             Problem(
-                what=f"{name!r} has not been checked in time",
+                what=f"{name!r} has not been checked in time (SYNTH_FILE_WAIT_S)",
                 expected="a file that is ready",
                 fix="look whether the files service runs, and submit the job again when the file is ready",
                 where=f"{role} = {file_id!r}",
             )
         )
+    return ready
+
+
+async def look_at_file(bus: Connection, org: str, file_id: str, *, role: str) -> ReadyFile | None:
+    """The file as it is now, None while it is being checked. Raises `UserError` as `wait_for_file`."""
+    return _ready(await _read_known(bus, org, file_id, role), file_id, role)
+
+
+async def _read_known(bus: Connection, org: str, file_id: str, role: str) -> FileHistory:
+    known = await read_file(bus, org, file_id) if _TOKEN.fullmatch(file_id) else FileHistory()
+    if known.upload is None:
+        raise UserError(_deleted(file_id, role) if known.deleted else await _unknown(bus, org, file_id, role))
+    return known
+
+
+def _ready(known: FileHistory, file_id: str, role: str) -> ReadyFile | None:
+    """The checked file; None without a verdict. Raises `UserError` when it was deleted or rejected."""
+    if known.upload is None:
+        raise UserError(_deleted(file_id, role))
+    if known.verdict is None:
+        return None
     if isinstance(known.verdict, FileRejected):
-        raise UserError(rejected(known.verdict, name, file_id, role))
-    return ReadyFile(name, known.verdict.rewritten or known.upload.blob, known.verdict.images)
+        raise UserError(rejected(known.verdict, known.upload.name, file_id, role))
+    return ReadyFile(known.upload.name, known.verdict.rewritten or known.upload.blob, known.verdict.images)
 
 
 def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[Problem]:

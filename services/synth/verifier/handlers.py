@@ -17,7 +17,8 @@ from synth.bus.history.model_refs import find_model
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
-from synth.bus.rpc import TaskAppReport, VerifyTaskApp
+from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
+from synth.datasets.images import images_refused
 from synth.errors import Permanent, Problem, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
@@ -26,7 +27,7 @@ from synth.jobs.resolved import EvalJob, Job, SftJob, job_from_data, training_st
 from synth.models import Registry
 from synth.runtime import logs
 from synth.taskapp.env_names import wrong_env_name
-from synth.verifier.files import ReadyFile, wait_for_file
+from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
@@ -85,6 +86,26 @@ class VerifierHandlers:
         log.info("task app looked at", opened=sum(a.ok for a in report.attempts), tried=len(report.attempts))
         return report
 
+    async def check_job(self, asked: CheckJob) -> CheckVerdict:
+        """What a client wants to know of a job's model and of the files that it has uploaded."""
+        job = job_from_data(asked.job)
+        problems: list[Problem] = []
+        unchecked: list[str] = []
+        await _collect(problems, find_model(self.bus, asked.org, job.model, self.registry))
+        if not isinstance(job, SftJob):
+            return CheckVerdict(problems=problems)
+        for role, file_id in _files_of(job):
+            # A path: whoever asks has the file, and uploads it with the job.
+            if not file_id.startswith("file_"):
+                continue
+            known = len(problems)
+            ready = await _collect(problems, look_at_file(self.bus, asked.org, file_id, role=role))
+            if ready is not None:
+                problems += self._images_refused(job, ready, file_id, role)
+            elif len(problems) == known:
+                unchecked.append(file_id)
+        return CheckVerdict(problems=problems, unchecked=unchecked)
+
     async def give_up(self, event: Recorded, problem: Problem) -> None:
         """Refuse a job that cannot be verified: its user would wait for ever."""
 
@@ -107,10 +128,9 @@ class VerifierHandlers:
         task_url: str | None = None
         files: dict[str, BlobRef] = {}
         if isinstance(job, SftJob):
-            for role, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
-                if file_id is not None:
-                    ready = await _collect(problems, self._file(job, org, file_id, role, until))
-                    files |= {role: ready.rows} if ready else {}
+            for role, file_id in _files_of(job):
+                ready = await _collect(problems, self._file(job, org, file_id, role, until))
+                files |= {role: ready.rows} if ready else {}
         else:
             task_url = job.rollout.task_url
             app = await _collect(problems, self._task_app(org, task_url))
@@ -138,21 +158,26 @@ class VerifierHandlers:
             url=url,
             call_deadline_s=self.settings.call_deadline_s,
             retry_for_s=self.settings.retry_for_s,
+            max_answer_bytes=self.settings.max_answer_bytes,
         )
 
     async def _file(self, job: SftJob, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
         left = max(0.0, (until - datetime.now(UTC)).total_seconds())
         ready = await wait_for_file(self.bus, org, file_id, role=role, timeout=left, stop=self.stop)
-        if ready.images and self.registry.find(job.model).vision is None:
-            raise UserError(
-                Problem(
-                    what=f"{ready.name!r} shows {ready.images:,} images, and {job.model} sees none",
-                    expected="a file of text, or a vision model",
-                    fix="choose a Qwen3-VL model, or upload the conversations without their images",
-                    where=f"{role} = {file_id!r}",
-                )
-            )
+        if problems := self._images_refused(job, ready, file_id, role):
+            raise UserError(problems)
         return ready
+
+    def _images_refused(self, job: SftJob, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:
+        if not ready.images or self.registry.find(job.model).vision is not None:
+            return []
+        return [images_refused(ready.name, job.model, where=f"{role} = {file_id!r}")]
+
+
+def _files_of(job: SftJob) -> list[tuple[str, str]]:
+    """The job's files: what each is to it, and its id."""
+    roles = (("training_file", job.training_file), ("validation_file", job.validation_file))
+    return [(role, file_id) for role, file_id in roles if file_id is not None]
 
 
 async def _collect(problems: list[Problem], question: Awaitable[_T]) -> _T | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from synth.bus.rpc import ANSWER_WITHIN_S
 from synth.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
@@ -19,13 +22,17 @@ class VerifierSettings(ServiceSettings, GuardSettings):
     """For how long a task app that is away, or answers 5xx, is asked again."""
 
     asks_at_once: int = 4
-    """Task apps that one process looks at at the same time for clients that wait for it."""
+    """Task apps, and as many job files, that one process looks at at the same time for clients that wait for it."""
 
-    ask_budget_s: float = 40.0
-    """Seconds for all of an organisation's environment keys, when a client waits."""
+    ask_budget_s: float = Field(default=40.0, gt=0, le=ANSWER_WITHIN_S - 5)
+    """Seconds for all of an organisation's environment keys, when a client waits: the gateway waits 50 for it."""
 
-    file_wait_s: float = 600.0
-    """Seconds that a job waits for its files to be checked, counted from when it was validated."""
+    file_wait_s: float = 3600.0
+    """Seconds that a job waits for its files to be checked, counted from when it was validated. Images that are fetched
+    take the longest (`SYNTH_IMAGES_DEADLINE_S`)."""
+
+    max_answer_bytes: int = Field(default=64 << 20, ge=1)
+    """The largest answer of a task app to one call, such as its list of tasks."""
 
     serve_replicas: int = 1
     """How many inference processes serve a job's policy."""

@@ -20,7 +20,6 @@ from synth.errors import Problem, UserError
 from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
 from synth.taskapp.env_names import env_names
 
-_LARGEST_ANSWER = 4 << 20
 _FIRST_PAUSE_S = 0.25
 
 
@@ -56,12 +55,16 @@ class TaskAppUnusable(UserError):
 
 @dataclass(frozen=True)
 class TaskAppCheck:
-    """Asks one task app. call_deadline_s: a call; retry_for_s: all calls to an app that is away."""
+    """Asks one task app. call_deadline_s: a call; retry_for_s: all calls to an app that is away.
+
+    max_answer_bytes: of one answer.
+    """
 
     client: httpx.AsyncClient
     url: str
     call_deadline_s: float
     retry_for_s: float
+    max_answer_bytes: int = 64 << 20
 
     async def run(self, keys: list[EnvironmentKey]) -> VerifiedTaskApp:
         """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used."""
@@ -129,9 +132,10 @@ class TaskAppCheck:
                 raise TaskAppUnusable(self._address_refused(error), path=path) from error
             except (TimeoutError, httpx.TimeoutException) as error:
                 # It has had the whole deadline: asking again would only make the user wait longer.
-                raise self._unusable(path, f"does not answer within {self.call_deadline_s:g} s") from error
+                within = f"{self.call_deadline_s:g} s (SYNTH_CALL_DEADLINE_S)"
+                raise self._unusable(path, f"does not answer within {within}") from error
             except ReplyTooLarge as error:
-                raise self._unusable(path, f"does not end: {error}") from error
+                raise self._unusable(path, f"does not end: {error} (SYNTH_MAX_ANSWER_BYTES)") from error
             except httpx.TransportError as error:
                 trouble = f"cannot be reached ({error or type(error).__name__})"
             except (httpx.InvalidURL, httpx.HTTPError, UnicodeError) as error:
@@ -150,7 +154,8 @@ class TaskAppCheck:
                 reason = "it has characters that no HTTP header can carry"
                 raise KeyRefused(reason, path=path, status=None)
             headers = {"X-API-Key": key.key, "X-API-Keys": key.key, "Authorization": f"Bearer {key.key}"}
-        return await fetch(self.client, url, headers=headers, limit=_LARGEST_ANSWER, deadline=self.call_deadline_s)
+        limit, deadline = self.max_answer_bytes, self.call_deadline_s
+        return await fetch(self.client, url, headers=headers, limit=limit, deadline=deadline)
 
     def _read(self, path: str, reply: Fetched) -> dict[str, Any]:
         if reply.status in KEY_REFUSED_STATUSES:

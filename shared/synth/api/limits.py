@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-#: Bytes of a job's configuration, as JSON: an event may have 1 MiB, and its parts are escaped once more.
-MAX_CONFIG_BYTES = 256 << 10
+from synth.events.catalogue import MAX_EVENT_BYTES
+
+#: Bytes of a job's configuration, as JSON: a quarter of what an event may have, in which it is escaped once more.
+MAX_CONFIG_BYTES = MAX_EVENT_BYTES // 4
 #: Characters of a model's id, and of an address.
 MAX_MODEL_ID = 512
 MAX_URL = 2048
@@ -11,7 +13,7 @@ MAX_URL = 2048
 MAX_IDEMPOTENCY_KEY = 255
 #: Bytes of an environment key, which travels in an HTTP header.
 MAX_ENVIRONMENT_KEY_BYTES = 8 << 10
-#: Items of one page: jobs and files, models, events, and steps of metrics.
+#: Items of one page, of jobs and files, models, events, and steps of metrics: the next page has the rest.
 MAX_PAGE = 200
 MAX_MODELS = 1000
 MAX_EVENTS = 2000

@@ -79,6 +79,19 @@ class JobWithConfig(Job, frozen=True, kw_only=True):
     origins: dict[str, str] | None = None
 
 
+class JobCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a job. problems: why it would be refused; none, and it would run.
+
+    resolved: every setting with its default, null where the configuration has problems. unchecked: the uploaded files
+    that are still being checked, of which nothing is known yet.
+    """
+
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    resolved: dict[str, Any] | None = None
+    unchecked: list[str] = []
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that is still there. model: the id that it serves under; bytes: of all that it holds.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -19,16 +19,27 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from synth.bus.connection import Connection
-from synth.errors import Permanent, Transient
+from synth.errors import Permanent, Problem, Transient
+from synth.events import JobCreated
 from synth.runtime import logs
 
 log = logs.get("rpc")
 
 VERIFY = "ask.verify"
-VERIFY_WITHIN_S = 50.0
+VALIDATE = "ask.validate"
+CHECK = "ask.check"
+#: Seconds in which whoever asks has an answer, or hears that there is none: less than the minute after which clients
+#: and proxies give a silent request up (decision 12).
+ANSWER_WITHIN_S = 50.0
+#: Seconds that the answer may take: whoever asks hears that there is none before it stops to wait.
+SERVE_WITHIN_S = ANSWER_WITHIN_S - 2
 
 #: Who asks and who answers each, as services.
-QUESTIONS: dict[str, tuple[str, str]] = {VERIFY: ("gateway", "verifier")}
+QUESTIONS: dict[str, tuple[str, str]] = {
+    VERIFY: ("gateway", "verifier"),
+    VALIDATE: ("gateway", "validator"),
+    CHECK: ("gateway", "verifier"),
+}
 
 #: What a task app answers to a key that is not its own.
 KEY_REFUSED_STATUSES = (400, 401, 403)
@@ -57,6 +68,34 @@ class TaskAppReport(msgspec.Struct, frozen=True, kw_only=True):
     key_ids: list[str]
     attempts: list[KeyResult]
     task_name: str | None = None
+
+
+class ValidateJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of this submission? Its datasets may be paths: they are uploaded when it is submitted."""
+
+    created: JobCreated
+
+
+class ValidationVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the validator would say. job: the resolved job, None with problems."""
+
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    job: dict[str, Any] | None = None
+
+
+class CheckJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Are the model and the uploaded files of this resolved job there, and does it fit them?"""
+
+    org: str
+    job: dict[str, Any]
+
+
+class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the verifier would say of them. unchecked: the files that are being checked."""
+
+    problems: list[Problem] = []
+    unchecked: list[str] = []
 
 
 _Q = TypeVar("_Q", bound=msgspec.Struct)

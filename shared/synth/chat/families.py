@@ -21,9 +21,9 @@ THINK, THINK_END = "<think>", "</think>"
 THINK_CLOSING = f"\n{THINK_END}\n\n"
 #: Ends a tool call in every family; as a stop string it ends a reply after the first one, and stays in the text.
 CALL_END = "</tool_call>"
-_CALL_START = "<tool_call>"
+CALL_START = "<tool_call>"
 #: What a model writes around its reasoning and its calls: never escaped in a message, for it comes back in messages.
-MARKS = (_CALL_START, CALL_END, THINK, THINK_END)
+MARKS = (CALL_START, CALL_END, THINK, THINK_END)
 
 Tools = Sequence[dict[str, Any]]
 
@@ -186,8 +186,8 @@ def _is_text(name: str) -> bool:
 
 
 _JSON_CALLS = CallFormat(
-    marks=(_CALL_START,),
-    before_name=_CALL_START + '\n{"name": "',
+    marks=(CALL_START,),
+    before_name=CALL_START + '\n{"name": "',
     # Without the space that JSON has here: with it, the token that a model would sample next could not come.
     after_name='", "arguments":',
     name_end='"',
@@ -197,8 +197,8 @@ _JSON_CALLS = CallFormat(
     json_arguments=True,
 )
 _XML_CALLS = CallFormat(
-    marks=(_CALL_START, "<function="),  # Qwen3-Coder leaves the outer mark out at times
-    before_name=_CALL_START + "\n<function=",
+    marks=(CALL_START, "<function="),  # Qwen3-Coder leaves the outer mark out at times
+    before_name=CALL_START + "\n<function=",
     after_name=">\n",
     name_end=">",
     read=read_xml_calls,

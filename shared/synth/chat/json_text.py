@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-#: How deep a conversation may be nested as a template takes it: no client's is, and Python's stack has an end.
+#: How deep a conversation may be nested as a template takes it: Python's stack, which a template's code runs on, has an
+#: end at a thousand frames. No client's JSON comes near it.
 MAX_NESTING = 200
 #: How deep a tool, a call's arguments or another object in it may be, so that the levels around it never count.
 MAX_VALUE_NESTING = MAX_NESTING // 2

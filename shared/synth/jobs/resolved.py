@@ -138,6 +138,11 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     app_id: str | None = None
     evaluation_env_config: dict[str, Any] = {}
 
+    def longest_s(self, rollouts: int) -> float:
+        """Seconds that so many rollouts may take, where each needs all of its tries and all of their time."""
+        turns = -(-rollouts // self.max_concurrent_rollouts)
+        return turns * (1 + self.max_retries) * self.rollout_timeout_s
+
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rollouts on fixed seeds before the first iteration, and after every `every_n_iters` iterations."""
@@ -228,6 +233,11 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     def refill_seeds_of(self, iteration: int) -> list[int]:
         """The seeds that stand in, in their order, for groups without a signal: those that follow, and no others'."""
         return self._drawn(iteration)[self.batch_size :]
+
+    @property
+    def most_rollouts(self) -> int:
+        """How many rollouts an iteration plays at most, refills included."""
+        return (MAX_DRAWN_BATCHES if self.dynamic_sampling else 1) * self.batch_size * self.group_size
 
     def _drawn(self, iteration: int) -> list[int]:
         share = MAX_DRAWN_BATCHES if self.dynamic_sampling else 1

@@ -9,14 +9,17 @@ from typing import Any, cast
 
 import msgspec
 
-MAX_SEEDS = 1_000_000
+#: Of a larger range no more is shuffled than is drawn: all of it would not fit into memory.
+_SHUFFLED_WHOLE = 1_000_000
+#: JSON has no whole numbers beyond it that every reader understands.
+_LARGEST = 2**53 - 1
 _RANGE = re.compile(r"\s*(\d{1,18})\s*-\s*(\d{1,18})\s*")
 
 
 class Seeds(msgspec.Struct, frozen=True, kw_only=True):
     """A set of environment seeds: the listed ones, or `count` of them from `start`.
 
-    A range stays a range: it may be a million seeds in a job's config that travels in an event.
+    A range stays a range: it may be any number of seeds in a job's config that travels in an event.
     """
 
     start: int = 0
@@ -26,9 +29,14 @@ class Seeds(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.listed) or self.count
 
-    def values(self) -> list[int]:
-        """Every seed, in order."""
-        return list(self.listed) or list(range(self.start, self.start + self.count))
+    def shared_with(self, others: set[int]) -> set[int]:
+        """Those of `others` that are among these."""
+        within = range(self.start, self.start + self.count)
+        return others.intersection(self.listed) if self.listed else {seed for seed in others if seed in within}
+
+    def first(self, count: int | None = None) -> list[int]:
+        """The first `count` seeds, in order; None: all of them."""
+        return list((self.listed or range(self.start, self.start + self.count))[:count])
 
 
 def parse_seeds(value: Any) -> Seeds:
@@ -70,10 +78,32 @@ def draw(seeds: Seeds, *, job_seed: int, iteration: int, batch: int) -> list[int
 
 
 @functools.lru_cache(maxsize=4)
-def _order(size: int, job_seed: int, epoch: int) -> list[int]:
+def _order(size: int, job_seed: int, epoch: int) -> list[int] | _LazyShuffle:
+    seeded = random.Random(f"{job_seed}:{epoch}")
+    if size > _SHUFFLED_WHOLE:
+        return _LazyShuffle(size, seeded)
     order = list(range(size))
-    random.Random(f"{job_seed}:{epoch}").shuffle(order)
+    seeded.shuffle(order)
     return order
+
+
+class _LazyShuffle:
+    """A shuffled range, by Fisher and Yates from its beginning, as far as it was asked for."""
+
+    def __init__(self, size: int, seeded: random.Random) -> None:
+        self._size = size
+        self._seeded = seeded
+        self._drawn: list[int] = []
+        self._moved: dict[int, int] = {}  # what is at a place that has another number than its own
+
+    def __getitem__(self, position: int) -> int:
+        while len(self._drawn) <= position:
+            here = len(self._drawn)
+            there = self._seeded.randrange(here, self._size)
+            self._drawn.append(self._moved.get(there, there))
+            self._moved[there] = self._moved.get(here, here)
+            self._moved.pop(here, None)
+        return self._drawn[position]
 
 
 def _listed(values: list[Any]) -> Seeds:
@@ -85,10 +115,10 @@ def _listed(values: list[Any]) -> Seeds:
 
 
 def _range(start: int, count: int) -> Seeds:
-    if count > MAX_SEEDS:
-        raise ValueError(f"at most {MAX_SEEDS:,} seeds, this range has {count:,}")
+    if start + count - 1 > _LARGEST:
+        raise ValueError(f"seeds of at most {_LARGEST}, this range ends at {start + count - 1}")
     return Seeds(start=start, count=count)
 
 
 def _is_seed(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST

@@ -14,8 +14,7 @@ def visible_gpus() -> list[str]:
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
-        devices = [d for d in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", d.name)]
-        return [str(i) for i in range(len(devices))]
+        return [str(i) for i in range(count_device_files())]
     found: list[str] = []
     for name in named.split(","):
         # CUDA reads the list up to the first that cannot be one.
@@ -23,3 +22,8 @@ def visible_gpus() -> list[str]:
             break
         found.append(name.strip())
     return found
+
+
+def count_device_files() -> int:
+    """How many NVIDIA devices the system, or the container, has."""
+    return sum(bool(re.fullmatch(r"nvidia\d+", device.name)) for device in Path("/dev").glob("nvidia*"))

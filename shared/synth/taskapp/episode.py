@@ -30,7 +30,8 @@ class Episode:
     """One rollout, as the author of an environment sees it.
 
     env_config, policy_config: from the job's file. max_turns: how often `chat` may call the model. credential: sent to
-    a model whose address carries none, as in an evaluation by the published client.
+    a model whose address carries none, as in an evaluation by the published client. ends: when its time is over, by
+    `time.monotonic()`.
 
     An agent with a client of its own is attached by two texts, `OpenAI(base_url=ep.base_url, api_key=ep.api_key)`, or
     by the environment variables OPENAI_BASE_URL and OPENAI_API_KEY.
@@ -43,6 +44,7 @@ class Episode:
     request: RolloutRequest
     url: str
     clients: ChatClients
+    ends: float
     trace: Trace | None = None
     credential: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
@@ -70,7 +72,7 @@ class Episode:
         body |= {"model": self.policy_config.get("model", "policy"), "messages": messages, **extra}
         headers = {"X-API-Key": self.credential} if self.credential else None
         began = time.monotonic()
-        reply = await self.clients.chat(self.url, body, headers=headers)
+        reply = await self.clients.chat(self.url, body, within=self.ends - began, headers=headers)
         self._called += reply.message.get("tool_calls") or []
         if self.trace is not None:
             self.trace.called(messages, reply.body, seconds=time.monotonic() - began)

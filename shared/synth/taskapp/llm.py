@@ -92,35 +92,32 @@ def completions_url(inference_url: str) -> str:
 
 
 class ChatClients:
-    """HTTP connections to the model, shared by all rollouts: several clients with at most 8 calls in flight each.
-
-    call_timeout: seconds for one try. budget: seconds for all tries of one call; weight syncs are held within it.
-    """
+    """HTTP connections to the model, shared by all rollouts: several clients with at most 8 calls in flight each."""
 
     def __init__(
         self,
         *,
         max_in_flight: int = 512,
-        call_timeout: float = 120.0,
-        budget: float = 300.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._call_timeout = call_timeout
-        self._budget = budget
+        """max_in_flight: calls at one time; further ones wait for their turn."""
         self._transport = transport
         self._free = asyncio.Semaphore(max_in_flight)
         self._clients: list[httpx.AsyncClient] = []
         self._load: list[int] = []
         self._ssl: ssl.SSLContext | None = None
 
-    async def chat(self, url: str, body: dict[str, Any], *, headers: dict[str, str] | None = None) -> Reply:
+    async def chat(
+        self, url: str, body: dict[str, Any], *, within: float, headers: dict[str, str] | None = None
+    ) -> Reply:
         """One completion, tried again while the model is busy (429, 5xx, overloaded, a lost connection).
 
-        Raises InferenceUnavailable when the budget is spent or the call is refused, PolicyFailure when the
-        conversation has outgrown the model.
+        within: seconds for all tries, such as what is left of the rollout: how long a reply takes is the job's to say.
+        Raises InferenceUnavailable when they have passed or the call is refused, PolicyFailure when the conversation
+        has outgrown the model.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._budget
+        deadline = loop.time() + within
         pause = 0.1
         while True:
             try:
@@ -133,7 +130,7 @@ class ChatClients:
                 reason, wait = _busy(response)
             delay = max(wait, pause * random.uniform(0.5, 1.5))
             if loop.time() + delay >= deadline:
-                raise InferenceUnavailable(f"no reply within {self._budget:g} s; last: {reason}")
+                raise InferenceUnavailable(f"no reply within {within:.0f} s; last: {reason}")
             await asyncio.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -154,7 +151,7 @@ class ChatClients:
                     url,
                     content=json.dumps(body).encode(),
                     headers={"content-type": "application/json", **(headers or {})},
-                    timeout=min(self._call_timeout, left),
+                    timeout=left,
                 )
             finally:
                 self._load[index] -= 1

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import textwrap
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
 from synth.taskapp.episode import Episode, rollout_credential
-from synth.taskapp.faults import fault_of
+from synth.taskapp.faults import Fault, fault_of
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
 from synth.taskapp.server import listen, make_server, url_of
 from synth.taskapp.threads import run_in_thread
@@ -193,10 +194,12 @@ class TaskApp:
         except InferenceUnavailable as unavailable:
             return error(502, "inference_unavailable", str(unavailable), **_played(self, episode))
         except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
+            doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
             if overtime.expired():
+                if not isinstance(broken, TimeoutError):
+                    _log_fault(f"{doing}, was past its deadline and", fault_of(broken))
                 what = f"not done within {asked.safety.max_time_s:g} s"
                 return error(504, "rollout_timeout", what, **_played(self, episode))
-            doing = f"the episode of seed {episode.seed}, run {asked.run_id}"
             return _broken(doing, broken, **_played(self, episode))
         return Response(body, media_type="application/json")
 
@@ -241,6 +244,7 @@ class TaskApp:
             request=asked,
             url=url,
             clients=self._clients,
+            ends=time.monotonic() + asked.safety.max_time_s,
             # In training the platform records every token itself, and asks for traces only because some apps insist.
             trace=Trace(asked.run_id) if asked.record.return_trace and asked.mode == "eval" else None,
             # Back to where it came from: whoever names the model's address has sent this very key.
@@ -254,9 +258,13 @@ def _broken(doing: str, raised: Exception, **beside: Any) -> JSONResponse:
     beside: as in `error`.
     """
     fault = fault_of(raised)
-    log.error("%s failed\n%s", doing, textwrap.indent(fault.text(), "  "))
+    _log_fault(doing, fault)
     message = fault.what.splitlines()[0] + (f" ({fault.place})" if fault.place else "")
     return error(500, "environment_error", message, traceback=fault.lines(), **beside)
+
+
+def _log_fault(doing: str, fault: Fault) -> None:
+    log.error("%s failed\n%s", doing, textwrap.indent(fault.text(), "  "))
 
 
 def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> RolloutResponse:

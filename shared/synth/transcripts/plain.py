@@ -49,19 +49,19 @@ def _plain_text(text: str) -> Any:
         head, _, payload = text.partition(",")
         kind, _, encoding = head.removeprefix("data:").partition(";")
         if encoding.endswith("base64"):
-            return _digest(kind or "data", payload)
+            return _digest(kind or "data", payload) or _valid(text)
     for begin, kind in _IMAGES.items():
         if text.startswith(begin) and " " not in text:
             return _digest(kind, text)
     return _valid(text)
 
 
-def _digest(kind: str, payload: str) -> Any:
-    """An image by its digest. Text that only begins as one stays text."""
+def _digest(kind: str, payload: str) -> dict[str, Any] | None:
+    """A file by its digest. Of an image that cannot be decoded, its length; None for other text that cannot be."""
     try:
         body = base64.b64decode("".join(payload.split()), validate=True)
     except (binascii.Error, ValueError):
-        return _valid(payload) if not kind.startswith("image/") else {"image": kind, "chars": len(payload)}
+        return {"image": kind, "chars": len(payload)} if kind.startswith("image/") else None
     return {"image": kind, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
 
 

@@ -51,7 +51,8 @@ def shorten(value: Any, limit: int) -> Any:
         shown = [name if len(name) <= MIN_VALUE_BYTES else _shorten_text(name, MIN_VALUE_BYTES) for name in names]
         room = limit - sum(len(name.encode()) + 6 for name in shown) - _NOTE_BYTES
         parts = dict(zip(shown, _shorten_each([fields[name] for name in names], room), strict=True))
-        left_out = len(fields) - len(names)
+        # Of names that are the same once they are shortened, the last one stands.
+        left_out = len(fields) - len(parts)
         return parts | ({"…": f"[{left_out} fields left out]"} if left_out else {})
     return value
 

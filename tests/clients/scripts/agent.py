@@ -1,6 +1,7 @@
 """An agent of an installed openai SDK, one of many turns: reads what to play as a line of JSON, and prints what came.
 
-A request: base_url and api_key (absent: from the environment variables in `env`), kind ("sync", "async"), streamed.
+A request: base_url and api_key (absent: from the environment variables in `env`), kind ("sync", "async"), streamed,
+shared: whether the client of the rollout is made of one that goes nowhere, whose connections it shares.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import sys
 import openai
 
 ASK = [{"role": "user", "content": "What is 12 + 34?"}]
+NOWHERE = {"base_url": "http://127.0.0.1:1/v1", "api_key": "none"}
 NEXT = {"role": "user", "content": "And with 1 more?"}
 
 
@@ -18,8 +20,9 @@ def text_of(chunks):
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def converse(options, streamed):
-    with openai.OpenAI(**options) as client:
+def converse(options, streamed, shared):
+    with openai.OpenAI(**(NOWHERE if shared else options)) as made:
+        client = made.with_options(**options) if shared else made
         said, messages = [], list(ASK)
         for _ in range(2):
             reply = client.chat.completions.create(model="policy", messages=messages, stream=streamed)
@@ -28,8 +31,9 @@ def converse(options, streamed):
         return said
 
 
-async def converse_async(options, streamed):
-    async with openai.AsyncOpenAI(**options) as client:
+async def converse_async(options, streamed, shared):
+    async with openai.AsyncOpenAI(**(NOWHERE if shared else options)) as made:
+        client = made.with_options(**options) if shared else made
         said, messages = [], list(ASK)
         for _ in range(2):
             reply = await client.chat.completions.create(model="policy", messages=messages, stream=streamed)
@@ -41,11 +45,9 @@ async def converse_async(options, streamed):
 def play(asked):
     os.environ.update(asked.get("env", {}))
     options = {name: asked[name] for name in ("base_url", "api_key") if name in asked}
+    how = (options, asked["streamed"], asked.get("shared", False))
     try:
-        if asked["kind"] == "async":
-            said = asyncio.run(converse_async(options, asked["streamed"]))
-        else:
-            said = converse(options, asked["streamed"])
+        said = asyncio.run(converse_async(*how)) if asked["kind"] == "async" else converse(*how)
     except openai.APIError as error:
         return {"error": type(error).__name__, "message": str(error)}
     finally:

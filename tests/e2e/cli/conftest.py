@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -29,22 +30,28 @@ class Shell:
     folder: Path
     port: int = field(default_factory=free_port)
 
-    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *arguments: str,
+        stdout: int | IO[str] = subprocess.PIPE,
+        stderr: int | IO[str] = subprocess.PIPE,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> subprocess.Popen[str]:
         clean = {k: v for k, v in os.environ.items() if k not in OURS}
         return subprocess.Popen(
             [sys.executable, "-m", "synth.cli", *arguments],
             cwd=self.folder,
-            env=clean | {"OMP_NUM_THREADS": "1"} | env,
+            env={**clean, "OMP_NUM_THREADS": "1", **env},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             # A shell's background jobs ignore Ctrl-C, and so would what they start; a user's terminal does not.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments: str, timeout: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **env)
+        process = self.start(*arguments, env=env)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

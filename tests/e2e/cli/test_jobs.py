@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
 
-from tests.e2e.cli.conftest import Shell
+from tests.e2e.cli.conftest import Shell, eventually
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -72,6 +73,36 @@ def test_a_followed_job_ends_with_its_outcome_and_a_model_that_talks_and_can_be_
     assert (work.folder / folder / "config.json").is_file()
 
 
+def test_a_watch_says_that_the_cluster_is_away_and_shows_each_step_once_across_two_deaths(work: Shell):
+    """Of a job that cannot end before its watcher has seen enough: it is cancelled then."""
+    (work.folder / "long.toml").write_text(sft(100_000) + "checkpoint_every = 100\n")
+    job = work.ok("submit", "long.toml", "--dataset", "d.jsonl", "--detach").strip()
+    said, seen = work.folder / "watch.err", work.folder / "watch.out"
+    with said.open("w") as err, seen.open("w") as out:
+        watcher = work.start("jobs", "watch", job, stdout=out, stderr=err)
+
+    def steps(beside: str = "") -> list[int]:
+        # A line that is being written has no end yet.
+        lines = seen.read_text().rpartition("\n")[0].splitlines()
+        return [int(line.split()[2].split("/")[0]) for line in lines if "  step " in line and beside in line]
+
+    eventually(lambda: bool(steps("not saved yet")), timeout=60)
+    os.kill(work.processes()["gateway"]["pid"], signal.SIGKILL)
+    eventually(lambda: "the cluster is away" in said.read_text(), timeout=20)
+    eventually(lambda: "the cluster is back after" in said.read_text(), timeout=60)
+    # Some steps later, of which the last are lost with the trainer and taken again.
+    before = steps()[-1]
+    eventually(lambda: steps()[-1] > before + 100, timeout=60)
+    os.kill(work.processes()["trainer"]["pid"], signal.SIGKILL)
+    lost = steps()[-1]
+    eventually(lambda: steps()[-1] > lost + 100, timeout=90)
+    work.ok("jobs", "cancel", job)
+    assert watcher.wait(timeout=60) == 5, said.read_text()
+    assert steps() == list(range(1, steps()[-1] + 1))
+    assert "is saved" in seen.read_text()
+    assert work.json("jobs", "get", job)["attempt"] == 2
+
+
 def test_metrics_are_listed_by_step(work: Shell):
     job = work.json("jobs", "ls", "--state", "succeeded")[0]["id"]
     points = work.json("jobs", "metrics", job, "--name", "loss")["points"]
@@ -132,7 +163,7 @@ def test_the_same_idempotency_key_is_one_job_and_with_another_job_an_error(work:
 
 
 def test_ids_that_are_not_there_are_exit_6(work: Shell):
-    for arguments in (("jobs", "get", "job_0"), ("jobs", "watch", "job_0"), ("files", "get", "file_0")):
+    for arguments in (("jobs", "get", "job_nope"), ("jobs", "watch", "job_nope"), ("files", "get", "file_0")):
         done = work.run(*arguments)
         assert done.returncode == 6, done.stderr
 

@@ -9,8 +9,8 @@ import json
 import pytest
 
 from synth.bus.replay import replay
+from synth.datasets.check import FileCheck
 from synth.events import BlobRef, FileReady, FileRejected
-from synth.files.rows.check import LONGEST_LINE, FileCheck
 from synth.ids import file_id_for, new_org_id
 from tests.image_server import PNG, data_uri, images
 from tests.service.jobs import upload, wait_for
@@ -174,18 +174,21 @@ def test_all_bad_lines_are_counted_and_the_first_20_kept():
     assert (found.bad_lines, [p.line for p in found.problems]) == (5000, list(range(1, 21)))
 
 
-@pytest.mark.parametrize("extra", [1, LONGEST_LINE])
+LONGEST = 1 << 20
+
+
+@pytest.mark.parametrize("extra", [1, LONGEST])
 def test_a_line_without_end_costs_no_memory_and_is_one_problem(extra):
-    file = FileCheck()
-    left = LONGEST_LINE + extra
+    file = FileCheck(max_line_bytes=LONGEST)
+    left = LONGEST + extra
     while left > 0:
-        file.feed(b"x" * min(left, 4 << 20))
-        left -= 4 << 20
+        file.feed(b"x" * min(left, 1 << 18))
+        left -= 1 << 18
     file.feed(b"\n" + GOOD)
     found = file.finish()
     assert isinstance(found, FileRejected)
     assert (found.bad_lines, found.problems[0].line) == (1, 1)
-    assert "longer than 16 MiB" in found.problems[0].reason
+    assert "longer than 1048576 bytes (SYNTH_MAX_LINE_BYTES)" in found.problems[0].reason
 
 
 async def test_bytes_that_come_back_after_a_deletion_are_checked_again(files_service, bus_as, blobs):

@@ -73,7 +73,9 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
     table = ReplicaTable(await bus_as("rollouts"))
     following = asyncio.create_task(table.follow())
     settings = msgspec.structs.replace(SETTINGS, task_url=url)
-    app = TaskAppClient(settings, job_id=JOB, key=None, limit=4, guard=GuardPolicy(allow_loopback=True))
+    app = TaskAppClient(
+        settings, job_id=JOB, key=None, limit=4, max_answer_bytes=1 << 20, guard=GuardPolicy(allow_loopback=True)
+    )
     recording = recorder()
     try:
         async with asyncio.timeout(10):

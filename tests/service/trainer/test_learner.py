@@ -64,7 +64,9 @@ def assert_same_state(one: str, other: str) -> None:
 KL = {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2, "reference": "dedicated", "kl_beta": 0.1}
 
 
-@pytest.mark.parametrize(("mode", "more"), [("full", KL), ("lora", {})], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("mode", "more"), [pytest.param("full", KL, id="full"), pytest.param("lora", {}, id="lora", marks=pytest.mark.long)]
+)
 def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
     model_dir: Path, batch_files: dict[int, Path], tmp_path: Path, mode: str, more: dict[str, Any]
 ) -> None:
@@ -107,7 +109,7 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
     assert len({e["weights"] for e in straight}) == STEPS
 
 
-@pytest.mark.parametrize("mode", ["full", "lora"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long), "lora"])
 def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: Path, tmp_path: Path, mode: str) -> None:
     # Dropout is on, so the state of the generators has to be restored too.
     config = sft_config(
@@ -220,7 +222,7 @@ def test_a_message_that_is_wrong_is_named(line: dict[str, Any], code: str) -> No
         assert child.recv()["code"] == code
 
 
-@pytest.mark.parametrize("mode", ["full", "lora"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("lora", marks=pytest.mark.long)])
 def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
     model_dir: Path, tmp_path: Path, mode: str
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from synth.trainer.owner.learner_process import LearnerPool, LearnerProcess, LearnerStopped
+from synth.trainer.owner.learner_process import UNLIMITED_LINE, LearnerPool, LearnerProcess, LearnerStopped
 from synth.trainer.protocol import Failed, Start
 
 DEADLINE_S = 60
@@ -46,7 +47,7 @@ def bad_start(folder: Path) -> Start:
 async def says_what_is_wrong(learner: LearnerProcess, folder: Path) -> None:
     """That it listens: it answers a job that nobody could train."""
     await learner.start_job(bad_start(folder), progress=lambda stage: None)
-    assert isinstance(await learner.recv(silence=DEADLINE_S), Failed)
+    assert isinstance(await learner.recv(silence=lambda stage: DEADLINE_S), Failed)
 
 
 async def test_a_job_gets_the_process_that_waits_and_the_next_job_another(
@@ -91,3 +92,36 @@ async def test_a_training_process_is_not_given_the_secrets_of_its_service(monkey
         await process.stop()
     assert given["OMP_NUM_THREADS"] == "1"
     assert "not-for-children" not in given.values()
+
+
+async def saying(*lines: str) -> LearnerProcess:
+    """A process that says these lines, and then nothing for as long as it lives."""
+    code = "import sys\nfor line in sys.argv[1:]: print(eval(line), flush=True)\nsys.stdin.read()"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, *lines),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=UNLIMITED_LINE,
+    )
+    return LearnerProcess(process)
+
+
+@pytest.mark.parametrize(("stage", "setting"), [("load", "SYNTH_MODEL_IO_S"), ("train", "SYNTH_CHILD_SILENCE_S")])
+async def test_a_process_that_says_nothing_more_is_given_the_time_of_its_stage(stage: str, setting: str) -> None:
+    process = await saying(f"""'{{"event": "progress", "stage": "{stage}", "done": 0, "of": 1}}'""")
+    try:
+        with pytest.raises(LearnerStopped, match=rf"nothing for 0 s, since it began to {stage} \({setting}\)"):
+            await process.recv(silence=lambda of: 0.01 if of == stage else DEADLINE_S)
+    finally:
+        await process.stop()
+
+
+async def test_a_message_may_be_as_long_as_the_steps_of_a_job_make_it() -> None:
+    process = await saying("""'{"event": "error", "code": "c", "detail": "' + "x" * (17 << 20) + '"}'""")
+    try:
+        said = await process.recv(silence=lambda stage: DEADLINE_S)
+        assert isinstance(said, Failed)
+        assert len(said.detail) == 17 << 20
+    finally:
+        await process.stop()

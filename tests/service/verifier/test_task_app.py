@@ -18,7 +18,8 @@ KEYS = [EnvironmentKey(id=f"key_{n}", key=f"env_Secret{n}") for n in (1, 2, 3)]
 
 async def check(url: str, keys=KEYS, *, guard=LOOPBACK, deadline=2.0, retry_for=0.6) -> VerifiedTaskApp:
     async with guarded_client(guard) as client:
-        return await TaskAppCheck(client, url, call_deadline_s=deadline, retry_for_s=retry_for).run(keys)
+        app = TaskAppCheck(client, url, call_deadline_s=deadline, retry_for_s=retry_for, max_answer_bytes=4 << 20)
+        return await app.run(keys)
 
 
 async def refusal(url: str, keys=KEYS, **options) -> Problem:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from synth.chat.messages import Conversation, template_messages
 from synth.chat.template import ChatTemplate
-from synth.files.rows.conversations import LineStats, decode_row, read_line
+from synth.datasets.conversations import LineStats, decode_row, read_line
 from synth.inference.api.requests import decode_request
 from synth.inference.api.sampling_plan import build_conversation
 from synth.inference.chat.prompts import ChatFormat, TokenHistory
@@ -181,7 +181,9 @@ def turns_of_inference(row: Json, model_dir: Path) -> list[Turn]:
 def request(row: Json, upto: int, *, thinking: bool = False) -> Conversation:
     """A request with the row's first messages, as the inference service reads it."""
     body: Json = {"messages": row["messages"][:upto], "chat_template_kwargs": {"enable_thinking": thinking}}
-    return build_conversation(decode_request(line_of(body | {name: row[name] for name in row if name == "tools"})))
+    return build_conversation(
+        decode_request(line_of(body | {name: row[name] for name in row if name == "tools"}), max_choices=1)
+    )
 
 
 def turns_of_trainer(row: Json, model_dir: Path, tmp_path: Path) -> list[Turn]:

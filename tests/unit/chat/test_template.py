@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from synth.chat.json_text import MAX_NESTING
 from synth.chat.messages import Conversation, Message
 from synth.chat.template import ChatTemplate
+from synth.datasets.conversations import LineStats, decode_row, read_line
 from synth.errors import UserError
-from synth.files.rows.conversations import LineStats, decode_row, read_line
 from tests.unit.chat.templates import PLAIN, THINKING, save_tokenizer
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from tests.unit.cli.backend import Answer, Request, backend_that
 
 CLEAN = {
     k: v
@@ -27,6 +30,64 @@ def synthctl(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProc
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def missing(request: Request) -> Answer:
+    if "prefix=" in request.path:
+        return Answer(body={"data": [], "has_more": False})
+    return Answer(404, {"error": {"message": "there is no such thing", "problems": []}})
+
+
+def test_a_conversation_with_a_model_that_is_not_there_ends_before_its_first_prompt(tmp_path: Path):
+    terminal, stdin = os.openpty()
+    with backend_that(missing) as (backend, _):
+        env = {"BACKEND_BASE_URL": backend.url, "SYNTH_API_KEY": "k"}
+        run = subprocess.run(
+            [sys.executable, "-m", "synth.cli", "chat", "nope"],
+            cwd=tmp_path,
+            env=CLEAN | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=stdin,
+        )
+    os.close(terminal)
+    os.close(stdin)
+    assert (run.returncode, run.stdout) == (6, "")
+    assert run.stderr == "error: there is no such thing\n"
+    assert [r.path for r in backend.requests] == ["/api/models/nope"]
+
+
+@pytest.mark.parametrize("job", ["nope", "job_0123456789abcdef"])
+def test_a_watch_of_a_job_that_is_not_there_asks_once(job: str, tmp_path: Path):
+    with backend_that(missing) as (backend, _):
+        env = {"BACKEND_BASE_URL": backend.url, "SYNTH_API_KEY": "k"}
+        run = synthctl("jobs", "watch", job, cwd=tmp_path, **env)
+    assert (run.returncode, run.stdout) == (6, "")
+    assert run.stderr.startswith("error: there is no ")
+    assert len(backend.requests) == 1
+
+
+def test_who_asks_says_how_long_a_request_may_take_and_be_sent_again(tmp_path: Path):
+    over = threading.Event()
+
+    def answer(request: Request) -> Answer:
+        if "state=running" in request.path:
+            over.wait(30)
+        return Answer(503, {"error": {"message": "busy"}})
+
+    with backend_that(answer) as (backend, _):
+        env = {"BACKEND_BASE_URL": backend.url, "SYNTH_API_KEY": "k"}
+        once = synthctl("--retry-for", "0", "jobs", "ls", cwd=tmp_path, **env)
+        asked = len(backend.requests)
+        patience = ("--request-timeout", "0.2", "--retry-for", "0")
+        slow = synthctl(*patience, "jobs", "ls", "--state", "running", cwd=tmp_path, **env)
+        over.set()
+    assert (once.returncode, asked) == (1, 1)
+    assert "busy" in once.stderr
+    assert slow.returncode == 7
+    assert "timed out" in slow.stderr
 
 
 def test_the_client_imports_neither_the_bus_nor_torch(tmp_path: Path):

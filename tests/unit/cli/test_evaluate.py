@@ -56,9 +56,6 @@ def answer(request: Request) -> Answer:
         after = int(query.partition("after=")[2].partition("&")[0] or 0)
         page = [e for e in events if e["seq"] > after]
         return Answer(body={"events": page[:3], "last_seq": len(events), "more": len(page) > 3})
-    if path.endswith("/stream"):
-        chunks = [f"id: {e['seq']}\nevent: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events]
-        return Answer(chunks=[*chunks, "event: end\ndata: {}\n\n"])
     return Answer(body=job_body(State.SUCCEEDED, id=id, eval={"reward_mean": 0.5, "rollouts": 10.0}))
 
 

@@ -57,18 +57,22 @@ def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl
 
 def test_check_asks_the_task_app_that_is_named_for_its_environments(rl: Path):
     answer = Answer(body={"taskset": {}, "env_names": ["guess"]})
+    alone = (
+        "warning: rl.toml:16 [model].base: the model 'Qwen/Qwen3-0.6B' was not looked up, since the cluster was not "
+        "asked (no SYNTH_API_KEY)\n"
+    )
     with backend_that(lambda request: answer) as (app, _):
         url = app.url.removesuffix("/api")
         run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
         assert (run.returncode, run.stdout) == (2, "")
-        assert run.stderr == (
+        assert run.stderr == alone + (
             f"error: rl.toml:25 [rollout].env_name: 'my-task' is not an environment of the task app at {url}\n"
             "  expected 'guess'\n"
             '  write env_name = "guess"\n'
         )
         rl.write_text(rl.read_text().replace('"my-task"', '"guess"'))
         run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
-        assert (run.returncode, run.stderr) == (0, "")
+        assert (run.returncode, run.stderr) == (0, alone)
     run = synthctl("config", "check", "rl.toml", "--task-url", url, cwd=rl.parent)
     assert run.returncode == 0
     assert "cannot be reached" in run.stderr
@@ -142,9 +146,35 @@ def test_a_model_that_only_the_cluster_can_know_is_a_warning_here(rl: Path):
     rl.write_text(rl.read_text().replace("Qwen/Qwen3-0.6B", "my-model"))
     run = synthctl("config", "check", "rl.toml", cwd=rl.parent)
     assert run.returncode == 0
+    assert "the model 'my-model' was not looked up, since the cluster was not asked (no SYNTH_API_KEY)" in run.stderr
+    run = synthctl("config", "explain", "rl.toml", cwd=rl.parent)
     assert "unknown model 'my-model' on this machine; the cluster decides" in run.stderr
     (rl.parent / ".synth" / "models").mkdir(parents=True)
     assert synthctl("config", "check", "rl.toml", cwd=rl.parent).returncode == 2
+    # What this machine has says nothing of a cluster that is elsewhere, and away.
+    away = {"BACKEND_BASE_URL": "http://synth.invalid:8000", "SYNTH_API_KEY": "synth_live_x"}
+    run = synthctl("config", "check", "rl.toml", cwd=rl.parent, **away)
+    assert run.returncode == 0
+    assert "was not asked (cannot reach the backend" in run.stderr
+
+
+def test_check_reads_every_line_of_a_dataset_and_says_of_each_what_an_upload_would(tmp_path: Path):
+    (tmp_path / "sft.toml").write_text('[job]\nmodel = "Qwen/Qwen3-0.6B"\n')
+    good = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
+    bad = {"messages": [{"role": "user", "content": "1+1"}, {"role": "robot", "content": "2"}]}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [good] * 20 + [bad] + [good] * 5))
+    run = synthctl("config", "check", "sft.toml", "--dataset", "rows.jsonl", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "error: rows.jsonl:21: $.messages[1].role: " in run.stderr
+    (tmp_path / "rows.jsonl").write_text(json.dumps(good) + "\n")
+    assert synthctl("config", "check", "sft.toml", "--dataset", "rows.jsonl", cwd=tmp_path).returncode == 0
+
+
+def test_a_file_of_the_cluster_that_is_not_asked_is_a_warning(tmp_path: Path):
+    (tmp_path / "sft.toml").write_text('[job]\nmodel = "Qwen/Qwen3-0.6B"\ndata = "file_1"\n')
+    run = synthctl("config", "check", "sft.toml", cwd=tmp_path)
+    assert run.returncode == 0
+    assert "sft.toml:3 [job].data: the file 'file_1' was not looked up" in run.stderr
 
 
 def test_a_filter_is_checked_here_and_never_submitted(tmp_path: Path):

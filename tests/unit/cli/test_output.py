@@ -20,7 +20,7 @@ from tests.unit.cli.test_command_line import CLEAN, synthctl
 def test_a_piped_table_has_a_line_of_names_and_whole_values(capsys: pytest.CaptureFixture[str]):
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     row = ["a\tname\n", output.size(1_234_567), output.age(moment), output.number(12345.678), output.duration(61.5)]
-    output.print_table(("name", "size", "age", "loss", "took"), [row], shrink="name")
+    output.print_table(("name", "size", "age", "loss", "took"), [row], wrap="name")
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["name\tsize\tage\tloss\ttook", "a name\t1234567\t2026-01-02T00:00:00+00:00\t12345.678\t61.5"]
 
@@ -96,3 +96,44 @@ def test_json_is_printed_whole_where_a_table_would_be_short(tmp_path: Path):
         env = {"BACKEND_BASE_URL": backend.url, "SYNTH_API_KEY": "k"}
         run = synthctl("jobs", "ls", "-o", "json", cwd=tmp_path, **env)
     assert json.loads(run.stdout)[0]["model"] == "m" * 300
+
+
+def listed_models(request: Request) -> Answer:
+    ids = ["rl:tiny-qwen3:job_0000000000000007", "rl:tiny-qwen3:job_0000000000000007:step_2", "tiny-qwen3"]
+    return Answer(body={"data": [{"id": id, "kind": "base"} for id in ids]})
+
+
+def complete_in_bash(words: list[str], cwd: Path, **env: str) -> list[str]:
+    """What bash is offered for the last of these words, which it has taken apart as it does."""
+    program = cwd / "synthctl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m synth.cli "$@"\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{cwd}:{CLEAN['PATH']}", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"} | env
+    script = subprocess.run(
+        [program, "--show-completion", "bash"], env=CLEAN | env, capture_output=True, text=True, check=True, cwd=cwd
+    ).stdout
+    line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _synthctl_completion synthctl"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f'{script}\n{line}\nprintf "%s\\n" "${{COMPREPLY[@]}}"'],
+        env=CLEAN | env,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=cwd,
+    )
+    return done.stdout.splitlines()
+
+
+def test_bash_completes_ids_that_hold_colons(tmp_path: Path):
+    with backend_that(listed_models) as (backend, _):
+        env = {"BACKEND_BASE_URL": backend.url, "SYNTH_API_KEY": "k"}
+        # bash puts what is offered in the place of what stands behind the last colon.
+        assert complete_in_bash(["synthctl", "models", "rm", "rl", ":", "ti"], tmp_path, **env) == [
+            "tiny-qwen3:job_0000000000000007",
+            "tiny-qwen3:job_0000000000000007:step_2",
+        ]
+        assert complete_in_bash(["synthctl", "models", "rm", "rl", ":"], tmp_path, **env)[0].startswith("tiny-qwen3:")
+        long = ["synthctl", "chat", "rl", ":", "tiny-qwen3", ":", "job_0000000000000007", ":", "s"]
+        assert complete_in_bash(long, tmp_path, **env) == ["step_2"]
+        # One that was not taken apart is offered whole.
+        assert complete_in_bash(["synthctl", "chat", "tiny"], tmp_path, **env) == ["tiny-qwen3"]

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from synth.cli.play.relay import Call
+from synth.cli.play.show import transcript_of
+from synth.cli.tui.rollout.conversation import conversation
 from tests.unit.cli.backend import Answer, Request, backend_that
 from tests.unit.cli.test_command_line import CLEAN
 
@@ -136,7 +139,7 @@ def test_a_model_anywhere_plays_with_the_sampling_that_is_asked_for(folder: Path
     assert [call["reply"]["content"] for call in found["calls"]] == ["hello", "hello"]
     assert found["steps"][0]["obs"] == "hello"
     assert "turn 2  (5 + 2 tokens)" in told
-    assert "note       does not go on from the turn before" in told
+    assert "note       a conversation of its own: it goes on from no earlier turn" in told
     assert "note       the reply was cut off at the token limit" in told
     assert refused.returncode == 4
     assert "refuses the key (HTTP 401)" in refused.stderr
@@ -171,3 +174,26 @@ def test_what_cannot_be_played_says_why(folder: Path, arguments: tuple[str, ...]
     run = play(folder, *arguments)
     assert (run.returncode, words in run.stderr) == (code, True), run.stderr
     assert "Traceback" not in run.stderr
+
+
+def called(asked: list[tuple[str, str]], reply: str) -> Call:
+    messages = [{"role": role, "content": content} for role, content in asked]
+    choice = {"message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+    return Call({"messages": messages}, {"choices": [choice]}, 0.0)
+
+
+def test_a_turn_says_where_it_goes_on_from_and_what_training_makes_of_it():
+    first = called([("system", "Dig."), ("user", "Where?")], "Left.")
+    on = called([("system", "Dig."), ("user", "Where?"), ("assistant", "Left."), ("user", "Sand.")], "Right.")
+    cut = called([("system", "Dig."), ("user", "Once more: where?")], "Down.")
+    back = called([("system", "Dig."), ("user", "Where?"), ("assistant", "Left."), ("user", "Gold!")], "Done.")
+    transcript = transcript_of([first, on, cut, back], [])
+    assert [(turn.continues, turn.kept, len(turn.messages)) for turn in transcript.turns] == [
+        (None, 0, 2),
+        (0, 3, 1),
+        (0, 1, 1),
+        (0, 3, 1),
+    ]
+    notes = [text for label, text in conversation(transcript) if label == "note"]
+    leaves = "and leaves the rest of it out: in training, another sequence begins here"
+    assert notes == [f"goes on from 1 message of turn 1 {leaves}", "goes on from 3 messages of turn 1"]

@@ -137,6 +137,9 @@ def test_what_cannot_be_pulled_is_refused_before_its_weights(hub: Hub, tmp_path:
     away = pull(tmp_path, MODEL, HF_ENDPOINT="http://127.0.0.1:9")
     assert away.returncode == 7
     assert "HF_ENDPOINT" in away.stderr
+    no_address = pull(tmp_path, MODEL, HF_ENDPOINT="nowhere")
+    assert no_address.returncode == 7
+    assert "the hub does not answer" in no_address.stderr
     offline = pull(tmp_path, MODEL, HF_HUB_OFFLINE="1")
     assert offline.returncode == 7
     assert "HF_HUB_OFFLINE is set" in offline.stderr

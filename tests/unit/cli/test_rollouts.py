@@ -12,8 +12,6 @@ from rich.console import Console
 from synth.api.rollouts import GroupMember, RolloutDetail, RolloutSummary, RolloutTraining
 from synth.api.schemas import EventView
 from synth.cli.tui.progress import describe
-from synth.cli.tui.rollout import listing as rollouts_module
-from synth.cli.tui.rollout import transcript as transcript_module
 from synth.cli.tui.rollout.listing import print_rollouts
 from synth.cli.tui.rollout.plain_text import printable
 from synth.cli.tui.rollout.transcript import lines, print_rollout
@@ -69,9 +67,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch):
     def show(width: int, draw: Any, *arguments: Any) -> str:
         screen = io.StringIO()
         console = Console(file=screen, width=width, force_terminal=True, color_system=None, highlight=False)
-        for module in (rollouts_module, transcript_module):
-            monkeypatch.setattr(module, "out", lambda: console)
-            monkeypatch.setattr(module, "is_terminal", lambda: True)
         monkeypatch.setattr("synth.cli.tui.output.out", lambda: console)
         monkeypatch.setattr("synth.cli.tui.output.is_terminal", lambda: True)
         draw(*arguments)

@@ -116,4 +116,4 @@ def test_a_problem_names_the_flag_and_other_problems_the_line_in_the_users_file(
 def test_explain_says_which_flag_a_value_came_from(tmp_path: Path):
     (tmp_path / "rl.toml").write_text(RL)
     run = synthctl("config", "explain", "rl.toml", "--set", "training.seed=5", cwd=tmp_path)
-    assert "training.seed\t5\t--set training.seed\t" in run.stdout.splitlines()
+    assert "training.seed\t5\t--set training.seed\t-" in run.stdout.splitlines()

@@ -8,7 +8,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from synth.cli.api import stream
 from synth.cli.api.stream import EventFollower, SseEvent, parse_sse
 from synth.cli.errors import NotFound, TimedOut, Unreachable
 from tests.unit.cli.backend import Answer, Request, backend_that
@@ -61,9 +60,7 @@ def test_a_watcher_begins_behind_the_sequence_it_is_given():
 
 
 @pytest.mark.parametrize("no_stream", [Answer(200, {"events": [], "last_seq": 0, "more": False}), Answer(chunks=[])])
-def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "POLL_S", 0.01)
-
+def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer):
     def answer(request: Request) -> Answer:
         if "event-stream" in request.headers.get("Accept", ""):
             return no_stream
@@ -71,7 +68,7 @@ def test_where_streams_do_not_come_through_pages_are_asked_for(no_stream: Answer
         return Answer(200, {"events": page, "last_seq": 70, "more": bool(behind(request)[2:])})
 
     with backend_that(answer) as (_, client):
-        assert [e.seq for e in EventFollower(client, "job_1").events()] == [e["seq"] for e in LOG]
+        assert [e.seq for e in EventFollower(client, "job_1", interval=0.01).events()] == [e["seq"] for e in LOG]
 
 
 def test_an_unknown_job_is_an_error_at_once():

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synth.datasets.check import FileCheck
+from synth.datasets.conversations import LineStats, read_line
+from synth.datasets.token_estimate import tokens_in
 from synth.events import FileReady
 from synth.files.images.rows import draft_row
-from synth.files.rows.check import FileCheck
-from synth.files.rows.conversations import LineStats, read_line
-from synth.files.rows.token_estimate import tokens_in
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from synth.blobs import BlobStore
+from synth.datasets.check import FileCheck
 from synth.events import FileReady, FileRejected
 from synth.files.image_source import ImageSource
 from synth.files.rewrite import Rewriter
-from synth.files.rows.check import FileCheck
 from synth.files.settings import FilesSettings
 from synth.http_guard import guarded_client
 from tests.image_server import GIF, PNG, data_uri, images

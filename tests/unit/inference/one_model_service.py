@@ -15,6 +15,7 @@ from starlette.requests import Request
 from synth.errors import InvalidKey, Problem, Transient, UserError
 from synth.inference.api.app import build_api
 from synth.inference.api.completion import ModelBinding
+from synth.inference.api.limits import RequestLimits
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import Engine
@@ -56,10 +57,12 @@ async def authenticate(request: Request) -> str:
     return "org_1"
 
 
-def serve(engine: Engine, chat: ChatFormat) -> tuple[Starlette, Recorder, OneModel]:
+def serve(
+    engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None
+) -> tuple[Starlette, Recorder, OneModel]:
     recorder = Recorder(lambda text: read_cid(text, SECRET, now=0))
     router = OneModel(engine, chat)
-    return build_api(router, recorder, authenticate, internal_token=TOKEN, timeout=30), recorder, router
+    return build_api(router, recorder, authenticate, internal_token=TOKEN, limits=limits), recorder, router
 
 
 def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | None = None, seconds: int = 600) -> str:
@@ -72,10 +75,10 @@ def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | N
 class Served:
     """The app over one engine, called without a network."""
 
-    def __init__(self, engine: Engine, chat: ChatFormat) -> None:
+    def __init__(self, engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None) -> None:
         self.engine = engine
         self.chat = chat
-        self.app, self.recorder, self.router = serve(engine, chat)
+        self.app, self.recorder, self.router = serve(engine, chat, limits)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
 
     async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:

@@ -376,3 +376,21 @@ def test_every_version_has_a_canary_unless_the_file_says_which(registry: Registr
     assert asked.job.verify_every_k == 4
     assert asked.origins["verify_every_k"] == "job.toml:10 [training.weight_sync].verify_every_k"
     assert not [w for w in asked.warnings if "verify_every_k" in w]
+
+
+def test_what_is_evaluated_on_is_listed_in_the_jobs_event_and_has_to_fit(registry: Registry) -> None:
+    text = '[eval]\nmodel = "tiny-qwen3"\ntask_app_url = "http://127.0.0.1:9"\nseeds = "0-{}"\n'
+    job = resolved(text.format(99_999), registry).job
+    assert isinstance(job, EvalJob)
+    assert len(job.seeds) == 100_000
+    with pytest.raises(UserError, match="200,000 seeds to evaluate on take 1,400,000 bytes"):
+        resolved(text.format(199_999), registry)
+    with pytest.raises(UserError, match="seeds to evaluate on take"):
+        rl(RL + f'[evaluation]\nevery_n_iters = 1\nseeds = "0-{10**12}"\n', registry)
+
+
+def test_the_time_that_a_job_gives_its_rollouts_is_that_of_all_their_tries(registry: Registry) -> None:
+    more = "max_concurrent_rollouts = 4\nrollout_timeout_s = 3600\nmax_retries = 1\n"
+    job = rl(RL.replace("[training]", f"{more}[training]"), registry)
+    assert job.rollout.longest_s(9) == 3 * 2 * 3600
+    assert job.most_rollouts == job.batch_size * job.group_size

@@ -105,7 +105,7 @@ async def test_the_agent_that_is_a_program_has_the_address_and_the_key(
 async def test_the_tool_agent_finds_its_way_and_pays_for_each_fork(llm: tuple[str, ScriptedLlm]) -> None:
     url, model = llm
     assert example("maze") == (ROOT / "examples/maze.py").read_text()
-    for ways, paid in ((("left", "right"), 1.0), (("right", "right"), 0.5), (("left", None), 0.5)):
+    for ways, paid in ((("left", "down"), 1.0), (("right", "down"), 0.5), (("left", None), 0.5)):
         model.answers[:] = [called("go", to=way) if way else completion("out") for way in ways]
         reply = await play(example("maze"), url)
         assert reply.json()["metrics"]["outcome_score"] == paid, reply.text
@@ -116,5 +116,5 @@ async def test_the_tool_agent_finds_its_way_and_pays_for_each_fork(llm: tuple[st
 
 def test_each_agent_is_short() -> None:
     examples = blocks(PAGE, "python")
-    assert len(examples) == 5
+    assert len(examples) == 6
     assert all(len(example.splitlines()) <= 25 for example in examples)

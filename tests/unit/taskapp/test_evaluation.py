@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from synth.taskapp.sdk import Episode
+from tests.unit.taskapp.echo_app import URL, app_with, client, play, rollout
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
-from tests.unit.taskapp.test_task_app import URL, app_with, client, play, rollout
 
 
 async def test_an_evaluation_gets_the_trace_of_the_conversation_each_message_once():

@@ -14,8 +14,8 @@ import pytest
 
 from synth.taskapp.faults import fault_of
 from synth.taskapp.sdk import Episode, TaskApp
+from tests.unit.taskapp.echo_app import app_with, client, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm
-from tests.unit.taskapp.test_task_app import app_with, client, play
 
 SOURCE = """\
 import json

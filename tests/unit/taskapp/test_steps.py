@@ -6,8 +6,8 @@ import numpy as np
 
 from synth.taskapp.contract import RolloutResponse
 from synth.taskapp.sdk import Episode
+from tests.unit.taskapp.echo_app import app_with, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
-from tests.unit.taskapp.test_task_app import app_with, play
 
 
 async def test_a_step_says_which_calls_it_came_after_and_what_was_called():

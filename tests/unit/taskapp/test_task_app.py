@@ -6,62 +6,15 @@ import asyncio
 import socket
 from typing import Any
 
-import httpx
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from synth.errors import UserError
 from synth.taskapp.contract import RolloutResponse
-from synth.taskapp.llm import ChatClients
 from synth.taskapp.sdk import Episode, TaskApp, serve
 from task_apps.math.app import math
+from tests.unit.taskapp.echo_app import CID, app_with, client, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
-
-CID = "trace_r1_0_a_9_ff"
-URL = f"http://llm/api/inference?cid={CID}"
-
-
-def client(app: TaskApp, **headers: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app.asgi()),
-        base_url="http://app",
-        headers=[(name.encode(), value.encode()) for name, value in (headers or {"x-api-key": "right"}).items()],
-    )
-
-
-def app_with(llm: ScriptedLlm, *, max_turns: int = 1, budget: float = 5.0) -> TaskApp:
-    clients = ChatClients(transport=llm.transport(), budget=budget)
-    app = TaskApp(
-        "echo", name="Echo", description="Says it back.", max_turns=max_turns, keys=["right", "second"], clients=clients
-    )
-
-    @app.episode
-    async def nothing(ep: Episode) -> None:
-        """Most tests register their own."""
-
-    return app
-
-
-def rollout(**changes: Any) -> dict[str, Any]:
-    policy = {"model": "m", "inference_url": URL, "temperature": 0.5, "max_tokens": 9, "trace_correlation_id": CID}
-    body = {
-        "run_id": "r1",
-        "mode": "rl",
-        "env": {"env_name": "echo", "config": {"size": 3}, "seed": 7},
-        "policy": {"policy_name": "p", "config": policy | changes.pop("config", {})},
-        "ops": ["agent", "env"],
-        "record": {"return_trace": True, "trace_format": "structured"},
-        "on_done": "terminate",
-        "safety": {"max_ops": 10, "max_time_s": 30},
-        "training_session_id": "job_1",
-        "something_new": 1,
-    }
-    return body | changes
-
-
-async def play(app: TaskApp, **changes: Any) -> httpx.Response:
-    async with client(app) as http:
-        return await http.post("/rollout", json=rollout(**changes))
 
 
 @pytest.mark.parametrize(
@@ -260,6 +213,21 @@ async def test_a_rollout_that_takes_too_long_is_a_504() -> None:
     assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (504, "rollout_timeout")
 
 
+async def test_what_an_episode_raises_when_its_time_is_over_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = app_with(ScriptedLlm())
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            _crash()
+
+    reply = await play(app, safety={"max_time_s": 0.01})
+    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (504, "rollout_timeout")
+    assert "the maze has no exit" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -280,73 +248,6 @@ async def test_a_request_that_makes_no_sense_is_a_422_naming_the_field(change: d
 async def test_a_body_that_is_no_json_is_a_422() -> None:
     async with client(app_with(ScriptedLlm())) as http:
         assert (await http.post("/rollout", content=b"{")).status_code == 422
-
-
-@pytest.mark.parametrize(
-    "busy",
-    [
-        Response(status_code=429, headers={"retry-after": "0"}),
-        Response(status_code=500),
-        Response(status_code=503),
-        JSONResponse({"status": "overloaded", "retry_after": 0}, status_code=400),
-    ],
-)
-async def test_a_busy_model_is_asked_again(busy: Response) -> None:
-    llm = ScriptedLlm(busy, completion("at last"))
-    app = app_with(llm)
-
-    @app.episode
-    async def episode(ep: Episode) -> None:
-        ep.step(obs=(await ep.chat([])).content, reward=1.0, done=True)
-
-    assert RolloutResponse.model_validate((await play(app)).json()).reward() == 1.0
-    assert len(llm.bodies) == 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "calls"),
-    [(Response(status_code=503), 2), (Response("gone", status_code=410), 1), (Response("not json"), 1)],
-)
-async def test_a_model_that_cannot_be_had_is_a_502_within_the_budget(answer: Response, calls: int) -> None:
-    llm = ScriptedLlm(answer)
-    app = app_with(llm, budget=0.3)
-
-    @app.episode
-    async def episode(ep: Episode) -> None:
-        await ep.chat([])
-
-    reply = await play(app)
-    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (502, "inference_unavailable")
-    assert (len(llm.bodies) > 1) == (calls > 1)
-
-
-async def test_more_calls_than_turns_are_refused() -> None:
-    llm = ScriptedLlm(completion("x"))
-    app = app_with(llm, max_turns=5)
-
-    @app.episode
-    async def episode(ep: Episode) -> None:
-        while True:
-            await ep.chat([])
-
-    failure = RolloutResponse.model_validate((await play(app, config={"max_llm_calls": 2})).json()).policy_failure()
-    assert failure is not None
-    assert failure["code"] == "max_turns"
-    assert len(llm.bodies) == 2
-
-
-async def test_many_calls_run_at_once_and_never_more_than_allowed() -> None:
-    llm = ScriptedLlm(lambda: completion("x"))
-    llm.gate = asyncio.Event()
-    clients = ChatClients(max_in_flight=20, transport=llm.transport())
-    calls = [asyncio.create_task(clients.chat("http://llm/v1/chat/completions", {})) for _ in range(30)]
-    async with asyncio.timeout(10):
-        for _ in range(20):
-            await llm.waiting.acquire()
-        llm.gate.set()
-        assert len(await asyncio.gather(*calls)) == 30
-    assert llm.most_in_flight == 20
-    await clients.close()
 
 
 def test_an_app_without_an_episode_does_not_start() -> None:

@@ -44,6 +44,12 @@ def test_a_list_keeps_its_first_and_its_last_items():
     assert json_size(cut) < 1500
 
 
+def test_a_field_whose_name_cannot_be_told_from_another_s_is_said_to_be_left_out():
+    cut = shorten({f"{'x' * 100}{n}{'y' * 100}": "." * 100 for n in range(2)}, 200)
+    assert len(cut) == 2
+    assert cut["…"] == "[1 fields left out]"
+
+
 @given(ANY_JSON, st.integers(100, 4000))
 def test_whatever_it_is_it_fits_roughly_and_is_json(value: Any, limit: int):
     cut = shorten(to_plain(value), limit)
@@ -63,6 +69,12 @@ def test_what_fits_is_not_touched():
 def test_an_image_is_its_digest(text: str):
     plain = to_plain({"frames": [text]})
     assert plain == {"frames": [{"image": "image/png", "bytes": 88, "sha256": hashlib.sha256(PNG).hexdigest()}]}
+
+
+def test_an_image_that_cannot_be_decoded_is_its_length_and_any_other_text_stays_whole():
+    broken = "*" * 80
+    assert to_plain(f"data:image/png;base64,{broken}") == {"image": "image/png", "chars": 80}
+    assert to_plain(f"data:text/plain;base64,{broken}") == f"data:text/plain;base64,{broken}"
 
 
 def test_what_no_encoder_takes_becomes_text():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -22,6 +22,7 @@ from synth.api.schemas import (
     Checkpoint,
     EventPage,
     File,
+    JobCheck,
     JobWithConfig,
     Key,
     MadeKey,
@@ -39,11 +40,13 @@ from synth.cli.errors import Unreachable
 T = TypeVar("T")
 _Listed = TypeVar("_Listed", JobWithConfig, File)
 
-RETRY_BUDGET_S = 5.0
-REQUEST_TIMEOUT_S = 30.0
-ROLLOUTS_TIMEOUT_S = 300.0  # to find the worst of half a million, the backend reads all of them
+# What holds without --retry-for and --request-timeout.
+_RETRY_BUDGET_S = 5.0
+_REQUEST_TIMEOUT_S = 30.0
+_LONG_TIMEOUT_S = 300.0  # to find the worst of half a million rollouts, the backend reads all of them
+_UPLOAD_TIMEOUT_S = 600.0  # after the last byte, the backend puts the file in its place
+_CONNECT_TIMEOUT_S = 5.0
 _RETRIED = frozenset({429, 502, 503, 504})
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class _Page(msgspec.Struct):
@@ -61,19 +64,17 @@ def backoff(attempt: int) -> float:
 class Client:
     """Talks to one backend with one key. Idempotent calls are retried when they fail."""
 
-    def __init__(
-        self, config: Config, *, retry_budget: float = RETRY_BUDGET_S, timeout: float = REQUEST_TIMEOUT_S
-    ) -> None:
-        """retry_budget, timeout: seconds, of all tries of a request and of one."""
+    def __init__(self, config: Config, *, retry_budget: float | None = None, timeout: float | None = None) -> None:
+        """retry_budget, timeout: seconds, of all tries of a request and of any one; None for what is usual."""
         self.root = config.backend.text
         self.origin = config.backend.origin
-        self.retry_budget = retry_budget
-        host = urlsplit(self.root).hostname
+        self.retry_budget = _RETRY_BUDGET_S if retry_budget is None else retry_budget
+        self._timeout = timeout
         self.http = httpx.Client(
             headers={"Authorization": f"Bearer {config.require_api_key()}"},
-            timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
+            timeout=self._limit(_REQUEST_TIMEOUT_S),
             # A proxy that the environment names cannot reach this machine's own loopback.
-            trust_env=host not in _LOOPBACK,
+            trust_env=not config.is_on_this_machine,
         )
 
     def __enter__(self) -> Client:
@@ -87,6 +88,10 @@ class Client:
     def create_job(self, body: dict[str, Any], *, key: str) -> JobWithConfig:
         """Submit a job; the same key with the same body, any number of times, is one job."""
         return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
+
+    def check_job(self, body: dict[str, Any]) -> JobCheck:
+        """What would become of a submission; it makes no job."""
+        return self._get("POST", "/jobs/check", JobCheck, json=body)
 
     def jobs(
         self,
@@ -149,14 +154,14 @@ class Client:
         path, after = f"/jobs/{quote(job_id, safe='')}/rollouts", ""
         while limit > 0 and after is not None:
             params = wanted | {"limit": min(limit, MAX_PAGE), "after": after or None}
-            page = self._get("GET", path, RolloutPage, params=params, timeout=ROLLOUTS_TIMEOUT_S)
+            page = self._get("GET", path, RolloutPage, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
             yield from page.data
             limit, after = limit - len(page.data), page.next
 
     def rollout(self, job_id: str, rollout_id: str) -> RolloutDetail:
         """Read one rollout with its transcript."""
         path = f"/jobs/{quote(job_id, safe='')}/rollouts/{quote(rollout_id, safe='')}"
-        return self._get("GET", path, RolloutDetail, timeout=ROLLOUTS_TIMEOUT_S)
+        return self._get("GET", path, RolloutDetail, timeout=self._limit(_LONG_TIMEOUT_S))
 
     # -- files --
 
@@ -169,7 +174,7 @@ class Client:
             def send() -> httpx.Response:
                 body.seek(0)
                 files = {"file": (name or path.name, body, "application/jsonl")}
-                timeout = httpx.Timeout(600.0, connect=5.0)
+                timeout = self._limit(_UPLOAD_TIMEOUT_S)
                 return self.http.post(f"{self.root}/files", data={"purpose": purpose}, files=files, timeout=timeout)
 
             return self.decode(self._retried(send).content, File)
@@ -192,13 +197,17 @@ class Client:
         """List every model that can be served or trained from."""
         return self._list("/models", Model)
 
+    def model(self, model: str) -> Model:
+        """Read one model: a base of the cluster, or one of the organisation's own; raises `NotFound`."""
+        return self._get("GET", f"/models/{quote(model, safe='/')}", Model)
+
     def delete_model(self, model: str) -> None:
         """Delete a model that a job made; again changes nothing."""
         self._retried(lambda: self.http.delete(f"{self.root}/models/{quote(model, safe='/')}"))
 
     def model_files(self, model: str) -> list[ModelFile]:
         """List the files of a model."""
-        return self._list("/model-files", ModelFile, params={"model": model})
+        return self._list("/model-files", ModelFile, params={"model": model}, timeout=self._limit(_LONG_TIMEOUT_S))
 
     @contextmanager
     def model_file(self, model: str, name: str) -> Iterator[httpx.Response]:
@@ -251,11 +260,30 @@ class Client:
         """Make an organisation."""
         return self._post_once("/organisations", MadeOrganisation, {"name": name})
 
-    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Request one chat completion, retrying for up to two minutes while the model is loaded."""
+    def chat(self, body: dict[str, Any], *, patience: float = 120.0) -> dict[str, Any]:
+        """Request one chat completion. patience: seconds for which it is tried again while the model is loaded.
+
+        However long the reply is, the backend decides when it takes too long.
+        """
         url = f"{self.root}/v1/chat/completions"
-        reply = self._retried(lambda: self.http.post(url, json=body, timeout=300), budget=120)
+        reply = self._retried(lambda: self.http.post(url, json=body, timeout=self._limit(None)), budget=patience)
         return self.decode(reply.content, dict[str, Any])
+
+    @contextmanager
+    def stream_chat(self, body: dict[str, Any], *, patience: float) -> Iterator[httpx.Response]:
+        """As `chat`, with `stream` in the body: the reply as server-sent events."""
+
+        def send() -> httpx.Response:
+            reply = self._open("POST", "/v1/chat/completions", {"json": body, "timeout": self._limit(None)})
+            if reply.status_code >= 400:
+                reply.read()
+            return reply
+
+        reply = self._retried(send, budget=patience)
+        try:
+            yield reply
+        finally:
+            reply.close()
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
@@ -269,21 +297,11 @@ class Client:
         finally:
             reply.close()
 
-    @contextmanager
-    def stream_when_ready(self, method: str, path: str, *, budget: float, **options: Any) -> Iterator[httpx.Response]:
-        """As `stream`, but retries for `budget` seconds while the backend answers with a passing error."""
-
-        def send() -> httpx.Response:
-            reply = self._open(method, path, options)
-            if reply.status_code >= 400:
-                reply.read()
-            return reply
-
-        reply = self._retried(send, budget=budget)
-        try:
-            yield reply
-        finally:
-            reply.close()
+    def _limit(self, usual: float | None) -> httpx.Timeout:
+        """The limit of one request: the one that was asked for, else the usual one; None for none."""
+        seconds = usual if self._timeout is None else self._timeout
+        connect = _CONNECT_TIMEOUT_S if seconds is None else min(seconds, _CONNECT_TIMEOUT_S)
+        return httpx.Timeout(seconds, connect=connect)
 
     def _open(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         try:
@@ -314,8 +332,10 @@ class Client:
             if not page.has_more or len(items) >= limit:
                 return items
 
-    def _list(self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None) -> list[T]:
-        body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {})
+    def _list(
+        self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None, **options: Any
+    ) -> list[T]:
+        body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {}, **options)
         if field not in body:
             raise self._not_a_backend(f"an answer without {field!r}")
         return self.decode(bytes(body[field]), list[type])

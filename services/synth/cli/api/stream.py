@@ -18,11 +18,11 @@ from synth.cli.api.client import Client, backoff
 from synth.cli.errors import CliError, TimedOut, Unreachable
 from synth.jobs.lifecycle import TERMINAL, TERMINAL_FACTS
 
-PATIENCE_S = 600.0
-POLL_S = 1.0
-# The backend pings every 15 s; three missing pings are a dead connection.
-SILENCE_S = 45.0
+# A backend pings every 15 s at most (its `ping_s`), so three missing pings are a dead connection.
+_SILENCE_S = 45.0
+# Streams that end without an event, before pages are asked for: a proxy that holds streams back is taken for one.
 _MAX_EMPTY_STREAMS = 3
+# Events of one request; the next page follows, so that nothing is left out.
 _PAGE = 500
 
 
@@ -70,9 +70,9 @@ class EventFollower:
     client: Client
     job_id: str
     after: int = 0
-    patience: float = PATIENCE_S
+    patience: float = 600.0
     deadline: float | None = None
-    interval: float = POLL_S
+    interval: float = 1.0
     polling: bool = False
     on_away: Callable[[str], None] = lambda reason: None
     on_back: Callable[[float], None] = lambda seconds: None
@@ -154,8 +154,8 @@ class EventFollower:
             time.sleep(self.interval)
 
     def _timeout(self) -> httpx.Timeout:
-        left = SILENCE_S if self.deadline is None else max(0.05, self.deadline - time.monotonic())
-        return httpx.Timeout(min(SILENCE_S, left), connect=5.0)
+        left = _SILENCE_S if self.deadline is None else max(0.05, self.deadline - time.monotonic())
+        return httpx.Timeout(min(_SILENCE_S, left), connect=5.0)
 
     def _reset_patience(self) -> None:
         if self._away:

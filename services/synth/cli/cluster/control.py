@@ -22,6 +22,7 @@ from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
 from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.devices.plan import DevicePlan
+from synth.cli.devices.probe import GpuList, read_gpus
 from synth.cli.errors import CliError
 from synth.runtime.env_file import read_env_file
 
@@ -47,7 +48,8 @@ class ProcessReport(msgspec.Struct, kw_only=True):
 class ClusterReport(msgspec.Struct, kw_only=True):
     """The whole cluster. state: healthy, degraded, orphaned (its supervisor died) or down.
 
-    gpus: of this machine. device: what the cluster computes on where that is no GPU, and why; "" where it is one.
+    gpus: of this machine. gpu_problem: why they could not be read, "" where they could. device: what the cluster
+    computes on where that is no GPU, and why; "" where it is one.
     """
 
     state: str
@@ -55,6 +57,7 @@ class ClusterReport(msgspec.Struct, kw_only=True):
     supervisor_pid: int | None
     processes: list[ProcessReport]
     gpus: list[GpuReport] = []
+    gpu_problem: str = ""
     device: str = ""
 
 
@@ -195,9 +198,10 @@ def stop_cluster(file: StateFile) -> bool:
 def inspect_cluster(file: StateFile, *, with_gpus: bool = True) -> ClusterReport:
     """Ask every process for its health, and report on the cluster. with_gpus: ask for the GPUs too, which is slow."""
     state = file.read()
-    gpus = report_gpus(state, file.path.parent) if with_gpus else []
+    listed = read_gpus() if with_gpus else GpuList(())
+    gpus, problem = report_gpus(state, file.path.parent, listed), listed.problem
     if state is None:
-        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[], gpus=gpus)
+        return ClusterReport(state="down", url="", supervisor_pid=None, processes=[], gpus=gpus, gpu_problem=problem)
     supervised = is_alive(state.supervisor_pid, state.supervisor_started)
     processes = asyncio.run(_report_all(state))
     up = [p for p in processes if p.pid is not None]
@@ -207,7 +211,15 @@ def inspect_cluster(file: StateFile, *, with_gpus: bool = True) -> ClusterReport
         health = "healthy" if all(p.health == "healthy" for p in processes) else "degraded"
     pid = state.supervisor_pid if supervised else None
     device = "" if health == "down" else describe_device(state.devices)
-    return ClusterReport(state=health, url=state.url, supervisor_pid=pid, processes=processes, gpus=gpus, device=device)
+    return ClusterReport(
+        state=health,
+        url=state.url,
+        supervisor_pid=pid,
+        processes=processes,
+        gpus=gpus,
+        gpu_problem=problem,
+        device=device,
+    )
 
 
 async def _report_all(state: ClusterState) -> list[ProcessReport]:

@@ -9,7 +9,7 @@ import msgspec
 from synth.cli.cluster.state import ClusterState, is_alive
 from synth.cli.devices.inventory import Gpu
 from synth.cli.devices.plan import DevicePlan
-from synth.cli.devices.probe import GpuList, read_gpus
+from synth.cli.devices.probe import GpuList
 from synth.runtime.device_turn import read_holder
 
 
@@ -34,17 +34,19 @@ class GpuReport(msgspec.Struct, kw_only=True):
         return f"{used}/{total} GiB"
 
 
-def report_gpus(state: ClusterState | None, data: Path, listed: GpuList | None = None) -> list[GpuReport]:
-    """Every GPU that a process started here may use. state: of the cluster of this data folder; None without one.
+def report_gpus(state: ClusterState | None, data: Path, listed: GpuList) -> list[GpuReport]:
+    """Every listed GPU. state: of the cluster of this data folder; None without one."""
+    plan = running_plan(state)
+    ours = set[int]() if state is None or plan is None else _own_pids(state)
+    turn = read_holder(turn_file(data)) if plan is not None and plan.shared else None
+    return [_report(gpu, plan or DevicePlan(), ours, turn.who if turn is not None else "") for gpu in listed.gpus]
 
-    listed: the GPUs, where they were read already.
-    """
-    found = read_gpus() if listed is None else listed
-    running = state is not None and any(is_alive(p.pid, p.started) for p in state.processes)
-    plan = state.devices if state is not None and running else DevicePlan()
-    ours = _own_pids(state) if state is not None and running else set[int]()
-    turn = read_holder(turn_file(data)) if plan.shared else None
-    return [_report(gpu, plan, ours, turn.who if turn is not None else "") for gpu in found.gpus]
+
+def running_plan(state: ClusterState | None) -> DevicePlan | None:
+    """What a cluster computes on; None where none of its processes runs."""
+    if state is None or not any(is_alive(p.pid, p.started) for p in state.processes):
+        return None
+    return state.devices
 
 
 def planned_gpus(plan: DevicePlan) -> list[GpuReport]:

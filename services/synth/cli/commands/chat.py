@@ -17,9 +17,6 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.cli.api.client import Client
 
-# A model that nobody used for a while is loaded first.
-_PATIENCE_S = 120.0
-
 
 def chat(
     ctx: typer.Context,
@@ -35,6 +32,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a reply, at most.")] = None,
+    patience: Annotated[
+        float, typer.Option(metavar="S", min=0, help="Seconds to wait while the model is loaded.")
+    ] = 120.0,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Talk to a model: one message with -m, else a conversation until Ctrl-D.
@@ -53,16 +53,25 @@ def chat(
         if text is None:
             if fmt is Format.JSON:
                 raise UsageProblem("-o json needs a message", fix="say it with -m TEXT")
-            _converse(client, options, history)
+            _check_model(client, model)
+            _converse(client, options, history, patience)
             return
         history.append({"role": "user", "content": text})
         if fmt is Format.JSON:
-            output.print_json(client.chat({**options, "messages": history}))
+            output.print_json(client.chat({**options, "messages": history}, patience=patience))
         else:
-            _print_reply(client, options, history)
+            _print_reply(client, options, history, patience)
 
 
-def _converse(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> None:
+def _check_model(client: Client, model: str) -> None:
+    """Raises `NotFound` before anything is typed. A running job's policy goes by the job's id."""
+    if model.startswith("job_"):
+        client.job(model)
+    else:
+        client.model(model)
+
+
+def _converse(client: Client, options: dict[str, Any], history: list[dict[str, Any]], patience: float) -> None:
     import readline  # noqa: F401 - gives `input` its line editing
 
     output.hint(f"{options['model']} · Ctrl-C stops a reply, Ctrl-D ends")
@@ -81,7 +90,7 @@ def _converse(client: Client, options: dict[str, Any], history: list[dict[str, A
             continue
         history.append({"role": "user", "content": text})
         try:
-            reply = _print_reply(client, options, history)
+            reply = _print_reply(client, options, history, patience)
         except KeyboardInterrupt:
             output.print_line("")
             reply = None
@@ -96,9 +105,9 @@ def _converse(client: Client, options: dict[str, Any], history: list[dict[str, A
             history.append({"role": "assistant", "content": reply})
 
 
-def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str, Any]]) -> str:
+def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str, Any]], patience: float) -> str:
     said: list[str] = []
-    for piece in _stream_text(client, {**options, "messages": history, "stream": True}):
+    for piece in _stream_text(client, {**options, "messages": history, "stream": True}, patience):
         said.append(piece)
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -106,13 +115,13 @@ def _print_reply(client: Client, options: dict[str, Any], history: list[dict[str
     return "".join(said)
 
 
-def _stream_text(client: Client, body: dict[str, Any]) -> Iterator[str]:
+def _stream_text(client: Client, body: dict[str, Any], patience: float) -> Iterator[str]:
     """Yield the pieces of a streamed reply."""
     import msgspec
 
     from synth.cli.api.stream import parse_sse
 
-    with client.stream_when_ready("POST", "/v1/chat/completions", budget=_PATIENCE_S, json=body, timeout=300) as reply:
+    with client.stream_chat(body, patience=patience) as reply:
         for sse in parse_sse(reply.iter_lines()):
             if sse is None or sse.data == "[DONE]":
                 continue

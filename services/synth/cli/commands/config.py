@@ -1,4 +1,4 @@
-"""`synthctl config`: job files, looked at without a cluster."""
+"""`synthctl config`: job files, looked at before they are submitted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from synth.cli.commands.submit import DEFAULT_DATA, AllowExperimental, Data, Set, TaskUrl
-from synth.cli.connect import EnvFiles, load_config, override_options
+from synth.cli.connect import Backend, EnvFiles, load_config, override_options
 from synth.cli.errors import CliError, ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
+    from synth.cli.checking.cluster import AskedCluster
     from synth.cli.config import Config
     from synth.cli.job_files import Flags
     from synth.cli.tui.explain import CheckReport
-    from synth.jobs.resolve.job import ValidationReport
 
 app = typer.Typer(no_args_is_help=True, help="Check, explain and begin job files.")
 
@@ -46,16 +46,20 @@ def check(
     task_url: TaskUrl = None,
     set_: Set = None,
     allow_experimental: AllowExperimental = False,
+    backend: Backend = None,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Print every problem of job files, each with its file:line; exit 2 if there are any.
 
-    Needs no cluster. Keys that are read and have no effect are warnings. With `--task-url`, the task app is asked
-    whether it plays the file's `env_name`.
+    Datasets are read line by line. The cluster is asked for the models and uploaded files that are named; where it is
+    away, warnings say what was not looked up. Keys without effect are warnings. With `--task-url`, the task app is
+    asked whether it plays the file's `env_name`.
     """
-    override_options(ctx, backend=None, env_files=env_file)
+    from synth.cli.checking.cluster import open_cluster
+
+    override_options(ctx, backend=backend, env_files=env_file)
     flags = _flags(
         ctx,
         task_url,
@@ -66,7 +70,8 @@ def check(
         sets=set_,
     )
     asked = None if task_url is None else _ask_task_app(task_url, load_config(ctx))
-    reports = [_check_file(file, flags, data / "models", asked) for file in files]
+    with open_cluster(load_config(ctx)) as cluster:
+        reports = [_check_file(file, flags, data / "models", cluster, asked) for file in files]
     if fmt is Format.JSON:
         output.print_json(reports)
     else:
@@ -91,12 +96,14 @@ def explain(
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show the job that a file makes: each setting, where it came from, what was changed and why.
+    """Show the job that a file makes: each setting, where it came from, what was changed and why; its GPU memory.
 
     Flags as those of `synthctl submit`. Needs no cluster.
     """
     from rich.text import Text
 
+    from synth.cli.checking.job_file import examine
+    from synth.cli.devices.memory import describe_memory, job_memory
     from synth.cli.tui.explain import SettingsTable, format_value, settings_of, summary
     from synth.errors import UserError
 
@@ -112,20 +119,25 @@ def explain(
         experimental=allow_experimental,
         sets=set_,
     )
-    name, found, warnings = _examine(file, flags, data / "models")
+    looked = examine(file, flags, data / "models")
+    name, found, warnings = looked.name, looked.found, [*looked.found.warnings, *looked.warnings]
     if found.problems:
         for warning in warnings:
             output.warn(warning)
         raise UserError(found.problems)
     settings = settings_of(found)
+    memory = None if found.job is None else job_memory(found.job, data / "models")
     if fmt is Format.JSON:
-        output.print_json({"file": name, "kind": found.kind, "settings": settings, "warnings": warnings})
+        told = {"file": name, "kind": found.kind, "settings": settings, "warnings": warnings, "memory": memory}
+        output.print_json(told)
         return
     if output.is_terminal():
         output.out().print(Text(f"{name}: {summary(found)}", style="bold"), SettingsTable(settings, name), sep="\n\n")
     else:
         rows = [[s.key, format_value(s.value), s.origin, s.why] for s in settings]
         output.print_table(("setting", "value", "from", "why"), rows)
+    for sentence in [] if memory is None else describe_memory(memory):
+        output.hint(sentence)
     for warning in warnings:
         # Why a value was changed stands with the value.
         if not any(why in warning for why in found.changed.values()):
@@ -187,19 +199,6 @@ def _flags(
     )
 
 
-def _examine(file: Path, flags: Flags, models_dir: Path) -> tuple[str, ValidationReport, list[str]]:
-    """A file's name, the outcome of its check, and the warnings. Raises `UserError`, `UsageProblem`."""
-    from synth.cli.job_files import LenientRegistry, name_of, read_config, validate_text
-    from synth.models import Registry
-
-    # Where a cluster keeps its models, it knows them all; elsewhere the cluster is asked at submission.
-    elsewhere = LenientRegistry()
-    registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
-    _, found = validate_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
-    unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.unknown_models]
-    return name_of(file), found, [*found.warnings, *unsure]
-
-
 @dataclass(frozen=True)
 class _TaskApp:
     """What a task app said of itself. env_names: () where it lists none; unasked: why nothing is known."""
@@ -226,7 +225,8 @@ def _ask_task_app(url: str, settings: Config) -> _TaskApp:
         return _TaskApp(url)
 
 
-def _check_file(file: Path, flags: Flags, models_dir: Path, app: _TaskApp | None) -> CheckReport:
+def _check_file(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster, app: _TaskApp | None) -> CheckReport:
+    from synth.cli.checking.job_file import check
     from synth.cli.job_files import name_of
     from synth.cli.tui.explain import CheckReport, summary
     from synth.errors import UserError
@@ -234,17 +234,18 @@ def _check_file(file: Path, flags: Flags, models_dir: Path, app: _TaskApp | None
     from synth.taskapp.env_names import wrong_env_name
 
     try:
-        name, found, warnings = _examine(file, flags, models_dir)
+        looked = check(file, flags, models_dir, cluster)
     except (UserError, CliError) as error:
         return CheckReport(file=name_of(file), problems=list(error.problems))
-    problems = [*found.problems]
+    found = looked.found
+    problems, warnings = [*found.problems], [*found.warnings, *looked.warnings]
     if app is not None and isinstance(found.job, RlJob | EvalJob):
         warnings += [app.unasked] if app.unasked else []
         place = found.origins["rollout.env_name"]
         if wrong := wrong_env_name(found.job.rollout.env_name, app.env_names, where=place, url=app.url):
             problems.append(wrong)
     return CheckReport(
-        file=name,
+        file=looked.name,
         kind=found.kind,
         problems=problems,
         warnings=warnings,

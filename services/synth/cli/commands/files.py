@@ -19,7 +19,7 @@ app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 def upload(
     ctx: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL of conversations.", show_default=False)],
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the check.")] = 600.0,
+    timeout: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds to wait for the check.")] = 600.0,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Upload a dataset and wait until it is checked; prints its id. Exit 2, with the lines, when it is wrong."""
@@ -56,7 +56,7 @@ def ls(
         ]
         for f in files
     ]
-    output.print_table(("id", "name", "status", "rows", "tokens", "size", "age"), rows, shrink="name")
+    output.print_table(("id", "name", "status", "rows", "tokens", "size", "age"), rows, wrap="name")
     if not files:
         output.hint("no files yet: synthctl files upload FILE")
     return None
@@ -94,7 +94,7 @@ def get(
     ]
     output.print_pairs([(label, text) for label, text in pairs if text])
     if found.status == "failed":
-        output.show_problems(line_problems(found, found.filename), label="problem")
+        output.show_problems(line_problems(found.problems, found.bad_lines, found.filename), label="problem")
     return None
 
 

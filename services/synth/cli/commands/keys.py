@@ -30,7 +30,7 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     if fmt is Format.JSON:
         return output.print_json(keys)
     rows = [[k.id, k.name, k.state, _opens(k), _end(k), output.age(k.created_at)] for k in keys]
-    return output.print_table(("id", "name", "state", "opens", "ends in", "age"), rows, shrink="opens")
+    return output.print_table(("id", "name", "state", "opens", "ends in", "age"), rows, wrap="opens")
 
 
 @app.command("create")
@@ -103,7 +103,7 @@ def ls_orgs(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     if fmt is Format.JSON:
         return output.print_json(orgs)
     rows = [[o.id, o.name, output.age(o.created_at)] for o in orgs]
-    return output.print_table(("id", "name", "age"), rows, shrink="name")
+    return output.print_table(("id", "name", "age"), rows, wrap="name")
 
 
 @orgs_app.command("create")

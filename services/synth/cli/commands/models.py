@@ -14,7 +14,7 @@ from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Format, Output, Yes
 
 if TYPE_CHECKING:
     from synth.models import ModelSpec
@@ -32,7 +32,7 @@ def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
     if fmt is Format.JSON:
         return output.print_json(models)
     rows = [[m.id, m.kind, m.base or "-", m.stand_in or "-", output.age(m.created_at)] for m in models]
-    output.print_table(("id", "kind", "base", "stand-in", "age"), rows, shrink="base")
+    output.print_table(("id", "kind", "base", "stand-in", "age"), rows, wrap="base")
     if not models:
         output.hint("no models yet: synthctl models make tiny-qwen3")
     return None
@@ -50,9 +50,9 @@ def known(fmt: Output = Format.TABLE) -> None:
         notes = [("experimental", spec.experimental), ("thinks", spec.thinking), ("sees", spec.vision is not None)]
         # Of a mixture of experts: all parameters, and those that are active.
         active = "" if spec.active_parameters == spec.parameters else f"-A{spec.active_parameters:g}B"
-        size = f"{spec.parameters:g}B{active}"
-        rows.append([spec.id, size, " ".join(spec.modes), ", ".join(n for n, so in notes if so)])
-    return output.print_table(("id", "size", "modes", "notes"), rows, shrink="notes")
+        params = f"{spec.parameters:g}B{active}"
+        rows.append([spec.id, params, " ".join(spec.modes), ", ".join(n for n, so in notes if so) or "-"])
+    return output.print_table(("id", "params", "modes", "notes"), rows, wrap="notes")
 
 
 @app.command("alias")
@@ -109,7 +109,10 @@ def download(
     out: Annotated[Path | None, typer.Option(help="The directory; by default one named after the model.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Download a model as a Hugging Face directory; prints where it is. What is there already is kept."""
+    """Download a model, a base or a trained one, as a Hugging Face directory; prints where it is.
+
+    What is there already is kept. The first time, the cluster reads a base's files for their digests.
+    """
     from synth.cli.transfer.download import download_model
 
     target = out or Path(model.replace("/", "_").replace(":", "-"))
@@ -129,7 +132,7 @@ def rm(
         list[str],
         typer.Argument(metavar="MODEL…", help="Ids of models.", show_default=False, autocompletion=complete_models),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Delete models that jobs made, or checkpoints of jobs that have ended; prints their ids.
@@ -157,7 +160,7 @@ def pull(
     revision: Annotated[
         str | None, typer.Option(help="A branch, tag or commit of the hub.", show_default=False)
     ] = None,
-    data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = DEFAULT_DATA,
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Fetch a base model's weights, such as Qwen/Qwen3-0.6B, for this machine's cluster. Prints where they are.
@@ -214,10 +217,8 @@ def make_tiny_qwen3(
     head_dim: Annotated[int, typer.Option(min=2, help="Width of a head.")] = 16,
     intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; 3 × hidden.")] = None,
     context: Annotated[int, typer.Option(min=64, help="Positions.")] = 4096,
-    replace: Annotated[
-        bool, typer.Option("--replace", metavar="", help="Make it anew where it is there already.")
-    ] = False,
-    data: Annotated[Path, typer.Option(help="Where `synthctl up` keeps its data.")] = DEFAULT_DATA,
+    replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
+    data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints where it is."""

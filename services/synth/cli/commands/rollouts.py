@@ -60,7 +60,7 @@ def ls(
 def show(
     ctx: typer.Context,
     job: JobArgument,
-    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t3_17.", show_default=False)],
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t1_9.", show_default=False)],
     fmt: Output = Format.TABLE,
 ) -> None:
     """Read one rollout: what was said, what the task app answered, what it earned, and whether it was trained."""

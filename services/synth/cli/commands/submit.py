@@ -21,12 +21,11 @@ Follow = Annotated[
     typer.Option(
         "--follow/--detach",
         "-f/-d",
-        metavar="",
         help="Follow the job (default on a terminal), or only print its id.",
         show_default=False,
     ),
 ]
-NoPoll = Annotated[bool, typer.Option("--no-poll", metavar="", help="The same as --detach.")]
+NoPoll = Annotated[bool, typer.Option("--no-poll", help="The same as --detach.")]
 PollTimeout = Annotated[
     float | None,
     typer.Option(
@@ -68,7 +67,7 @@ Name = Annotated[
     typer.Option("--name", metavar="NAME", help="The job's name, instead of its file's.", show_default=False),
 ]
 AllowExperimental = Annotated[
-    bool, typer.Option("--allow-experimental", metavar="", help="Take a model that is marked experimental.")
+    bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
 ]
 DEFAULT_DATA = Path(".synth")
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
@@ -99,6 +98,9 @@ def submit(
     poll_timeout: PollTimeout = None,
     poll_interval: PollInterval = 1.0,
     patience: Patience = 600.0,
+    check_timeout: Annotated[
+        float, typer.Option("--check-timeout", metavar="S", min=1, help="Seconds until an uploaded dataset is checked.")
+    ] = 600.0,
     idempotency: Idempotency = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
@@ -131,7 +133,7 @@ def submit(
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency, name=name)
+        created = submit_job(client, settings, job, key=idempotency, name=name, check_timeout=check_timeout)
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))

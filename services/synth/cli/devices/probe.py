@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,12 +21,15 @@ from typing import Literal
 import msgspec
 
 from synth.cli.devices.inventory import Gpu, GpuProcess, Inventory, TorchBuild
+from synth.runtime.gpus import count_device_files
 
 #: A driver that has to wake eight GPUs takes ten seconds.
 _SMI_S = 60.0
 #: On a slow disk the import of torch takes half of it.
 _PROBE_S = 120.0
 _MIB = 1 << 20
+#: What nvidia-smi says, and fails with, where there is a driver and no GPU.
+_NO_GPU = "failed: No devices were found"
 _GPU_FIELDS = (
     "index",
     "uuid",
@@ -83,14 +87,15 @@ class GpuList:
     problem: str = ""
 
 
-def read_inventory(vllm_python: Path | None) -> Inventory:
+def read_inventory(vllm_python: Path | None, *, listed: GpuList | None = None) -> Inventory:
     """The inventory of this machine. vllm_python: the Python of vLLM's environment; None where there is none.
 
-    torch and vLLM are looked at where there is a GPU, or where vLLM's environment is.
+    torch and vLLM are looked at where there is a GPU, or where vLLM's environment is. listed: the GPUs, where they were
+    read already.
     """
-    listed, torch = read_gpus(), None
+    listed, torch = listed or read_gpus(), None
     # A container may have the devices without nvidia-smi.
-    if listed.gpus or _device_files():
+    if listed.gpus or count_device_files():
         torch, seen = _read_torch()
         if not listed.gpus and not listed.hidden:
             listed = GpuList(seen, problem=listed.problem)
@@ -109,14 +114,19 @@ def read_gpus() -> GpuList:
     """The GPUs with their memory and who holds it, as nvidia-smi tells; none, quickly, where there is none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return GpuList((), problem="GPUs, and no nvidia-smi" if _device_files() else "")
+        return GpuList((), problem="GPUs, and no nvidia-smi" if count_device_files() else "")
     try:
         gpus = _ask_smi(tool, f"--query-gpu={','.join(_GPU_FIELDS)}")
+        if strange := next((row for row in gpus if len(row) != len(_GPU_FIELDS)), None):
+            return GpuList((), problem=f"nvidia-smi answers something else ({', '.join(strange)[:200]})")
         holders = _ask_smi(tool, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
         slices = _run([tool, "-L"]) if any(row[7] == "Enabled" for row in gpus) else ""
     except _ProbeFailed as error:
-        return GpuList((), problem=f"nvidia-smi does not answer ({error})")
-    return select_visible(parse_gpus(gpus, holders, slices), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return GpuList((), problem="" if error.text == _NO_GPU else f"nvidia-smi {error.text}")
+    found = parse_gpus(gpus, holders, slices)
+    if gpus and not found:
+        return GpuList((), problem="every GPU is in MIG mode and has no slice; `nvidia-smi mig -cgi` makes them")
+    return select_visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> list[Gpu]:
@@ -136,12 +146,18 @@ def parse_gpus(gpus: list[list[str]], holders: list[list[str]], slices: str) -> 
             driver=driver,
             processes=tuple(
                 GpuProcess(pid=int(pid), name=Path(process).name, used_bytes=_mebibytes(held))
-                for holder, pid, held, process in holders
+                for holder, pid, held, process in (_holder(row) for row in holders)
                 if holder == uuid and pid.isdigit()
             ),
         )
         found += _slices_of(gpu, slices) if mig == "Enabled" else [gpu]
     return found
+
+
+def _holder(row: list[str]) -> tuple[str, str, str, str]:
+    """A row of `--query-compute-apps`; the name, which nvidia-smi does not quote, may have commas, or be missing."""
+    uuid, pid, held, *name = [*row, "", "", ""]
+    return uuid, pid, held, ", ".join(name).rstrip(", ")
 
 
 def select_visible(gpus: list[Gpu], visible: str | None) -> GpuList:
@@ -222,7 +238,11 @@ def _read_vllm(python: Path) -> Literal["", "cpu", "cuda"]:
 
 
 class _ProbeFailed(Exception):
-    """A program that was asked did not answer; the text says why."""
+    """A program that was asked gave no answer. text: what it did instead, as what follows its name in a sentence."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
 
 
 def _ask_smi(tool: str, query: str) -> list[list[str]]:
@@ -233,19 +253,21 @@ def _ask_smi(tool: str, query: str) -> list[list[str]]:
 def _run(command: list[str]) -> str:
     deadline = _SMI_S if command[0].endswith("nvidia-smi") else _PROBE_S
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, check=False)
-    except subprocess.TimeoutExpired:
-        raise _ProbeFailed(f"nothing after {deadline:.0f} s") from None
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
     except OSError as error:
-        raise _ProbeFailed(error.strerror or str(error)) from error
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise _ProbeFailed(lines[-1] if lines else f"status {done.returncode}")
-    return done.stdout
-
-
-def _device_files() -> bool:
-    return any(re.fullmatch(r"nvidia\d+", device.name) for device in Path("/dev").glob("nvidia*"))
+        raise _ProbeFailed(f"cannot be run: {error.strerror or error}") from error
+    try:
+        out, err = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        # It is not waited for: a program that hangs in a broken driver does not end before the driver lets it.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise _ProbeFailed(f"does not answer: nothing after {deadline:g} s") from None
+    if process.returncode:
+        said = "; ".join(line.strip() for line in (err.strip() or out.strip()).splitlines() if line.strip())
+        raise _ProbeFailed(f"failed: {said}" if said else f"failed: status {process.returncode}")
+    return out
 
 
 def _mebibytes(text: str) -> int | None:

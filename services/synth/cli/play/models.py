@@ -117,6 +117,8 @@ def read_typed(prompt: str = "") -> Body:
 
 
 def _line(prompt: str) -> str:
+    import readline  # noqa: F401 - gives `input` its line editing
+
     lines: list[str] = []
     while True:
         try:

@@ -50,7 +50,6 @@ class Asked:
     env_name: str | None
     max_turns: int | None
     sampling: Body
-    env_config: Body
     timeout_s: float
 
 
@@ -98,7 +97,7 @@ def request_of(asked: Asked, *, inference_url: str, credential: str, turns: int 
     config["trace_correlation_id"] = credential
     if asked.max_turns is not None:
         config["max_llm_calls"] = asked.max_turns
-    env: Body = {"config": asked.env_config, "seed": asked.seed}
+    env: Body = {"config": {}, "seed": asked.seed}
     if asked.env_name is not None:
         env["env_name"] = asked.env_name
     ops = ["agent", "env"] * shown

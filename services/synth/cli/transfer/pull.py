@@ -273,6 +273,8 @@ def _hub_errors(hub: Any, id: str) -> Iterator[None]:
     """The hub's errors in our words."""
     endpoint = hub.constants.ENDPOINT
     errors = hub.errors
+    # Of whichever HTTP library the hub's client uses: what does not get as far as an answer is one of these.
+    http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     try:
         yield
     except errors.GatedRepoError as error:
@@ -285,12 +287,9 @@ def _hub_errors(hub: Any, id: str) -> Iterator[None]:
         raise NotFound(f"there is no model {id!r} at {endpoint}", fix=fix, where=id) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
         raise Unreachable(f"the hub does not give {id} ({_first_line(error)})", fix=_RETRY, where=endpoint) from error
-    except OSError as error:
-        if type(error).__module__ == "builtins" and error.filename:
-            raise
-        raise Unreachable(f"the hub does not answer ({_first_line(error)})", fix=_RETRY, where=endpoint) from error
-    except Exception as error:
-        if not type(error).__module__.startswith("httpx"):
+    except (http_error, OSError) as error:
+        # A file of this machine that cannot be written is no fault of the hub's.
+        if isinstance(error, OSError) and error.filename:
             raise
         raise Unreachable(f"the hub does not answer ({_first_line(error)})", fix=_RETRY, where=endpoint) from error
 

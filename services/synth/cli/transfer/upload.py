@@ -10,11 +10,10 @@ from synth.cli.api.client import Client
 from synth.cli.errors import TimedOut, UsageProblem
 from synth.cli.tui import output
 from synth.errors import Problem
+from synth.events import LineProblem
 
-READY_TIMEOUT_S = 600.0
 
-
-def upload_ready(client: Client, path: Path, *, timeout: float = READY_TIMEOUT_S) -> File:
+def upload_ready(client: Client, path: Path, *, timeout: float) -> File:
     """Upload a JSONL file and wait until it is ready. Raises `UsageProblem` with the lines that are wrong.
 
     timeout: seconds for the check, once the bytes are there.
@@ -30,7 +29,7 @@ def upload_ready(client: Client, path: Path, *, timeout: float = READY_TIMEOUT_S
         status(f"checking {path}")
         file = wait_ready(client, file, timeout=timeout)
     if file.status == "failed":
-        raise UsageProblem.of(line_problems(file, str(path)))
+        raise UsageProblem.of(line_problems(file.problems, file.bad_lines, str(path)))
     output.hint(f"{path}: {file.rows} rows, {file.id}")
     return file
 
@@ -57,13 +56,13 @@ def check_readable(path: Path) -> None:
         raise UsageProblem("the file is empty", expected="a JSONL file of conversations", where=str(path))
 
 
-def line_problems(file: File, name: str) -> list[Problem]:
-    """The problems of a file by line, and how many more lines have some."""
+def line_problems(kept: list[LineProblem], bad_lines: int | None, name: str) -> list[Problem]:
+    """The problems of a file by line, and how many more lines have some. kept: the first problems."""
     problems = [
         Problem(what=f"{p.path}: {p.reason}" if p.path not in ("", "$") else p.reason, where=f"{name}:{p.line}")
-        for p in file.problems
+        for p in kept
     ]
-    more = (file.bad_lines or 0) - len({p.line for p in file.problems})
+    more = (bad_lines or 0) - len({p.line for p in kept})
     if more > 0:
         problems.append(Problem(what=f"{more} more lines have problems", where=name))
     return problems or [Problem(what="the file cannot be trained on", where=name)]

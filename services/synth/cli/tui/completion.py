@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 _DEADLINE_S = 1.0
 _MOST = 100
 
-Completer = Callable[[typer.Context, str], list[tuple[str, str]]]
-
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Ids of jobs, newest first, and `@last`."""

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
+from synth.cli.tui.tables.rows import Rows
 from synth.errors import Problem
 from synth.jobs.resolve.job import ValidationReport
 from synth.jobs.resolved import EvalJob, RlJob, SftJob
@@ -118,21 +118,15 @@ class SettingsTable:
         self._file = file
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
-        grid.add_column("SETTING", no_wrap=True)
-        grid.add_column("VALUE", overflow="fold")
-        grid.add_column("FROM", no_wrap=True, overflow="ellipsis")
+        rows: list[list[Text]] = []
         for setting in self._settings:
             asked = setting.origin not in ("default", "registry")
             value = Text(format_value(setting.value))
             if setting.why:
                 value.append(" *", style="yellow")
-            grid.add_row(
-                Text(setting.key, style="" if asked else "dim"),
-                value,
-                Text(self._place(setting.origin), style="cyan" if asked else "dim"),
-            )
-        yield grid
+            key = Text(setting.key, style="" if asked else "dim")
+            rows.append([key, value, Text(self._place(setting.origin), style="cyan" if asked else "dim")])
+        yield Rows(("setting", "value", "from"), rows, wrap="value")
         for setting in self._settings:
             if setting.why:
                 yield Text("* ", style="yellow").append(f"{setting.field}: {setting.why}", style="default")

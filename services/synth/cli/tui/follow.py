@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from synth.api.schemas import Job, JobWithConfig
 from synth.cli.api.client import Client
-from synth.cli.api.stream import PATIENCE_S, POLL_S, EventFollower
+from synth.cli.api.stream import EventFollower
 from synth.cli.errors import ExitCode
 from synth.cli.tui import output
 from synth.cli.tui.output import Format
@@ -25,8 +25,8 @@ class FollowOptions:
     """
 
     timeout: float | None = None
-    interval: float = POLL_S
-    patience: float = PATIENCE_S
+    interval: float = 1.0
+    patience: float = 600.0
 
     def follower(self, client: Client, job_id: str, *, after: int = 0) -> EventFollower:
         """Start to follow a job; the timeout runs from here on. Outages are said on stderr."""
@@ -120,7 +120,7 @@ def _follow_lines(follower: EventFollower, progress: Progress, emit: Callable[[s
                 repeats += 1
                 continue
             if repeats:
-                emit(f"          … {repeats} times more")
+                emit(f"          … {'once' if repeats == 1 else f'{repeats} times'} more")
             emit(f"{event.time.astimezone():%H:%M:%S}  {line}")
             last, repeats = line, 0
 

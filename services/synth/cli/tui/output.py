@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from synth.errors import Problem
 
-_GAP = 2
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "succeeded": "green", "ready": "green", "healthy": "green", "ok": "green",
@@ -52,6 +51,7 @@ class Format(StrEnum):
 
 
 Output = Annotated[Format, typer.Option("-o", "--output", help="table for people, json for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @cache
@@ -59,7 +59,7 @@ def out() -> Console:
     """Standard output, for data."""
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False, **_dumb())
+    return Console(highlight=False, emoji=False, **_plain())
 
 
 @cache
@@ -67,12 +67,12 @@ def err() -> Console:
     """Standard error, for messages."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, emoji=False, **_dumb())
+    return Console(stderr=True, highlight=False, emoji=False, **_plain())
 
 
-def _dumb() -> dict[str, Any]:
-    # Rich honours NO_COLOR and FORCE_COLOR by itself.
-    return {"no_color": True} if os.environ.get("TERM") == "dumb" else {}
+def _plain() -> dict[str, Any]:
+    # By itself, rich leaves out the colours and keeps bold and dim, which are escape codes as well.
+    return {"color_system": None} if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else {}
 
 
 def is_terminal() -> bool:
@@ -169,60 +169,55 @@ def print_sentence(text: str) -> None:
     out().print(text, markup=False, soft_wrap=not is_terminal())
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: str = "") -> None:
     """Print rows under headings; off a terminal, a line of names and the raw values, separated by tabs and never cut.
 
-    shrink: the column that gives way where the terminal is too narrow, and goes where it is far too narrow.
+    wrap: the column that gives way where the terminal is too narrow.
     """
-    if not is_terminal():
-        for row in (columns, *rows):
-            print_line("\t".join(_raw(cell) for cell in row))
-        return
-    out().print(table(columns, rows, shrink=shrink))
+    if is_terminal():
+        return out().print(table(columns, rows, wrap=wrap))
+    for row in (columns, *rows):
+        print_line("\t".join(_raw(cell) for cell in row))
+    return None
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: str = "") -> RenderableType:
+    """Rows under headings as a renderable of rich; `wrap` as in `print_table`."""
+    from synth.cli.tui.tables.rows import Rows
+
+    return Rows(columns, rows, wrap=wrap, style=style_of)
+
+
+def room_beside(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How wide one more column of this table may be on this terminal; below 1 where there is no room."""
+    from synth.cli.tui.tables.rows import GAP, width_of
+
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    return out().width - width_of(widths) - GAP
 
 
 def _raw(cell: str) -> str:
-    """The whole value of a cell, on one line and without a tab."""
-    return " ".join((cell.raw if isinstance(cell, Cell) else cell).split())
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, shrink: str = "") -> RenderableType:
-    """Rows under headings as a renderable of rich; `shrink` as in `print_table`."""
-    from rich.table import Table
-    from rich.text import Text
-
-    widths = [max(len(cell) for cell in (name, *cells)) for name, *cells in zip(columns, *rows, strict=True)]
-    if shrink:
-        at = columns.index(shrink)
-        room = out().width - sum(widths) - _GAP * (len(columns) - 1) + widths[at]
-        widths[at] = min(widths[at], room)
-        if widths[at] < len(shrink) + 4 and room < max(len(row[at]) for row in (columns, *rows)):
-            keep = [i for i in range(len(columns)) if i != at]
-            return table([columns[i] for i in keep], [[row[i] for i in keep] for row in rows])
-    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold dim")
-    for name, width in zip(columns, widths, strict=True):
-        grid.add_column(name.upper(), no_wrap=True, overflow="ellipsis", min_width=width, max_width=width)
-    for row in rows:
-        grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    return grid
+    """The whole value of a cell, on one line and without a tab; "-" where there is none."""
+    return " ".join((cell.raw if isinstance(cell, Cell) else cell).split()) or "-"
 
 
 def print_findings(rows: Sequence[tuple[str, str, str, str]]) -> None:
     """Print checks with their result and what was found; what to do stands below, and all of it is wrapped, not cut."""
     if not is_terminal():
-        print_table(("check", "result", "found", "fix"), rows)
-        return
-    from rich.table import Table
+        return print_table(("check", "result", "found", "fix"), rows)
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for check, result, found, fix in rows:
-        text = Text(found).append(f"\n{fix}", style="cyan") if fix else Text(found)
-        grid.add_row(check, Text(result, style=style_of(result)), text)
-    out().print(grid)
+    from synth.cli.tui.tables.labelled import labelled
+
+    widest = max((len(check) for check, *_ in rows), default=0) + 2
+    found = [
+        (
+            Text(check.ljust(widest)).append(result, style=style_of(result)),
+            Text(found).append(f"\n{fix}" if fix else "", style="cyan"),
+        )
+        for check, result, found, fix in rows
+    ]
+    return out().print(*labelled(found))
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
@@ -231,15 +226,17 @@ def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
         for label, text in pairs:
             print_line(f"{label}\t{_raw(text)}")
         return
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in pairs:
-        grid.add_row(label, Text(text, style=_STYLES.get(text, "")))
-    out().print(grid)
+    from synth.cli.tui.tables.labelled import labelled
+
+    out().print(*labelled([(Text(label, style="dim"), Text(text, style=style_of(text))) for label, text in pairs]))
+
+
+def named_values(values: Iterable[tuple[str, float]]) -> str:
+    """Figures on one line, as `loss=1.674  lr=0.001`; raw with all their digits."""
+    values = list(values)
+    return Cell("  ".join(f"{n}={number(v)}" for n, v in values), " ".join(f"{n}={v}" for n, v in values))
 
 
 def style_of(word: str) -> str:
@@ -267,6 +264,11 @@ def age(moment: datetime | None) -> str:
 def duration(seconds: float) -> str:
     """`12s`, `4m05s`, `2h10m`, `3d4h`; raw in seconds."""
     return Cell(_duration(max(0, round(seconds))), round(seconds, 3))
+
+
+def seconds(value: float) -> str:
+    """A duration that may be short, as `0.3s`; raw in seconds."""
+    return Cell(f"{value:.1f}s", value) if value < 60 else duration(value)
 
 
 def _duration(s: int) -> str:
@@ -298,8 +300,10 @@ def number(value: float | None) -> str:
     """A figure in about four significant digits."""
     if value is None or value != value:
         return "nan"
-    if 1000 <= abs(value) < 1e9:
+    if 1000 <= abs(value) < 1e6:
         return Cell(f"{value:,.0f}", value)
+    if 1e6 <= abs(value) < 1e12:
+        return Cell(f"{value / 1e6:.4g}M" if abs(value) < 1e9 else f"{value / 1e9:.4g}G", value)
     if abs(value) < 1000 and value == int(value):
         return str(int(value))
     return Cell(f"{value:.4g}", value)

@@ -47,7 +47,6 @@ class Progress:
     source: str = ""
     model: str | None = None
     reached: dict[str, float] = field(default_factory=dict[str, float])
-    seq: int = 0
     step: int = 0
     trained: int = 0
     shown: int = 0
@@ -66,8 +65,6 @@ class Progress:
     warning: str = ""
     away: str = ""
     asked_to_resume: bool = False
-    problems: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    code: str = ""
 
     @property
     def over(self) -> bool:
@@ -95,7 +92,6 @@ class Progress:
 
     def apply(self, event: EventView) -> None:
         """Take in the next event."""
-        self.seq = event.seq
         if event.type.startswith("job."):
             self._lifecycle(event)
         else:
@@ -133,11 +129,6 @@ class Progress:
             case "job.paused":
                 # The pace before the pause says nothing of the time left.
                 self.steps_seen, self.waiting = [], ""
-            case "job.rejected" | "job.refused":
-                self.problems = list(data.get("problems") or [])
-            case "job.failed":
-                self.code = str(data.get("code") or "")
-                self.problems = [data["problem"]] if data.get("problem") else []
             case "job.succeeded":
                 self.model = data.get("model")
             case _:
@@ -281,6 +272,10 @@ def describe(event: EventView) -> str | None:
             return f"policy {data.get('version')} serves on {data.get('replica')}"
         case "queue.waiting":
             return f"waiting for a {data.get('need')} worker (position {data.get('position')})"
+        case "rollout.requested" if data:
+            wanted = len(data.get("seeds") or ()) * int(data.get("group_size") or 1)
+            batch = "an evaluation" if data.get("mode") == "eval" else f"iteration {data.get('iteration')}"
+            return f"{wanted} rollouts of {batch} are requested"
         case "rollout.batch":
             groups = f"{data.get('groups_kept')} groups kept, {data.get('groups_dropped')} dropped"
             return f"batch {data.get('iteration')}: {data.get('sequences')} sequences, {groups}"

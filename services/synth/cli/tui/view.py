@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress_bar import ProgressBar
+from rich.constrain import Constrain
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,8 @@ from rich.text import Text
 from synth.cli.tui.output import duration, number, sparkline, style_of
 from synth.cli.tui.progress import STAGES, Progress
 from synth.cli.tui.series import Series
+from synth.cli.tui.tables.labelled import Labelled
+from synth.cli.tui.tables.rows import GAP, flow
 from synth.jobs.lifecycle import State
 
 _LABEL = 12
@@ -42,87 +45,95 @@ class JobView:
         width = min(options.max_width - _KEPT_FREE, 110)
         yield self._heading(width)
         yield self._stages(width)
-        yield from self._figures(width)
+        for row in (*self._figures(width), *self._notes()):
+            yield Constrain(row, width)
+
+    def _notes(self) -> Iterator[Labelled]:
+        """What stands in the way, and what could be done."""
         p = self.progress
         if p.state is State.PAUSED:
-            yield _row("go on", Text(f"synthctl jobs resume {p.job_id}"), width)
+            yield _row("go on", Text(f"synthctl jobs resume {p.job_id}"))
         if p.waiting and not p.over:
-            yield _row("waiting", Text(p.waiting, style="yellow"), width)
+            yield _row("waiting", Text(p.waiting, style="yellow"))
         if p.away:
-            yield _row("away", Text(f"{p.away}; looking for the cluster", style="yellow"), width)
+            yield _row("away", Text(f"{p.away}; looking for the cluster", style="yellow"))
         if p.warning:
-            yield _row("warning", Text(p.warning, style="yellow"), width)
+            yield _row("warning", Text(p.warning, style="yellow"))
 
-    def _heading(self, width: int) -> Table:
+    def _heading(self, width: int) -> Table | Text:
         p = self.progress
-        name = Text(p.name.rpartition("/")[2] or p.job_id, style="bold")
+        left = [Text(p.name.rpartition("/")[2] or p.job_id, style="bold")]
         if p.name:
-            name.append(f"  {p.job_id}", style="dim")
+            left.append(Text(p.job_id, style="dim"))
         if p.source:
-            name.append(f"  from {p.source}", style="dim")
+            left.append(Text(f"from {p.source}", style="dim"))
         right = Text(str(p.state.value if p.state else "…"), style=style_of(p.state or ""))
         if p.attempt > 1:
             right.append(f" · attempt {p.attempt}", style="yellow")
         if p.created_at is not None:
             right.append(f" · {duration(self._until() - p.created_at)}", style="dim")
-        grid = Table.grid(expand=False, padding=(0, 2, 0, 0))
+        if sum(part.cell_len + GAP for part in left) + right.cell_len > width:
+            return flow([*left, right], width)
+        grid = Table.grid(expand=False, padding=(0, GAP, 0, 0))
         grid.width = width
-        grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        grid.add_column(ratio=1, no_wrap=True)
         grid.add_column(justify="right", no_wrap=True)
-        grid.add_row(name, right)
+        grid.add_row(flow(left, width), right)
         return grid
 
     def _stages(self, width: int) -> Text:
         p = self.progress
-        line = Text(no_wrap=True)
+        stages: list[Text] = []
         pending = not p.over
         for label, fact in STAGES:
             if fact in p.reached or p.trained > 0:
-                line.append("✓ ", style="green").append(f"{label}  ")
+                stages.append(Text("✓ ", style="green").append(label, style="default"))
             elif pending:
-                frame = self._spinner.render(time.monotonic())
-                line.append_text(frame if isinstance(frame, Text) else Text("…")).append(f" {label}  ", style="cyan")
+                stages.append(self._under_way(label))
                 pending = False
             else:
-                line.append(f"· {label}  ", style="dim")
+                stages.append(Text(f"· {label}", style="dim"))
         if p.state is State.SUCCEEDED:
-            line.append("✓ ", style="green").append("succeeded")
+            stages.append(Text("✓ ", style="green").append("succeeded", style="default"))
         elif p.state is State.PAUSED:
-            line.append("⏸ paused", style="yellow")
+            stages.append(Text("⏸ paused", style="yellow"))
         elif p.state is not None and p.state in _ENDINGS:
-            line.append(_ENDINGS[p.state], style=style_of(p.state))
+            stages.append(Text(_ENDINGS[p.state], style=style_of(p.state)))
         elif pending:
-            frame = self._spinner.render(time.monotonic())
-            doing = str(p.state) if p.state in (State.CANCELLING, State.PAUSING) else "running"
-            line.append_text(frame if isinstance(frame, Text) else Text("…")).append(f" {doing}", style="cyan")
+            stages.append(self._under_way(str(p.state) if p.state in (State.CANCELLING, State.PAUSING) else "running"))
         else:
-            line.append("· done", style="dim")
-        line.truncate(width, overflow="ellipsis")
-        return line
+            stages.append(Text("· done", style="dim"))
+        return flow(stages, width)
 
-    def _figures(self, width: int) -> list[Table]:
+    def _under_way(self, label: str) -> Text:
+        frame = self._spinner.render(time.monotonic())
+        # Rich types a frame as whatever it may be drawn with.
+        return (frame.copy() if isinstance(frame, Text) else Text("…")).append(f" {label}", style="cyan")
+
+    def _figures(self, width: int) -> list[Labelled]:
         p = self.progress
-        rows: list[Table] = []
+        rows: list[Labelled] = []
         if p.steps and not (p.over and p.trained == 0):
             unit = "iteration" if p.kind == "rl" else "step"
             saved = f"saved to {p.step}" if p.trained > p.step and not p.over else ""
             note = ", ".join(part for part in (saved, self._left()) if part)
             rows.append(_bar(unit, p.trained, p.steps, width, note=note))
             if p.shown > p.trained and not p.over:
-                rows.append(_row("", Text(f"up to step {p.shown} a second time", style="dim"), width))
+                rows.append(_row("", Text(f"up to step {p.shown} a second time", style="dim")))
         if (batch := p.collecting) and not p.over and p.state is not State.PAUSED:
             mode, done, wanted = batch
             failed = f"{p.failed} failed" if p.failed else ""
-            rows.append(_bar("evaluation" if mode == "eval" else "rollouts", done, wanted, width, note=failed))
+            rows.append(_bar("evaluating" if mode == "eval" else "rollouts", done, wanted, width, note=failed))
         # The result of an evaluation job is printed as a table of its own.
         at = "" if p.evaluated_step is None else f"at step {p.evaluated_step}"
         curves = [("reward", p.reward, ""), ("evaluation", Series() if p.kind == "eval" else p.evaluation, at)]
         curves.append(("loss", p.loss, ""))
         rows += [_spark(label, series, width, note=note) for label, series, note in curves if series.values]
         if shown := [(n, p.values[key]) for key, n in _FIGURES if key in p.values]:
-            rows.append(_row("now", _pairs(shown, width), width))
+            pairs = [Text(f"{name} ", style="dim").append(number(value), style="default") for name, value in shown]
+            rows.append(_row("now", flow(pairs, width - _LABEL)))
         if p.model:
-            rows.append(_row("model", Text(p.model, style="bold green", overflow="fold"), width))
+            rows.append(_row("model", Text(p.model, style="bold green")))
         return rows
 
     def _until(self) -> float:
@@ -135,51 +146,24 @@ class JobView:
         return "" if left is None or self.progress.over else f"{duration(left)} left"
 
 
-def _row(label: str, value: Text | Table | ProgressBar, width: int) -> Table:
-    grid = Table.grid(padding=0)
-    grid.width = width
-    grid.add_column(width=_LABEL, no_wrap=True)
-    grid.add_column(ratio=1, overflow="fold")
-    grid.add_row(Text(label, style="dim"), value)
-    return grid
+def _row(label: str, value: Text) -> Labelled:
+    return Labelled(Text(label, style="dim"), value, _LABEL)
 
 
-def _bar(label: str, done: int, of: int, width: int, *, note: str = "") -> Table:
-    counts = f"{done}/{of}"
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, style="dim")
-    room = max(8, min(50, width - _LABEL - len(counts) - len(note) - 6))
-    grid.add_row(ProgressBar(total=of, completed=min(done, of), width=room), counts, note)
-    return _row(label, grid, width)
+def _bar(label: str, done: int, of: int, width: int, *, note: str = "") -> Labelled:
+    room = max(8, min(50, width - _LABEL - len(f"{done}/{of}") - len(note) - 2 * GAP))
+    filled = round(room * min(done, of) / of)
+    bar = Text("━" * filled, style="cyan").append("─" * (room - filled), style="dim")
+    parts = [bar, Text(f"{done}/{of}"), *([Text(note, style="dim")] if note else [])]
+    return _row(label, flow(parts, width - _LABEL))
 
 
-def _spark(label: str, series: Series, width: int, *, note: str = "") -> Table:
+def _spark(label: str, series: Series, width: int, *, note: str = "") -> Labelled:
     """A series as bars from the run's beginning on, its last value, its lowest and highest. note: said behind them."""
     room = max(8, min(50, width - _LABEL - 34))
-    values = series.values
-    text = Text(sparkline(values, width=room).ljust(min(room, len(values))), style="cyan")
-    text.append(f"  {number(series.last)}", style="bold")
-    if len(values) > 1:
-        text.append(f"  {number(series.low)} … {number(series.high)}", style="dim")
+    parts = [Text(sparkline(series.values, width=room), style="cyan"), Text(number(series.last), style="bold")]
+    if len(series.values) > 1:
+        parts.append(Text(f"{number(series.low)} … {number(series.high)}", style="dim"))
     if note:
-        text.append(f"  {note}", style="dim")
-    return _row(label, text, width)
-
-
-def _pairs(values: list[tuple[str, float]], width: int) -> Text:
-    """`name value` side by side, a line being broken only between two of them."""
-    text, used = Text(overflow="fold"), 0
-    for name, value in values:
-        shown = number(value)
-        length = len(name) + 1 + len(shown)
-        if used and used + 3 + length > width - _LABEL:
-            text.append("\n")
-            used = 0
-        elif used:
-            text.append("   ")
-            used += 3
-        text.append(f"{name} ", style="dim").append(shown)
-        used += length
-    return text
+        parts.append(Text(note, style="dim"))
+    return _row(label, flow(parts, width - _LABEL))

@@ -20,6 +20,7 @@ from synth.gateway.errors import ApiError
 UPLOADS = "uploads"
 
 _SLICE = 1 << 20
+# The fields beside the file are words (`purpose`); nothing that a client sends here is longer.
 _FIELD_LIMIT = 64 << 10
 _DEFAULT_NAME = "file.jsonl"
 
@@ -40,6 +41,12 @@ def upload_error(what: str, *, status: int = 400, fix: str = "") -> ApiError:
     """The error for an upload that cannot be taken."""
     problem = Problem(what=what, expected="multipart/form-data with the fields `purpose` and `file`", fix=fix)
     return ApiError(status, problem.text(), type="invalid_request", problems=[problem])
+
+
+def too_large(limit: int) -> ApiError:
+    """The error for a body that has more bytes than may be uploaded."""
+    fix = "split the file into several, or have the operator raise SYNTH_MAX_UPLOAD_BYTES"
+    return upload_error(f"the body is larger than {limit:,} bytes", status=413, fix=fix)
 
 
 async def receive_form(chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, limit: int) -> ReceivedForm:
@@ -75,9 +82,7 @@ async def _feed_form(form: _Form, chunks: AsyncIterator[bytes], *, limit: int) -
     async for chunk in chunks:
         total += len(chunk)
         if total > limit:
-            raise upload_error(
-                f"the file is larger than {limit:,} bytes", status=413, fix="split it into several files"
-            )
+            raise too_large(limit)
         pending += chunk
         if len(pending) >= _SLICE:
             await asyncio.to_thread(form.feed, bytes(pending))

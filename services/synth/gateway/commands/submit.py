@@ -9,14 +9,15 @@ import msgspec
 
 from synth.errors import Conflict, Problem
 from synth.events import JobCreated
+from synth.events.catalogue import MAX_EVENT_BYTES
 from synth.gateway.deps import Gateway
 from synth.gateway.errors import ApiError
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import JobRow
 from synth.ids import OrgId, job_id_for, new_job_id
 
-#: An event may be 1 MiB, headers included; what is made of the configuration is longer than it.
-_MAX_BYTES = 512 << 10
+#: Half of what an event may have: what is made of a configuration is longer than it.
+_MAX_BYTES = MAX_EVENT_BYTES // 2
 
 
 async def submit_job(

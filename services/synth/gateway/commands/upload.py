@@ -8,7 +8,7 @@ from fastapi import Request
 
 from synth.errors import Transient
 from synth.events import FileDeleted, FileRejected, FileUploaded
-from synth.gateway.commands.multipart import UPLOADS, ReceivedForm, receive_form, upload_error
+from synth.gateway.commands.multipart import UPLOADS, ReceivedForm, receive_form, too_large, upload_error
 from synth.gateway.deps import Gateway
 from synth.gateway.read_model.event_log import read_last
 from synth.gateway.read_model.projection import FileRow
@@ -25,7 +25,7 @@ async def upload_file(
     limit = gateway.settings.max_upload_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
-        raise upload_error(f"the body is larger than {limit:,} bytes", status=413, fix="split the file into several")
+        raise too_large(limit)
     content_type = request.headers.get("content-type", "")
     received = await receive_form(request.stream(), content_type, gateway.settings.work_dir / UPLOADS, limit=limit)
     try:

@@ -45,7 +45,8 @@ class BodyLimit:
 
     @property
     def _message(self) -> str:
-        return f"the body is larger than {self._limit:,} bytes; put data into files, and name them"
+        limit = f"{self._limit:,} bytes (SYNTH_MAX_JSON_BYTES)"
+        return f"the body is larger than {limit}; put data into files, and name them"
 
 
 def _limits_itself(method: str, path: str) -> bool:

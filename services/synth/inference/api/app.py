@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
@@ -16,15 +17,12 @@ from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
+from synth.inference.api.limits import RequestLimits
 from synth.inference.api.requests import decode_request, num_choices
-from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
-from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, has_bearer
 from synth.rollout_credential import find_credential
 from synth.trajectories import ClosedRollout, closed_to_bytes
-
-_MAX_BODY_BYTES = 8 << 20
 
 
 class Router(Protocol):
@@ -57,16 +55,14 @@ def build_api(
     authenticate: Authenticate,
     *,
     internal_token: str,
-    timeout: float = COMPLETION_TIMEOUT_S,
-    schema_limits: SchemaLimits | None = None,
+    limits: RequestLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the close call. timeout: seconds for one completion. schema_limits: of the JSON
-    schemas of requests. extra_routes: health and metrics.
+    internal_token: the bearer of the close call. limits: of one request. extra_routes: health and metrics.
     """
-    api = _Api(router, recorder, authenticate, internal_token, timeout, schema_limits or SchemaLimits())
+    api = _Api(router, recorder, authenticate, internal_token, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     paths = [f"{prefix}/chat/completions" for prefix in prefixes]
@@ -86,22 +82,20 @@ class _Api:
         recorder: Recorder,
         authenticate: Authenticate,
         internal_token: str,
-        timeout: float,
-        schema_limits: SchemaLimits,
+        limits: RequestLimits,
     ) -> None:
         self._router = router
         self._recorder = recorder
         self._authenticate = authenticate
         self._internal_token = internal_token
-        self._timeout = timeout
-        self._schema_limits = schema_limits
+        self._limits = limits
 
     async def chat(self, request: Request) -> Response:
         """POST …/chat/completions[?cid=…], or any other place of the credential (`synth.rollout_credential`)."""
         recordings: list[ChoiceRecording] = []
         async with AsyncExitStack() as exit_stack:
             try:
-                body = decode_request(await _body(request))
+                body = decode_request(await self._body(request), max_choices=self._limits.choices)
                 text = cid_of(request)
                 if text is not None:
                     recordings = self._recorder.begin_choices(text, num_choices(body))
@@ -112,7 +106,7 @@ class _Api:
                     route = self._router.for_model(body.model, principal)
                 binding = await exit_stack.enter_async_context(route)
                 completion = await Completion.prepare(
-                    body, binding, recordings, timeout=self._timeout, schema_limits=self._schema_limits
+                    body, binding, recordings, seconds=self._seconds(recordings), limits=self._limits
                 )
                 if body.stream:
                     recordings = []  # the stream settles them
@@ -145,13 +139,39 @@ class _Api:
             if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
                 raise InvalidKey("not a service of this cluster")
             try:
-                asked = msgspec.json.decode(await _body(request), type=_Close)
+                asked = msgspec.json.decode(await self._body(request), type=_Close)
             except msgspec.DecodeError as error:
                 raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
         except SynthError as error:
             return error_response(error)
         body = closed_to_bytes([self._closed(cid) for cid in asked.cids])
         return Response(body, media_type="application/msgpack")
+
+    def _seconds(self, recordings: Sequence[ChoiceRecording]) -> float:
+        """How long a completion may take: a rollout's until the end of its rollout, which its job decides."""
+        return max(0.0, recordings[0].cid.expires - time.time()) if recordings else self._limits.seconds
+
+    async def _body(self, request: Request) -> bytes:
+        limit, declared = self._limits.body, request.headers.get("content-length", "")
+        size, body = int(declared) if declared.isdigit() else 0, bytearray()
+        if size <= limit:
+            async for chunk in request.stream():
+                body += chunk
+                size = max(size, len(body))
+                if size > limit:
+                    break
+        if size > limit:
+            raise UserError(
+                Problem(
+                    what=f"a body of {size} bytes or more",
+                    expected=f"at most {limit}",
+                    fix="shorten the messages, or have the operator raise SYNTH_MAX_REQUEST_BYTES",
+                    where="body",
+                )
+            )
+        if not body:
+            raise UserError(Problem(what="the body is empty", expected="a JSON object", where="body"))
+        return bytes(body)
 
     def _closed(self, cid: str) -> ClosedRollout:
         try:
@@ -167,14 +187,3 @@ def cid_of(request: Request) -> str | None:
         query=request.scope["query_string"].decode("latin-1"),
         authorization=request.headers.get("authorization", ""),
     )
-
-
-async def _body(request: Request) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    body = b"" if declared.isdigit() and int(declared) > _MAX_BODY_BYTES else await request.body()
-    if not body or len(body) > _MAX_BODY_BYTES:
-        size = max(len(body), int(declared) if declared.isdigit() else 0)
-        raise UserError(
-            Problem(what=f"a body of {size} bytes", expected=f"1 to {_MAX_BODY_BYTES} bytes of JSON", where="body")
-        )
-    return body

@@ -18,6 +18,7 @@ from synth.chat.families import CALL_END
 from synth.chat.messages import Conversation
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
+from synth.inference.api.limits import RequestLimits
 from synth.inference.api.output_format import OutputGrammars, compile_output_grammars
 from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
 from synth.inference.api.responses import ChunkWriter, ReplyOptions, Usage, choice_json, completion_json, usage_chunk
@@ -32,7 +33,6 @@ from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDel
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.limits import clamp_max_tokens
 from synth.inference.engines.protocol import Engine
-from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.recorder import ChoiceRecording, CidClosed
 from synth.trajectories import CompletionRecord, TokenMasks, TokenSet
 
@@ -86,15 +86,18 @@ class Completion:
         binding: ModelBinding,
         recordings: Sequence[ChoiceRecording] = (),
         *,
-        timeout: float,
-        schema_limits: SchemaLimits,
+        seconds: float,
+        limits: RequestLimits,
     ) -> Completion:
-        """Compile what the request says of its output, and prepare the call. Raises what the constructor raises."""
+        """Compile what the request says of its output, and prepare the call. seconds: for all of it.
+
+        Raises what the constructor raises.
+        """
         must_call = forced_functions(request, binding.sampling)
         grammars = await compile_output_grammars(
-            request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=schema_limits
+            request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
         )
-        return cls(request, binding, recordings, must_call=must_call, grammars=grammars, timeout=timeout)
+        return cls(request, binding, recordings, must_call=must_call, grammars=grammars, seconds=seconds, limits=limits)
 
     def __init__(
         self,
@@ -104,7 +107,8 @@ class Completion:
         *,
         must_call: tuple[str, ...],
         grammars: OutputGrammars,
-        timeout: float,
+        seconds: float,
+        limits: RequestLimits,
     ) -> None:
         """Raises `UserError` for messages that cannot be rendered, for those that leave no room for a reply, and for a
         tool that cannot be called.
@@ -128,6 +132,7 @@ class Completion:
             thinking=self._conversation.thinking,
             must_call=must_call,
             grammars=grammars,
+            default_max_tokens=limits.default_max_tokens or binding.engine.max_context,
         )
         # Before a stream begins, because what has begun has status 200.
         clamp_max_tokens(plan.params, prompt=len(self._prompt_ids), context=binding.engine.max_context)
@@ -141,7 +146,7 @@ class Completion:
                 self._prompt_ids,
                 replace(plan, params=replace(plan.params, seed=seed)),
                 request_id=f"{self._options.id}-{i}",
-                timeout=timeout,
+                timeout=seconds,
                 stream=bool(request.stream),
             )
             parser = ReplyParser(
@@ -151,6 +156,7 @@ class Completion:
                 tools=self._conversation.tools,
                 stop=plan.params.stop,
                 must_call=plan.must_call,
+                json=plan.grammar is not None,
             )
             choice = _Choice(
                 generation, parser, ChunkWriter(self._options, chat.tokenizer, i), recordings[i] if recordings else None

@@ -19,9 +19,9 @@ _SCHEMA = "response_format.json_schema.schema"
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammars:
-    """answer: what the answer may say. arguments: what a forced call's arguments may say, by function.
+    """answer: what the reply may say beside its reasoning: JSON, or that or calls of the tools that are offered.
 
-    warnings: what of the schemas is not enforced.
+    arguments: what a forced call's arguments may say, by function. warnings: what of the schemas is not enforced.
     """
 
     answer: Grammar | None = None
@@ -44,18 +44,17 @@ async def compile_output_grammars(
     schema, strict = _answer_schema(request)
     # A forced call is no answer, and what follows it is not looked at.
     answer = None if must_call else schema
-    if answer is not None and offered_tools(request):
-        raise UserError(
-            Problem(
-                what="the reply cannot both be JSON and be free to call a tool",
-                expected='tools without `response_format`, or `tool_choice` "none", "required" or one function',
-                where="response_format",
-            )
-        )
     compiler, warnings, arguments = chat.grammars, list[str](), dict[str, Grammar]()
     grammar = None
     if answer is not None:
-        compiled = await compiler.compile(answer, strict=strict, vocabulary=vocabulary, where=_SCHEMA, limits=limits)
+        compiled = await compiler.compile(
+            answer,
+            strict=strict,
+            vocabulary=vocabulary,
+            where=_SCHEMA,
+            limits=limits,
+            or_calls=bool(offered_tools(request)),
+        )
         grammar = compiled.grammar
         warnings += [f"{_SCHEMA} is not enforced in full: {warning}" for warning in compiled.warnings]
     for place, function in _strict_functions(request, must_call):

@@ -14,9 +14,8 @@ from synth.errors import Problem, UserError
 from synth.inference.engines.protocol import SamplingParams
 from synth.jobs.resolved import RolloutSettings
 
-# The limit of a request that names none. It is small, because the KV cache reserves the whole of it.
-_DEFAULT_MAX_TOKENS = 1024
-_MAX_CHOICES = 16
+# OpenAI's own limit: a request that works here works there.
+_MAX_STOP_STRINGS = 4
 _GREEDY_BELOW = 1e-5
 _MIN_TOP_P = 1e-6
 _THINKING_MODES = ("think", "no_think")
@@ -113,8 +112,8 @@ _READ_WHOLE = frozenset(ChatRequest.__struct_fields__) - {"chat_template_kwargs"
 }
 
 
-def decode_request(body: bytes) -> ChatRequest:
-    """Decode and check a body. Raises `UserError`, whose `where` is the field."""
+def decode_request(body: bytes, *, max_choices: int) -> ChatRequest:
+    """Decode and check a body. max_choices: the largest `n`. Raises `UserError`, whose `where` is the field."""
     try:
         request = _decoder.decode(body)
         given = _raw_decoder.decode(body)
@@ -129,27 +128,28 @@ def decode_request(body: bytes) -> ChatRequest:
         raise UserError(
             Problem(what=f"the body is not JSON: {error}", expected="a JSON object", where="body")
         ) from error
-    problems = list(_problems(request))
+    problems = list(_problems(request, max_choices))
     if problems:
         raise UserError(problems)
     return request
 
 
-def _problems(r: ChatRequest) -> list[Problem]:
+def _problems(r: ChatRequest, max_choices: int) -> list[Problem]:
     def wrong(where: str, value: object, expected: str, fix: str = "") -> Problem:
         return Problem(what=f"{where} is {value!r}", expected=expected, fix=fix, where=where)
 
     limit = max_tokens(r)
+    fewer = "send several requests, or have the operator raise SYNTH_MAX_CHOICES"
     found: list[tuple[bool, Problem]] = [
         (not r.messages, wrong("messages", [], "at least one message")),
         (limit is not None and limit < 1, wrong("max_tokens", limit, "1 or more")),
         (not 0 <= (r.temperature or 0) <= 2, wrong("temperature", r.temperature, "0 to 2")),
         (not 0 <= (r.top_p or 0) <= 1, wrong("top_p", r.top_p, "0 to 1")),
         ((r.top_k or 0) < -1, wrong("top_k", r.top_k, "a positive number, or 0 or -1 for off")),
-        (not 1 <= num_choices(r) <= _MAX_CHOICES, wrong("n", r.n, f"1 to {_MAX_CHOICES}", "send more requests")),
+        (not 1 <= num_choices(r) <= max_choices, wrong("n", r.n, f"1 to {max_choices}", fewer)),
         (not -(1 << 63) <= (r.seed or 0) < 1 << 63, wrong("seed", r.seed, "a 64-bit integer")),
         (r.thinking_mode not in (None, *_THINKING_MODES), wrong("thinking_mode", r.thinking_mode, "think or no_think")),
-        (len(stop_strings(r)) > 4, wrong("stop", r.stop, "at most 4 strings")),
+        (len(stop_strings(r)) > _MAX_STOP_STRINGS, wrong("stop", r.stop, f"at most {_MAX_STOP_STRINGS} strings")),
         ("" in stop_strings(r), wrong("stop", r.stop, "strings that are not empty")),
     ]
     found += [
@@ -236,8 +236,11 @@ def thinking_budget_wishes(request: ChatRequest) -> list[tuple[str, int]]:
     return [(place, budget) for place, budget in _thinking_budgets(request) if budget is not None]
 
 
-def build_sampling_params(request: ChatRequest, job: JobSampling | None) -> SamplingParams:
-    """The job's sampling for a rollout, in which the app can only lower the tokens; else that of the request."""
+def build_sampling_params(request: ChatRequest, job: JobSampling | None, *, default_max_tokens: int) -> SamplingParams:
+    """The job's sampling for a rollout, in which the app can only lower the tokens; else that of the request.
+
+    default_max_tokens: where neither names a limit.
+    """
     asked = max_tokens(request)
     if job is not None:
         return SamplingParams(
@@ -250,7 +253,7 @@ def build_sampling_params(request: ChatRequest, job: JobSampling | None) -> Samp
         )
     temperature = 1.0 if request.temperature is None else request.temperature
     return SamplingParams(
-        max_tokens=asked or _DEFAULT_MAX_TOKENS,
+        max_tokens=asked or default_max_tokens,
         # Logits divided by almost zero are not finite, and so low a temperature draws the likeliest token anyway.
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=1.0 if request.top_p is None else max(request.top_p, _MIN_TOP_P),

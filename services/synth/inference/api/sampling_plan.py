@@ -62,11 +62,15 @@ def build_sampling_plan(
     thinking: bool,
     must_call: tuple[str, ...],
     grammars: OutputGrammars,
+    default_max_tokens: int,
 ) -> GenerationPlan:
-    """How the reply to a prompt is sampled. thinking: of its conversation. must_call: see `forced_functions`."""
+    """How the reply to a prompt is sampled. thinking: of its conversation. must_call: see `forced_functions`.
+
+    default_max_tokens: of a reply that neither the request nor a job bounds.
+    """
     family, (asked, budget) = chat.family, _thinking(request, job)
     return GenerationPlan(
-        params=build_sampling_params(request, job),
+        params=build_sampling_params(request, job, default_max_tokens=default_max_tokens),
         thinks=thinking and family.thinks,
         in_reasoning=chat.ends_in_reasoning(prompt_ids),
         # With a budget of 0, reasoning that the template opens is closed at once.

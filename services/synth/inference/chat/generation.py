@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
-from synth.errors import Transient, UserError
+from synth.errors import UserError
+from synth.inference.engines.limits import late_completion
 from synth.inference.engines.protocol import Delta, Engine, FinishReason, SamplingParams
 from synth.inference.tokenizers import Tokenizer
 
@@ -263,7 +264,7 @@ class Generation:
             yield Delta([], [], [], "abort")
             return
         if seconds_left <= 0:
-            raise Transient(f"the completion was not done in its {self._timeout:g} s")
+            raise late_completion(self._timeout)
         name = f"{self._request_id}-{number}"
         deltas = self._engine.generate(
             [*self._ids, *self._tokenizer.encode(self._forced)],

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from synth.chat.families import CALL_END, THINK, THINK_END, Family, ReadCall, Tools
+from synth.chat.families import CALL_END, CALL_START, THINK, THINK_END, Family, ReadCall, Tools
 from synth.chat.json_text import BadJson, read_json
 from synth.chat.messages import FunctionCall, Message, MessageToolCall
 from synth.inference.chat.generation import ReplyDelta
@@ -43,6 +43,7 @@ class ReplyParser:
 
     in_reasoning: whether its prompt ends in open reasoning. stop: strings that are cut off.
     must_call: the functions of which it was made to call one; this call is read even where its arguments are not JSON.
+    json: whether its answer is JSON, in whose strings a call is text.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class ReplyParser:
         tools: Tools,
         stop: tuple[str, ...],
         must_call: tuple[str, ...] = (),
+        json: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._text = _StreamDecoder(tokenizer)
         self._pending = ""
         self._stop = stop
         self._tools = tools
-        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning, must_call=must_call)
+        self._split = _ReplySplitter(family, tools, in_reasoning=in_reasoning, must_call=must_call, json=json)
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._sampled_ids: list[int] = []
@@ -137,10 +139,13 @@ class _ReplySplitter:
     reasoned: whether there was any reasoning.
     """
 
-    def __init__(self, family: Family, tools: Tools, *, in_reasoning: bool, must_call: tuple[str, ...]) -> None:
+    def __init__(
+        self, family: Family, tools: Tools, *, in_reasoning: bool, must_call: tuple[str, ...], json: bool
+    ) -> None:
         self._family = family
         self._tools = tools
         self._must_call = must_call
+        self._json = json
         self.reasoned = in_reasoning
         # "start": the text may yet begin with reasoning. "calls": what is held may be a call.
         self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if in_reasoning else "start"
@@ -198,6 +203,8 @@ class _ReplySplitter:
     def _split_content(self) -> list[_Piece]:
         text = self._unpadded() if self.reasoned else self._held
         certain = text
+        if self._json and not CALL_START.startswith(text.lstrip()[: len(CALL_START)]):
+            self._tools = ()  # it has begun with the JSON
         if self._tools:
             marks = self._family.calls.marks
             found = [at for at in (text.find(mark) for mark in marks) if at >= 0]

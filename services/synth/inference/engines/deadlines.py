@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 
 class RequestDeadline:
-    """When one request has to be done, by the event loop's clock. Enter `limit()` around each wait."""
+    """When one request has to be done. Enter `limit()` around each wait.
+
+    at: by the event loop's clock; None while it stands still, with `left` seconds to go.
+    """
 
     def __init__(self, at: float | None, left: float) -> None:
         self._at = at
         self._left = left
         self._running: asyncio.Timeout | None = None
 
-    def limit(self) -> _Limit:
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
         """A context that raises `TimeoutError` at the deadline, wherever it has moved to by then."""
-        return _Limit(self)
+        async with asyncio.timeout_at(self._at) as self._running:
+            try:
+                yield
+            finally:
+                self._running = None
 
     def pause(self, now: float) -> None:
+        """Stand still from `now` on."""
         if self._at is not None:
-            self._left, self._at = self._at - now, None
-            if self._running is not None:
-                self._running.reschedule(None)
+            self._left = self._at - now
+            self._move(None)
 
     def resume(self, now: float) -> None:
+        """Run on at `now`."""
         if self._at is None:
-            self._at = now + self._left
-            if self._running is not None:
-                self._running.reschedule(self._at)
+            self._move(now + self._left)
 
-    def start(self) -> asyncio.Timeout:
-        self._running = asyncio.timeout_at(self._at)
-        return self._running
-
-    def stop(self) -> None:
-        self._running = None
-
-
-class _Limit:
-    def __init__(self, deadline: RequestDeadline) -> None:
-        self._deadline = deadline
-        self._timeout: asyncio.Timeout
-
-    async def __aenter__(self) -> None:
-        self._timeout = self._deadline.start()
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        self._deadline.stop()
-        return await self._timeout.__aexit__(kind, error, trace)
+    def _move(self, at: float | None) -> None:
+        self._at = at
+        if self._running is not None:
+            self._running.reschedule(at)
 
 
 class Deadlines:
@@ -69,6 +59,7 @@ class Deadlines:
         return deadline
 
     def end(self, deadline: RequestDeadline) -> None:
+        """Forget a deadline: its request is over."""
         self._open.discard(deadline)
 
     def pause(self) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synth.errors import Permanent, Problem, UserError
+from synth.errors import Permanent, Problem, Transient, UserError
 from synth.inference.engines.protocol import SamplingParams
-
-COMPLETION_TIMEOUT_S = 110.0
-"""How long one completion may take: less than the 120 s that task apps wait for it."""
 
 # vLLM allocates memory for adapters of one of these ranks.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -43,6 +40,14 @@ class ContextOverflow(UserError):
 
     def __str__(self) -> str:
         return self.message
+
+
+def late_completion(seconds: float) -> Transient:
+    """The error of a completion that was not done in its time, which names what bounds it."""
+    return Transient(
+        f"the completion was not done in its {round(seconds, 2):g} s; a rollout's may take what is left of the job's "
+        "rollout_timeout_s, any other SYNTH_COMPLETION_S"
+    )
 
 
 def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:

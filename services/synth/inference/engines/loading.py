@@ -17,8 +17,9 @@ from synth.inference.engines import attention
 from synth.inference.engines.batcher import Batcher
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
-from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings, gpu_kv_bytes
+from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
+from synth.models.memory import gpu_kv_bytes
 
 # `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
 # the embeddings.
@@ -106,7 +107,13 @@ def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
 def _kv_budget(device: torch.device, vocabulary: int, settings: EngineSettings) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)  # the weights are there already
-        return gpu_kv_bytes(free, weights=0, vocabulary=vocabulary, max_num_seqs=settings.max_num_seqs)
+        return gpu_kv_bytes(
+            free,
+            weights=0,
+            vocabulary=vocabulary,
+            max_num_seqs=settings.max_num_seqs,
+            kv_share=settings.kv_share,
+        )
     return CPU_KV_BYTES
 
 

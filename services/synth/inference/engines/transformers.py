@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.deadlines import Deadlines
-from synth.inference.engines.limits import check_scorable, clamp_max_tokens
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
 from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
@@ -132,7 +132,7 @@ class TransformersEngine:
                     async with deadline.limit():
                         item = await queue.get()
                 except TimeoutError:
-                    raise Transient(f"the completion was not done in its {timeout:g} s") from None
+                    raise late_completion(timeout) from None
                 finished = isinstance(item, Exception) or item.finish_reason is not None
                 if isinstance(item, Exception):
                     raise item

@@ -12,8 +12,11 @@ import math
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from llguidance import LLMatcher, grammar_from
+
+from synth.chat.families import CALL_END, CALL_START
 from synth.chat.json_text import is_too_deep
 from synth.errors import Problem, Transient, UserError
 from synth.inference.grammar.tokens import Grammar, build_lexicon
@@ -24,8 +27,9 @@ _CACHED = 128
 _CHECKS = 2
 # One line: where any white space may come, a small model writes nothing else to the end.
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-# Time for the interpreter to start on a busy machine, beyond the CPU seconds that a check may take.
-_START_S = 30.0
+# Time for the interpreter to start on a busy machine, beyond the CPU seconds that a check may take, which the kernel
+# bounds: this is for a process that hangs.
+_START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +64,30 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._lexicon: asyncio.Task[Any] | None = None
         self._checks = asyncio.Semaphore(_CHECKS)
-        self._compiled: OrderedDict[tuple[str, int], asyncio.Task[Compiled]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, int, bool], asyncio.Task[Compiled]] = OrderedDict()
 
     async def compile(
-        self, schema: dict[str, Any], *, strict: bool, vocabulary: int, where: str, limits: SchemaLimits
+        self,
+        schema: dict[str, Any],
+        *,
+        strict: bool,
+        vocabulary: int,
+        where: str,
+        limits: SchemaLimits,
+        or_calls: bool = False,
     ) -> Compiled:
-        """The grammar of the JSON values that fit a schema.
+        """The grammar of the JSON values that fit a schema, or of these and of tool calls.
 
         strict: a keyword that cannot be enforced is an error; otherwise it is ignored, and named in the warnings.
         where: the place of the schema in the request. Raises `SchemaError`, which names the place within the schema.
         """
         text = _with_options(schema, strict=strict, where=where, limits=limits)
-        key = (text, vocabulary)
+        key = (text, vocabulary, or_calls)
         task = self._compiled.get(key)
         if task is None:
-            task = asyncio.create_task(self._compile(text, vocabulary, where, limits), name="compile a JSON schema")
+            task = asyncio.create_task(
+                self._compile(text, vocabulary, where, limits, or_calls=or_calls), name="compile a JSON schema"
+            )
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._compiled[key] = task
             if len(self._compiled) > _CACHED:
@@ -90,7 +103,9 @@ class GrammarCompiler:
                 del self._compiled[key]  # the schema is not to blame
             raise
 
-    async def _compile(self, text: str, vocabulary: int, where: str, limits: SchemaLimits) -> Compiled:
+    async def _compile(
+        self, text: str, vocabulary: int, where: str, limits: SchemaLimits, *, or_calls: bool
+    ) -> Compiled:
         async with self._checks:
             found = await _check(text, where, limits)
         if found["error"]:
@@ -98,7 +113,10 @@ class GrammarCompiler:
         if self._lexicon is None:
             self._lexicon = asyncio.create_task(asyncio.to_thread(build_lexicon, self._tokenizer, vocabulary))
         lexicon = await asyncio.shield(self._lexicon)
-        grammar, error = await asyncio.to_thread(_build, lexicon, text, vocabulary)
+        grammar, error = await asyncio.to_thread(_build, lexicon, text, "json", vocabulary)
+        if or_calls and not error:
+            text = _or_calls(text, self._tokenizer, lexicon)
+            grammar, error = await asyncio.to_thread(_build, lexicon, text, "lark", vocabulary)
         if error:
             raise _refused(error, where)
         return Compiled(grammar, tuple(found["warnings"]))
@@ -160,11 +178,33 @@ async def _check(text: str, where: str, limits: SchemaLimits) -> dict[str, Any]:
     return json.loads(answers[-1])
 
 
-def _build(lexicon: Any, text: str, vocabulary: int) -> tuple[Grammar, str]:
-    from llguidance import LLMatcher
+def _or_calls(schema: str, tokenizer: Any, lexicon: Any) -> str:
+    """The Lark grammar of a JSON value, or of calls: a mark, what the model writes, and a mark.
 
-    matcher = LLMatcher(lexicon, LLMatcher.grammar_from_json_schema(text), log_level=0)
-    grammar = Grammar(text, matcher, vocabulary)
+    A mark that is a special token of the model is no text, and text never holds it.
+    """
+    begin, end = (_is_special(mark, tokenizer, lexicon) for mark in (CALL_START, CALL_END))
+    rules = [
+        'start: answer | call ("\\n"? call)*',
+        f"answer: %json {schema}",
+        f"call: {CALL_START} said" if begin else f'call: "{CALL_START}" said',
+        *(("said: text " + CALL_END, r"text: /(.|\n)*/") if end else (r"said[lazy]: /(.|\n)*" + _ESCAPED_END + "/",)),
+    ]
+    return "\n".join(rules)
+
+
+_ESCAPED_END = CALL_END.replace("/", r"\/")
+
+
+def _is_special(mark: str, tokenizer: Any, lexicon: Any) -> bool:
+    ids = tokenizer.encode(mark, add_special_tokens=False)
+    return len(ids) == 1 and lexicon.is_special_token(ids[0])
+
+
+def _build(lexicon: Any, text: str, kind: Literal["json", "lark"], vocabulary: int) -> tuple[Grammar, str]:
+    source = LLMatcher.grammar_from_json_schema(text) if kind == "json" else grammar_from("grammar", text)
+    matcher = LLMatcher(lexicon, source, log_level=0)
+    grammar = Grammar(text, kind, matcher, vocabulary)
     if not matcher.is_error():
         probe = matcher.deep_copy()
         probe.compute_bitmask()

@@ -1,6 +1,6 @@
-"""Which token may come next in a completion that must fit a JSON schema. No chats, no HTTP, no torch.
+"""Which token may come next in a completion that must be JSON or a call of a tool. No chats, no HTTP, no torch.
 
-Both engines compile the same schema text with the same library, llguidance, so both allow the same tokens at every
+Both engines compile the same text with the same library, llguidance, so both allow the same tokens at every
 position; and what a completion's tokens were drawn from can be worked out again from its token ids.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,15 @@ from synth.errors import Problem, UserError
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grammar:
-    """What a completion may say: one JSON value that fits a schema, then the end of the turn.
+    """What a completion may say before the end of the turn: a JSON value that fits a schema, or that or calls of tools.
 
-    schema: JSON text, as both engines take it. start: the compiled matcher before the first token; it is copied, and
-    never advanced. vocabulary: tokens of the model.
+    text: a JSON schema, or a grammar in llguidance's Lark (kind "lark"), as both engines take it.
+    start: the compiled matcher before the first token; it is copied, and never advanced.
+    vocabulary: tokens of the model.
     """
 
-    schema: str
+    text: str
+    kind: Literal["json", "lark"]
     start: LLMatcher
     vocabulary: int
 

@@ -152,7 +152,10 @@ class Recorder:
             left = rollout.cid.calls - rollout.calls
             raise CallBudgetExceeded(f"n = {choices} are {choices} calls, and this rollout has {left} of them left")
         if self.nbytes >= self._max_bytes:
-            raise Transient(f"{len(self._open)} open rollouts fill the recorder's {self._max_bytes} bytes", delay=5)
+            raise Transient(
+                f"{len(self._open)} open rollouts fill the recorder's {self._max_bytes} bytes (SYNTH_RECORDER_BYTES)",
+                delay=5,
+            )
         self._open[cid_text] = rollout
         first = rollout.calls_begun + 1
         rollout.calls += choices

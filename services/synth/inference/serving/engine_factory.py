@@ -42,7 +42,7 @@ def warm_up(settings: InferenceSettings) -> None:
     if settings.engine == "vllm":
         from synth.inference.engines.vllm import process
 
-        process.prepare(settings.threads)
+        process.prepare(settings.threads, start_s=settings.load_timeout_s)
 
 
 def engine_settings(settings: InferenceSettings) -> EngineSettings:
@@ -54,8 +54,12 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
         device=settings.device,
         dtype=settings.engine_dtype,
         kv_budget_bytes=settings.kv_budget_bytes,
+        kv_share=settings.kv_share,
         sleeps=settings.turn_file is not None,
         max_num_seqs=settings.max_rows,
+        max_adapters=settings.max_adapters,
+        start_s=settings.load_timeout_s,
+        call_s=settings.engine_call_s,
         workarounds=WORKAROUNDS if settings.vllm_workarounds is None else settings.vllm_workarounds,
     )
 

@@ -203,15 +203,22 @@ class ModelPool:
         if len(rivals) >= (self._max_models if pinned_from is None else 1):
             idle = [(p.last_used, n) for n, p in rivals.items() if p.evictable]
             if not idle:
-                places = f"all {self._max_models} places for a model are"
+                places = f"all {self._max_models} places for a model (SYNTH_MAX_MODELS) are"
                 taken = places if pinned_from is None else "another version is"
                 raise Transient(f"{taken} in use; {name!r} has to wait", delay=5)
             _, oldest = min(idle)
             await self._unload(oldest, self._models[oldest])
 
         async def bounded() -> ServedModel:
-            async with asyncio.timeout(self._load_timeout):
-                return await load()
+            seconds = asyncio.timeout(self._load_timeout)
+            try:
+                async with seconds:
+                    return await load()
+            except TimeoutError as error:
+                late = f"{name!r} did not load in {self._load_timeout:g} s (SYNTH_LOAD_TIMEOUT_S)"
+                # A hub or a store may have timed out by itself.
+                why = late if seconds.expired() else f"{name!r} cannot be loaded now: {error!r}"
+                raise Transient(why, delay=30) from error
 
         model = _PooledModel(asyncio.create_task(bounded(), name=f"load {name}"), training, pinned_from)
         self._models[name] = model
@@ -222,9 +229,6 @@ class ModelPool:
         try:
             # Shielded, because a client that hangs up must not cancel the load that others wait for.
             loaded = await asyncio.shield(model.loading)
-        except TimeoutError:
-            self._remove(name, model)
-            raise Transient(f"{name!r} did not load in {self._load_timeout:g} s", delay=30) from None
         except asyncio.CancelledError:
             raise
         except BaseException:

@@ -139,7 +139,7 @@ class _ServedTask:
                 if not policy.engine.healthy:
                     raise Transient(f"the engine of {job.job_id} has stopped")
                 # Fetching, hashing and swapping a large policy takes minutes, and has a deadline of its own.
-                lease.progress("load a version", deadline=owner.settings.load_wait_s)
+                lease.progress("load a version", deadline=owner.settings.load_wait_s + 60)
                 await self._catch_up(policy)
                 lease.progress("serve", deadline=60)
                 await self._wait_for_change(following)

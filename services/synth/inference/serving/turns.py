@@ -180,15 +180,26 @@ class TurnTakingEngine:
         timeout: float,
         stream: bool = False,
     ) -> AsyncIterator[Delta]:
-        # The request's time begins when the device is there.
-        if not await self._wait_for_turn(request_id):
-            yield Delta([], [], [], finish_reason="abort")
-            return
-        async with self._device.use(pausable=True):
-            deltas = self._engine.generate(prompt_ids, params, request_id=request_id, timeout=timeout, stream=stream)
-            async with aclosing(cast(AsyncGenerator[Delta], deltas)):
-                async for delta in deltas:
-                    yield delta
+        aborted = self._waiting[request_id] = asyncio.Event()
+        try:
+            # The request's time begins when the device is there.
+            if not await self._wait_for_turn(aborted):
+                yield Delta([], [], [], finish_reason="abort")
+                return
+            async with self._device.use(pausable=True):
+                # From here on the engine knows the request; an abort may have come since the turn did.
+                del self._waiting[request_id]
+                if aborted.is_set():
+                    yield Delta([], [], [], finish_reason="abort")
+                    return
+                deltas = self._engine.generate(
+                    prompt_ids, params, request_id=request_id, timeout=timeout, stream=stream
+                )
+                async with aclosing(cast(AsyncGenerator[Delta], deltas)):
+                    async for delta in deltas:
+                        yield delta
+        finally:
+            self._waiting.pop(request_id, None)
 
     def abort(self, request_id: str) -> None:
         if request_id in self._waiting:
@@ -221,9 +232,8 @@ class TurnTakingEngine:
         self._device.remove(self._engine)
         await self._engine.close()
 
-    async def _wait_for_turn(self, request_id: str) -> bool:
+    async def _wait_for_turn(self, aborted: asyncio.Event) -> bool:
         """Wait until the device is this process's; False when the request is aborted first."""
-        aborted = self._waiting[request_id] = asyncio.Event()
         turn = asyncio.ensure_future(self._device.wait_for_turn())
         abort = asyncio.ensure_future(aborted.wait())
         try:
@@ -232,7 +242,6 @@ class TurnTakingEngine:
                 turn.result()
             return turn.done()
         finally:
-            del self._waiting[request_id]
             turn.cancel()
             abort.cancel()
             await asyncio.gather(turn, abort, return_exceptions=True)

@@ -16,20 +16,30 @@ from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 
 #: One httpx client with 32 requests in flight costs four times the CPU of one with 8.
 _REQUESTS_PER_CLIENT = 8
-_MAX_BODY_BYTES = 64 << 20
 
 
 class TaskAppClient:
     """Plays rollouts at one job's task app."""
 
     def __init__(
-        self, rollout_settings: RolloutSettings, *, job_id: str, key: str | None, limit: int, guard: GuardPolicy
+        self,
+        rollout_settings: RolloutSettings,
+        *,
+        job_id: str,
+        key: str | None,
+        limit: int,
+        max_answer_bytes: int,
+        guard: GuardPolicy,
     ) -> None:
-        """key: the environment key that the verifier found to work. limit: the most rollouts at once."""
+        """key: the environment key that the verifier found to work. limit: the most rollouts at once.
+
+        max_answer_bytes: of one answer.
+        """
         self._rollout_settings = rollout_settings
         self._job_id = job_id
         self._url = rollout_settings.task_url.rstrip("/") + "/rollout"
         self._key = key
+        self._max_answer_bytes = max_answer_bytes
         # An answer that inflates on arrival would pass the limit before we could count it.
         headers = {"Accept-Encoding": "identity"}
         if key:
@@ -47,16 +57,16 @@ class TaskAppClient:
         """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
         body = self._body(request, spec, inference_url=inference_url, cid=cid)
         limit = self._rollout_settings.rollout_timeout_s
-        content = bytearray()
+        largest, content = self._max_answer_bytes, bytearray()
         try:
             # httpx bounds each read, not their sum: an app that sends a byte at a time would hold its slot for ever.
             async with asyncio.timeout(limit), next(self._next).stream("POST", self._url, json=body) as reply:
                 async for chunk in reply.aiter_raw():
                     content += chunk
-                    if len(content) > _MAX_BODY_BYTES:
-                        return TaskAppReply(0, f"the answer is larger than {_MAX_BODY_BYTES >> 20} MiB")
+                    if len(content) > largest:
+                        return TaskAppReply(0, f"the answer is larger than {largest} bytes (SYNTH_MAX_ANSWER_BYTES)")
         except (TimeoutError, httpx.TimeoutException):
-            return TaskAppReply(0, f"no answer within {limit:.0f} s", timed_out=True)
+            return TaskAppReply(0, f"no answer within {limit:.0f} s (rollout_timeout_s)", timed_out=True)
         except httpx.HTTPError as error:
             return TaskAppReply(0, f"{type(error).__name__}: {error}")
         return TaskAppReply(reply.status_code, self._parse(bytes(content), cid))

@@ -33,7 +33,9 @@ class PolicyVersions:
             async with asyncio.timeout(timeout), self._changed:
                 await self._changed.wait_for(lambda: self.latest >= version)
         except TimeoutError as error:
-            raise Transient(f"policy version {version} is not served after {timeout:.0f} s") from error
+            raise Transient(
+                f"policy version {version} is not served after {timeout:.0f} s (SYNTH_POLICY_WAIT_S)"
+            ) from error
 
     async def wait_for_change(self, *, timeout: float) -> None:
         """Return when a replica has loaded a version, or after `timeout` seconds."""

@@ -35,9 +35,6 @@ from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
-#: How long a try waits for a replica of the job's policy: one that died is back, or replaced, well within it.
-_REPLICA_WAIT_S = 120.0
-
 
 @dataclass(frozen=True)
 class CollectTaskOwner:
@@ -101,7 +98,7 @@ class CollectTaskOwner:
             versions=versions,
             secret=secret,
             public_url=self.settings.inference_public_url,
-            replica_wait_s=_REPLICA_WAIT_S,
+            replica_wait_s=self.settings.policy_wait_s,
             transcript_bytes=self.settings.transcript_bytes,
             progress=progress,
         )
@@ -146,5 +143,6 @@ class CollectTaskOwner:
             job_id=history.job_id,
             key=keys.get(verified.task_key_id or ""),
             limit=job.rollout.max_concurrent_rollouts,
+            max_answer_bytes=self.settings.max_answer_bytes,
             guard=self.settings.guard,
         )

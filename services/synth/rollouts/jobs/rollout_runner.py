@@ -27,9 +27,6 @@ from synth.trajectories import CompletionRecord
 
 log = logs.get("rollout_runner")
 
-#: For how long a rollout whose recording was lost is played again, before its task is handed back.
-_LOST_RECORDING_BUDGET_S = 180.0
-
 #: How often replicas are looked at again: one may be known to serve the job before it is known to be at a version.
 _POLL_S = 0.5
 
@@ -55,7 +52,8 @@ class RolloutRunner:
         transcript_bytes: int,
         progress: Callable[[str], None],
     ) -> None:
-        """replica_wait_s: how long a try waits for a replica that can serve it. transcript_bytes: of each transcript.
+        """replica_wait_s: how long a try waits for a replica that can serve it, and for how long it is played again
+        when its recording is lost. transcript_bytes: of each transcript.
 
         progress: called when a stage of a try begins.
         """
@@ -81,7 +79,7 @@ class RolloutRunner:
 
         Raises `Transient` when recordings are lost for too long: another collector may fare better.
         """
-        give_up_at = time.monotonic() + _LOST_RECORDING_BUDGET_S
+        give_up_at = time.monotonic() + self._replica_wait_s
         with structlog.contextvars.bound_contextvars(rollout=spec.rollout_id):
             self._progress("wait for a replica")
             for losses in itertools.count(1):
@@ -172,7 +170,9 @@ class RolloutRunner:
                     await self._versions.wait_for_change(timeout=_POLL_S)
         except TimeoutError as error:
             what = f"version {request.oldest_version} of {self._job_id}" if trained else self._job_id
-            raise Transient(f"no replica serves {what} after {self._replica_wait_s:.0f} s") from error
+            raise Transient(
+                f"no replica serves {what} after {self._replica_wait_s:.0f} s (SYNTH_POLICY_WAIT_S)"
+            ) from error
         # By group: the samples of one prompt share its prefill at one replica.
         return sorted(candidates, key=lambda replica: replica.id)[spec.group % len(candidates)]
 

@@ -35,7 +35,7 @@ class OwnerChannel:
         self._launcher: RankLauncher | None = None
         self._last_line = b""
         self._in: queue.Queue[bytes] = queue.Queue()
-        self._last_progress = 0.0
+        self._last_progress, self._last_stage = 0.0, ""
         threading.Thread(target=self._read, args=(lines_in,), daemon=True).start()
 
     def recv(self) -> Start | TrainBatch | Pause | Finish:
@@ -59,10 +59,10 @@ class OwnerChannel:
                 self._write(event)
 
     def send_progress(self, stage: str, done: int, of: int) -> None:
-        """Send a sign of life, at most two a second."""
+        """Send a sign of life, at most two a second of one stage."""
         now = time.monotonic()
-        if now - self._last_progress >= _PROGRESS_SECONDS:
-            self._last_progress = now
+        if stage != self._last_stage or now - self._last_progress >= _PROGRESS_SECONDS:
+            self._last_progress, self._last_stage = now, stage
             self.send(Progressed(stage=stage, done=done, of=of))
 
     def fail(self, failed: Failed) -> NoReturn:

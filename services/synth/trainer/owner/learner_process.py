@@ -12,12 +12,25 @@ import msgspec
 
 from synth.errors import Transient
 from synth.runtime import logs
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Progressed, Ready, Start, Stepped, TrainBatch
+from synth.trainer.protocol import (
+    FILE_STAGES,
+    Done,
+    Failed,
+    Finish,
+    Pause,
+    Paused,
+    Progressed,
+    Ready,
+    Start,
+    Stepped,
+    TrainBatch,
+)
 
 log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
-_MAX_LINE_BYTES = 16 << 20
+# A message holds the figures of every step since the last checkpoint, as many as the job says.
+UNLIMITED_LINE = 1 << 62
 # Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
 # the service alone, and the rank of the service, since it is the first rank of its own group.
 _WITHHELD_PREFIXES = ("SYNTH_", "AWS_", "AZURE_", "GOOGLE_", "ENVIRONMENT_API_KEY", "RANK")
@@ -47,7 +60,7 @@ class LearnerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE_BYTES,
+            limit=UNLIMITED_LINE,
             env=environment,
         )
         return cls(process)
@@ -79,25 +92,31 @@ class LearnerProcess:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise LearnerStopped(f"the training process is gone ({await self._process.wait()})") from error
 
-    async def recv(self, *, silence: float) -> LearnerMessage:
+    async def recv(self, *, silence: Callable[[str], float]) -> LearnerMessage:
         """The next message that is not a sign of life. Raises `LearnerStopped` when there will be none.
 
-        silence: seconds without any message after which the process counts as hung and is killed.
+        silence: for a stage ("" before the first), the seconds without any message after which the process counts as
+        hung and is killed.
         """
         assert self._process.stdout is not None
+        stage = ""
         while True:
+            seconds = silence(stage)
             try:
-                async with asyncio.timeout(silence):
+                async with asyncio.timeout(seconds):
                     line = await self._process.stdout.readline()
             except TimeoutError as error:
                 self._process.kill()
-                raise LearnerStopped(f"the training process said nothing for {silence:.0f} s") from error
+                setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
+                what = f"the training process said nothing for {seconds:.0f} s"
+                raise LearnerStopped(f"{what}{stage and ', since it began to '}{stage} ({setting})") from error
             if not line:
                 raise LearnerStopped(f"the training process ended by itself ({await self._process.wait()})")
             message = msgspec.json.decode(line, type=LearnerMessage | Progressed)
             if not isinstance(message, Progressed):
                 return message
-            self._on_progress(message.stage)
+            stage = message.stage
+            self._on_progress(stage)
 
     async def stop(self) -> None:
         """Stop the process by closing its input, and kill it if it has not ended after 5 s."""

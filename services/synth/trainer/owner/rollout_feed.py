@@ -65,7 +65,9 @@ class RolloutFeed:
 
     async def wait_batch(self, k: int) -> tuple[RolloutBatched, Path]:
         """The batch of iteration k, as an event and as a file; waits for the collector."""
-        await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}")
+        # The collector may be at those before it, and at evaluations.
+        rollouts = (1 + self._job.async_level) * self._job.most_rollouts + self._evaluated_rollouts
+        await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}", rollouts=rollouts)
         event = self._announced.batches[k]
         # Batch k - 1 is trained by now. Its file is missing where the blobs of a local store are read in place.
         self._file(k - 1).unlink(missing_ok=True)
@@ -73,23 +75,30 @@ class RolloutFeed:
 
     async def wait_evaluations(self) -> None:
         """Wait until every evaluation that was requested is in the log."""
-        await self._wait_until(lambda: not self.pinned_versions(), "wait for evaluations")
+        rollouts = self._evaluated_rollouts
+        await self._wait_until(lambda: not self.pinned_versions(), "wait for evaluations", rollouts=rollouts)
 
     async def close(self) -> None:
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
 
+    @property
+    def _evaluated_rollouts(self) -> int:
+        evaluation = self._job.evaluation
+        return len(self.pinned_versions()) * len(evaluation.seeds) if evaluation is not None else 0
+
     def _file(self, k: int) -> Path:
         return self._attempt.work_dir / f"batch-{k}.safetensors"
 
-    async def _wait_until(self, reached: Callable[[], bool], stage: str) -> None:
-        wait = self._attempt.settings.batch_wait_s
+    async def _wait_until(self, reached: Callable[[], bool], stage: str, *, rollouts: int) -> None:
+        """Wait for as long as so many rollouts may take, and `batch_wait_s` beyond."""
+        wait = self._attempt.settings.batch_wait_s + self._job.rollout.longest_s(rollouts)
         self._attempt.lease.progress(stage, deadline=wait + 60)
         try:
             async with asyncio.timeout(wait), self._changed:
                 await self._changed.wait_for(lambda: reached() or self._following.done())
         except TimeoutError as error:
-            raise Transient(f"{stage}: nothing after {wait:.0f} s") from error
+            raise Transient(f"{stage}: nothing after {wait:.0f} s (SYNTH_BATCH_WAIT_S)") from error
         if self._following.done():
             self._following.result()
 

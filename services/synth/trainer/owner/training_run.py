@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,8 +38,8 @@ log = logs.get("training")
 _M = TypeVar("_M", bound=Ready | Stepped | Paused | Done)
 _T = TypeVar("_T")
 
-#: How long hashing and storing the weights and the checkpoint of a step may take: 100 GB on a slow disk.
-_PUBLISH_S = 3600.0
+#: Between the end of a silent training process and that of its task, which then has an error that says so.
+_MARGIN_S = 30.0
 
 #: Between an attempt that waited for its device in vain and the next one.
 _NO_TURN_DELAY_S = 5.0
@@ -57,9 +57,11 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
             done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
         finally:
             showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+            [ended] = await asyncio.gather(showing, return_exceptions=True)
+            if isinstance(ended, Exception):
+                log.error("steps were no longer shown as they happened", exc_info=ended)
         if isinstance(done, Paused):
-            attempt.lease.progress("publish", deadline=_PUBLISH_S)
+            attempt.lease.progress("publish", deadline=attempt.settings.model_io_s)
             await run.announcer.announce_pause(done)
             return JobPaused(step=attempt.announced.last_step, reason=_pause_reason(run))
         return await _publish_model(run, done)
@@ -81,19 +83,18 @@ class _TrainingRun:
     async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
         """Start the learner at the last checkpoint, and announce the resume."""
         settings, lease, announced = attempt.settings, attempt.lease, attempt.announced
-        silence = settings.child_silence_s
-        lease.progress("fetch the model", deadline=3600)
+        lease.progress("fetch the model", deadline=settings.model_io_s)
         verified = attempt.history.need(JobVerified)
         cache = settings.work_dir / "cache"
         source = await training_source(verified.source, lora_shape(job), attempt.blobs, cache / "models")
         start = await _build_start(attempt, job, verified, source, cache)
-        lease.progress("start", deadline=silence)
+        lease.progress("start", deadline=settings.silence_s("") + _MARGIN_S)
 
         def alive(stage: str) -> None:
-            lease.progress(stage, deadline=silence)
+            lease.progress(stage, deadline=settings.silence_s(stage) + _MARGIN_S)
 
         await learner.start_job(start, progress=alive)
-        ready = await _recv(learner, silence, Ready)
+        ready = await _recv(learner, settings.silence_s, Ready)
         fence = attempt.fence
 
         def model_at(step: int, tree: BlobRef) -> ModelRef:
@@ -150,9 +151,9 @@ class _TrainingRun:
 
     async def recv(self, *kinds: type[_M]) -> _M:
         """The next message of the learner, of one of these kinds."""
-        silence = self.attempt.settings.child_silence_s
-        self.attempt.lease.progress("train", deadline=silence)
-        return await _recv(self.learner, silence, *kinds)
+        settings = self.attempt.settings
+        self.attempt.lease.progress("train", deadline=settings.silence_s("") + _MARGIN_S)
+        return await _recv(self.learner, settings.silence_s, *kinds)
 
     def raise_for_collapse(self) -> None:
         """Raise `_PauseRequested` if a warning of the collapse watch pauses or stops the job.
@@ -198,7 +199,7 @@ async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
     try:
         while isinstance(message := await run.recv(Stepped, Paused, Done), Stepped):
             run.values = message.values
-            run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
+            run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(message, message.values, kind=run.job.weights_kind)
             if message.checkpoint is not None:
                 await run.announcer.expire_blobs(keep_versions=0, pinned=set(), keep=keep)
@@ -231,7 +232,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             stepped = await run.recv(Stepped)
             published = time.monotonic()
             run.values = batch.values | stepped.values | {"wait_seconds": waited}
-            run.attempt.lease.progress("publish", deadline=_PUBLISH_S)
+            run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(stepped, run.values, kind=job.weights_kind)
             await feed.request_evaluation(k)
             await run.announcer.expire_blobs(
@@ -288,7 +289,7 @@ def _turn(attempt: Attempt) -> TurnConfig | None:
 
 async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
     attempt, job = run.attempt, run.job
-    attempt.lease.progress("publish the model", deadline=3600)
+    attempt.lease.progress("publish the model", deadline=attempt.settings.model_io_s)
     id = job.result_id(attempt.fence.job_id)
     if attempt.announced.model is None:
         tree = await run.announcer.store_model(Path(done.model))
@@ -311,7 +312,7 @@ def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) ->
     )
 
 
-async def _recv(learner: LearnerProcess, silence: float, *kinds: type[_M]) -> _M:
+async def _recv(learner: LearnerProcess, silence: Callable[[str], float], *kinds: type[_M]) -> _M:
     message = await learner.recv(silence=silence)
     if isinstance(message, Failed) and message.code == NO_TURN:
         raise Transient(message.detail, delay=_NO_TURN_DELAY_S)

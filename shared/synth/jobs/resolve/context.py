@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from synth.errors import Problem, UserError
+from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.parse.toml import Document, Path
 from synth.jobs.parse.validate import ParsedJob
 from synth.jobs.resolved import LoraSettings, Mode
@@ -21,6 +22,7 @@ from synth.jobs.schema.sections import (
     default_of,
     keys_of,
 )
+from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec, Registry
 
 _T = TypeVar("_T")
@@ -104,6 +106,17 @@ class ResolveContext:
 
     def warn(self, path: Path, sentence: str) -> None:
         self.warnings.append(f"{self.document.where(path)} {sentence}")
+
+    def first_seeds(self, seeds: Seeds, count: int | None, path: Path) -> list[int] | None:
+        """The first `count` seeds (None: all), which the job lists one by one; None where an event cannot hold them."""
+        wanted = len(seeds) if count is None else min(count, len(seeds))
+        largest = max(seeds.listed, default=seeds.start + wanted)
+        size, room = wanted * (len(str(largest)) + 1), MAX_EVENT_BODY_BYTES * 3 // 4
+        if size > room:
+            what = f"{wanted:,} seeds to evaluate on take {size:,} bytes of the job's event"
+            self.problem(path, what, expected=f"at most {room:,} bytes", fix="evaluate on fewer")
+            return None
+        return seeds.first(wanted)
 
     def record(self, key: str, value: _T, origin: str) -> _T:
         """Record where a value of the job came from, and pass it through."""

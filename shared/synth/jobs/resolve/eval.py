@@ -17,8 +17,6 @@ from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
 
-_MAX_SEEDS = 100_000
-
 
 def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -> EvalJob | None:
     """Resolve, collecting problems in `context`; None when there are any that leave a hole."""
@@ -136,12 +134,9 @@ def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:
         seeds = Seeds(start=value_of(section, "seed_start"), count=wanted)
     elif is_written(section, "seed_start"):
         context.warn(context.at(section, "seed_start"), f"has no effect: {context.document.label(path)} decides")
-    if len(seeds) > _MAX_SEEDS:
-        context.problem(path, f"{len(seeds)} seeds", expected=f"at most {_MAX_SEEDS}")
-        return None
     if wanted is not None and wanted > len(seeds):
         context.warn(context.at(section, "num_episodes"), f"= {wanted} becomes {len(seeds)}: there are no more seeds")
-    return seeds.values()[:wanted]
+    return context.first_seeds(seeds, wanted, path)
 
 
 def _sampling(section: EvalSection, policies: list[PolicyConfigSection | None], context: ResolveContext) -> Sampling:

@@ -27,7 +27,6 @@ from synth.models import ModelSpec
 LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
 _TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
-_MAX_EVALUATION_SEEDS = 10_000
 
 
 def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
@@ -268,15 +267,13 @@ def _evaluation(section: EvaluationSection | None, context: ResolveContext) -> E
     if section.instances is not None and section.instances > len(seeds):
         context.warn(("evaluation", "instances"), f"becomes {len(seeds)}: there are no more seeds")
     wanted = min(section.instances or len(seeds), len(seeds))
-    if wanted > _MAX_EVALUATION_SEEDS:
-        context.problem(
-            ("evaluation", "seeds"), f"{wanted} seeds", expected=f"at most {_MAX_EVALUATION_SEEDS} an evaluation"
-        )
+    listed = context.first_seeds(seeds, wanted, ("evaluation", "seeds"))
+    if listed is None:
         return None
     context.take("evaluation.seeds", section, "seeds")
     return EvaluationSettings(
         every_n_iters=context.take("evaluation.every_n_iters", section, "every_n_iters"),
-        seeds=seeds.values()[:wanted],
+        seeds=listed,
     )
 
 
@@ -286,7 +283,7 @@ def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, contex
     if data.seeds is not None:
         if is_written(data, "seed_start"):
             context.warn(("data", "seed_start"), "has no effect: [data].seeds decides")
-        shared = held_out.intersection(data.seeds.values()) if held_out else set[int]()
+        shared = data.seeds.shared_with(held_out)
         if shared:
             context.warn(("data", "seeds"), f"shares {len(shared)} seeds with [evaluation], such as {min(shared)}")
         return context.take("train_seeds", data, "seeds")
@@ -294,7 +291,7 @@ def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, contex
     inside = {s for s in held_out if start <= s < start + _TRAIN_SEEDS}
     if not inside:
         return Seeds(start=start, count=_TRAIN_SEEDS)
-    # A range cannot have holes, and a list of 100000 seeds does not belong into an event: begin after them.
+    # A range cannot have holes, and a list of so many seeds does not fit into an event: begin after them.
     first = max(inside) + 1
     why = "the seeds before it are those of [evaluation]"
     if is_written(data, "seed_start"):

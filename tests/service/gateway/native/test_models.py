@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import time
@@ -131,11 +132,42 @@ async def test_a_published_model_is_listed_and_downloaded(user, bus_as, blobs, t
     assert (model["job_id"], model["kind"], model["step"]) == (id, "full", 3)
     files = (await user.http.get("/api/model-files", params={"model": name})).json()["data"]
     assert {f["name"]: f["sha256"] for f in files} == {n: r.sha256 for n, r in manifest.files.items()}
+    spelled = await user.http.get("/api/model-files", params={"model": name.lower().replace("rl:", "ft:", 1)})
+    assert spelled.json()["data"] == files
     params = {"model": name, "name": "model.safetensors"}
     reply = await user.http.get("/api/model-files/content", params=params)
     assert reply.content == b"w" * 10_000_000
     for bad in ({"model": name, "name": "../config.json"}, {"model": "rl:x:job_0", "name": "config.json"}):
         assert (await user.http.get("/api/model-files/content", params=bad)).status_code == 404
+
+
+async def test_a_base_is_downloaded_from_its_folder_and_nothing_beside_it(user, settings_of):
+    models = settings_of("gateway").models_dir
+    base = models / "whole-base"
+    base.mkdir(parents=True, exist_ok=True)
+    (models / "secret.txt").write_text("beside it")
+    files = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"w" * 3_000_000}
+    for name, body in files.items():
+        (base / name).write_bytes(body)
+
+    async def digests() -> dict[str, str]:
+        listed = (await user.http.get("/api/model-files", params={"model": "whole-base"})).json()["data"]
+        return {f["name"]: f["sha256"] for f in listed}
+
+    assert await digests() == {name: hashlib.sha256(body).hexdigest() for name, body in files.items()}
+    for name, body in files.items():
+        reply = await user.http.get("/api/model-files/content", params={"model": "whole-base", "name": name})
+        assert reply.content == body
+    files["model.safetensors"] = b"v" * 3_000_001
+    (base / "model.safetensors").write_bytes(files["model.safetensors"])
+    assert await digests() == {name: hashlib.sha256(body).hexdigest() for name, body in files.items()}
+    for name in ("../secret.txt", "nothing", str(models / "secret.txt")):
+        params = {"model": "whole-base", "name": name}
+        assert (await user.http.get("/api/model-files/content", params=params)).status_code == 404
+    reply = await user.http.get("/api/model-files", params={"model": "nobody/nothing"})
+    assert reply.status_code == 404
+    reply = await user.http.get("/api/model-files", params={"model": "Qwen/Qwen3-0.6B"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "no_weights")
 
 
 async def test_a_chat_that_nobody_can_answer_says_when_to_try_again(settings_of, bus_as):

@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused_by_its_flag(
         (LAPTOP, "no GPU on this machine: training and inference compute on the CPU (8 cores, 16 GiB)"),
         (machine(h100(), torch=CPU_TORCH), "GPU 0 (NVIDIA H100 80GB HBM3), and torch 2.13.0+cpu is a build for CPUs"),
         (machine(hidden=8), "CUDA_VISIBLE_DEVICES hides every GPU"),
-        (machine(problem="nvidia-smi does not answer (nothing after 60 s)"), "nvidia-smi does not answer"),
+        (machine(problem="nvidia-smi does not answer: nothing after 60 s"), "nvidia-smi does not answer"),
         (machine(h100()), "training and inference take turns at GPU 0"),
         (machine(busy_h100(0), h100(1)), "is used by pid 4711 (python), 70 of 80 GiB: left alone"),
         (machine(h100(), vllm=""), "`make install-vllm` installs vLLM"),

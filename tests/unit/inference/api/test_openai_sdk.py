@@ -159,7 +159,7 @@ async def test_what_the_sdk_commonly_asks_for_is_served(server: tuple[str, Any])
 
 
 UNSERVED: dict[str, Any] = {
-    "n": 17,
+    "n": 129,
     "top_logprobs": 3,
     "frequency_penalty": 0.5,
     "presence_penalty": -1,

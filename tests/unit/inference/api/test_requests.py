@@ -13,7 +13,9 @@ TOOLS = [{"type": "function", "function": {"name": "move"}}]
 
 
 def read(**body: object):
-    return decode_request(msgspec.json.encode({"messages": [{"role": "user", "content": "go"}]} | body))
+    return decode_request(
+        msgspec.json.encode({"messages": [{"role": "user", "content": "go"}]} | body), max_choices=128
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,9 @@ def test_a_null_is_as_good_as_nothing():
     names = "stream stream_options temperature top_p max_tokens stop seed n logprobs tools tool_choice extra_body"
     more = "function_call parallel_tool_calls stop_after_tool_calls thinking_mode chat_template_kwargs return_token_ids"
     given = read(**dict.fromkeys(f"{names} {more}".split()))
-    assert build_sampling_params(given, None) == build_sampling_params(read(), None)
+    assert build_sampling_params(given, None, default_max_tokens=9) == build_sampling_params(
+        read(), None, default_max_tokens=9
+    )
     assert build_conversation(read(extra_body={"chat_template_kwargs": None})).thinking is False
 
 
@@ -82,6 +86,6 @@ def test_a_rollout_is_sampled_as_its_jobs_file_says():
         constrain_tools=True,
     )
     job = JobSampling.of(rollout)
-    params = build_sampling_params(read(temperature=2, top_p=0.1, max_tokens=400), job)
+    params = build_sampling_params(read(temperature=2, top_p=0.1, max_tokens=400), job, default_max_tokens=9)
     assert (params.temperature, params.max_tokens, params.top_p, params.top_k) == (0.5, 9, 0.9, 4)
     assert (job.thinking, job.thinking_budget, job.constrain_tools) == (True, 3, True)

@@ -12,10 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from synth.errors import Transient
-from synth.inference.engines.vllm import process
+from synth.inference.engines.settings import EngineSettings
+from synth.inference.engines.vllm import metrics, process
 from synth.inference.engines.vllm.adapters import make_host_folder
+from synth.inference.engines.vllm.host import VllmHost
 
 
 @pytest.fixture
@@ -76,3 +79,32 @@ def test_the_adapters_of_a_killed_service_are_removed_and_nobody_elses(
     for folder in (left, mine, parents):
         (folder / "adapter-1").mkdir(parents=True)
     assert {make_host_folder(), mine, parents} == set(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["sleep", "wake_up"])
+async def test_a_process_that_does_not_follow_the_turns_is_ended_so_that_its_memory_is_free(
+    llm: Any, call: str, tmp_path: Path
+) -> None:
+    async def done(**_: object) -> None:
+        """It does what it is told."""
+
+    async def broken(**_: object) -> None:
+        raise RuntimeError("CUDA error")
+
+    def shut_down(timeout: float) -> None:
+        llm.child.alive = False
+
+    llm.child.join = lambda timeout: None
+    llm.sleep, llm.wake_up, llm.shutdown = done, done, shut_down
+    llm.synth_registry, llm.synth_stats, llm.output_handler = CollectorRegistry(), None, None
+    metrics.register_host(llm.synth_registry)
+    model: Any = SimpleNamespace(adaptable=dict[str, Any])
+    host = VllmHost(llm, tmp_path, model, EngineSettings(), None)
+    setattr(llm, call, broken)
+    if call == "wake_up":
+        await host.sleep()
+    with pytest.raises(Transient, match=r"vLLM did not (fall asleep|wake up): RuntimeError: CUDA error"):
+        await (host.wake() if call == "wake_up" else host.sleep())
+    assert not llm.child.alive
+    assert not host.healthy
+    await host.sleep()  # there is nothing left to give back

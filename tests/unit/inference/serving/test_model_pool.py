@@ -76,7 +76,7 @@ async def test_the_least_recently_used_idle_model_gives_way(model_pool: ModelPoo
 
 async def test_a_model_in_use_is_not_evicted(model_pool: ModelPool) -> None:
     async with model_pool.lease("a") as a, model_pool.lease("b"):
-        with pytest.raises(Transient, match="all 2 places for a model are in use; 'c' has to wait"):
+        with pytest.raises(Transient, match=r"all 2 places .* \(SYNTH_MAX_MODELS\) are in use; 'c' has to wait"):
             await use(model_pool, "c")
         assert a.engine.healthy
     await use(model_pool, "c")
@@ -149,6 +149,15 @@ async def test_a_load_that_takes_too_long_is_given_up(store: ModelStore) -> None
     # Its place is free: the next one is not told to wait for it.
     with pytest.raises(Transient, match=r"'b' did not load"):
         await use(model_pool, "b")
+
+
+async def test_a_download_that_times_out_by_itself_is_not_called_a_slow_load(store: ModelStore) -> None:
+    async def find(name: str) -> ModelFiles:
+        raise TimeoutError("the hub said nothing")
+
+    model_pool = ModelPool(find, store.open, max_models=1, load_timeout=20)
+    with pytest.raises(Transient, match=r"'a' cannot be loaded now: .*the hub said nothing"):
+        await use(model_pool, "a")
 
 
 async def test_a_dead_engine_is_loaded_anew(model_pool: ModelPool, store: ModelStore) -> None:

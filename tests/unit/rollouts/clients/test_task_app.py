@@ -13,6 +13,7 @@ from synth.http_guard import GuardPolicy
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
 from synth.rollouts.clients.task_app import TaskAppClient
+from synth.rollouts.collection.scoring import TaskAppReply
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
 
 SETTINGS = RolloutSettings(
@@ -31,28 +32,45 @@ SETTINGS = RolloutSettings(
 )
 
 
-async def asked_for(settings: RolloutSettings, mode: Literal["train", "eval"] = "train") -> dict[str, Any]:
-    """The body that a task app on loopback gets for one rollout."""
+async def play(
+    settings: RolloutSettings, mode: Literal["train", "eval"] = "train", *, answer: bytes = b"{}"
+) -> tuple[dict[str, Any], TaskAppReply]:
+    """The body that a task app on loopback gets for one rollout, and what becomes of its answer."""
     bodies: list[dict[str, Any]] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
         bodies.append(json.loads(await reader.readexactly(length)))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(answer) + answer)
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         settings = msgspec.structs.replace(settings, task_url=f"http://127.0.0.1:{port}")
-        client = TaskAppClient(settings, job_id="job_1", key="k", limit=1, guard=GuardPolicy(allow_loopback=True))
+        client = TaskAppClient(
+            settings, job_id="job_1", key="k", limit=1, max_answer_bytes=1000, guard=GuardPolicy(allow_loopback=True)
+        )
         request = CollectRequest(iteration=1, mode=mode, seeds=[7], group_size=1, oldest_version=0)
         spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)
         reply = await client.play(request, spec, inference_url="http://llm/v1?cid=trace_a", cid="trace_a")
         await client.aclose()
+    return bodies[0], reply
+
+
+async def asked_for(settings: RolloutSettings, mode: Literal["train", "eval"] = "train") -> dict[str, Any]:
+    """The body that a task app gets for one rollout."""
+    body, reply = await play(settings, mode)
     assert reply.status == 200
-    return bodies[0]
+    return body
+
+
+async def test_an_answer_that_is_too_large_names_the_setting():
+    _, reply = await play(SETTINGS, answer=b"x" * 1001)
+    assert (reply.status, reply.body) == (0, "the answer is larger than 1000 bytes (SYNTH_MAX_ANSWER_BYTES)")
+    _, reply = await play(SETTINGS, answer=b"x" * 1000)
+    assert reply.status == 200
 
 
 @pytest.mark.parametrize("name", ["math", None])

@@ -36,7 +36,7 @@ def up(
         int | None,
         typer.Option(min=1, max=65535, help="Where the gateway listens, on loopback; as before, the first time 8000."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", metavar="", help="Return when all is healthy.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
     data: Data = DEFAULT_DATA,
     engine: Annotated[
         EngineChoice | None,
@@ -195,17 +195,17 @@ def _print_report(report: ClusterReport) -> None:
             str(p.pid or "-"),
             str(p.restarts),
             "-" if p.uptime_s is None else output.duration(p.uptime_s),
-            p.problem or "",
+            p.problem or "-",
         ]
         for p in report.processes
     ]
     if report.state == "down":
         output.message("no cluster is running here")
         output.hint("start one: synthctl up")
-        _print_gpus(report.gpus)
+        _print_gpus(report.gpus, report.gpu_problem)
         return
-    output.print_table(("service", "health", "port", "pid", "restarts", "up", "problem"), rows, shrink="problem")
-    _print_gpus(report.gpus)
+    output.print_table(("service", "health", "port", "pid", "restarts", "up", "problem"), rows, wrap="problem")
+    _print_gpus(report.gpus, report.gpu_problem)
     if report.device:
         output.hint(report.device)
     if report.state == "orphaned":
@@ -214,7 +214,9 @@ def _print_report(report: ClusterReport) -> None:
         output.hint(f"{report.url} · supervisor pid {report.supervisor_pid}")
 
 
-def _print_gpus(gpus: list[GpuReport]) -> None:
+def _print_gpus(gpus: list[GpuReport], problem: str = "") -> None:
     """Each GPU in lines of its own: a table would lose something where the terminal is narrow."""
+    if problem:
+        output.warn(problem)
     for gpu in gpus:
         output.message(f"GPU {gpu.id}  {gpu.name}  {gpu.memory}  {gpu.holder}")

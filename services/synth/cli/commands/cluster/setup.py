@@ -21,7 +21,7 @@ def setup(
     task_url: Annotated[str | None, typer.Option(metavar="URL", help="Your TASK_APP_URL.", show_default=False)] = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
-    no_input: Annotated[bool, typer.Option("--no-input", metavar="", help="Never ask, also on a terminal.")] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask, also on a terminal.")] = False,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Write what is missing into the nearest .env (or --env-file), and let the backend know the key of your task apps.
@@ -50,7 +50,7 @@ def setup(
     outcome = register_environment_key(load_config(ctx, may_be_new=True))
     if fmt is Format.JSON:
         return output.print_json({"env_file": str(target), "settings": dict(rows), "backend": outcome})
-    output.print_table(("setting", "where"), [list(row) for row in rows], shrink="where")
+    output.print_table(("setting", "where"), [list(row) for row in rows], wrap="where")
     if outcome.problem:
         output.warn(outcome.problem)
         output.hint(outcome.fix)

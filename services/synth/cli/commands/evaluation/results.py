@@ -23,7 +23,7 @@ Step = Annotated[
 ]
 _METHODS = {"wilson": "Wilson", "student": "Student"}
 
-PerSeed = Annotated[bool, typer.Option("--per-seed", metavar="", help="A line for each seed.")]
+PerSeed = Annotated[bool, typer.Option("--per-seed", help="A line for each seed.")]
 
 
 def show(
@@ -81,9 +81,9 @@ def compare(
     rows = [
         ["A", a.title, *_mean_cells(a)],
         ["B", b.title, *_mean_cells(b)],
-        ["B - A", "", _signed(found.mean), str(found.seeds), _range(found.interval)],
+        ["B - A", "-", _signed(found.mean), str(found.seeds), _range(found.interval)],
     ]
-    output.print_table(("", "evaluation", "mean", "seeds", "95 % interval"), rows, shrink="evaluation")
+    output.print_table(("label", "evaluation", "mean", "seeds", "95 % interval"), rows, wrap="evaluation")
     output.print_sentence(f"seeds: B is better on {found.better}, worse on {found.worse}, the same on {found.equal}")
     return output.print_sentence(_verdict(found.interval))
 
@@ -131,12 +131,12 @@ def print_seeds(evaluation: Evaluation) -> None:
     rows = [
         [
             *(str(r.seed), output.number(r.reward), r.outcome, str(r.calls), str(r.tokens)),
-            *(output.duration(r.seconds), r.rollout),
+            *(output.seconds(r.seconds), r.rollout),
         ]
         for r in found
     ]
     rows += [[str(seed), "-", "failed", "-", "-", "-", "-"] for seed in sorted(evaluation.failed)]
-    output.print_table(("seed", "reward", "outcome", "calls", "tokens", "took", "rollout"), rows, shrink="rollout")
+    output.print_table(("seed", "reward", "outcome", "calls", "tokens", "took", "rollout"), rows, wrap="rollout")
 
 
 def _mean_cells(evaluation: Evaluation) -> list[str]:

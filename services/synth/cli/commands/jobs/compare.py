@@ -13,7 +13,7 @@ from synth.cli.commands.jobs.options import JobsArgument
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Cell, Format, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,9 +117,14 @@ def _figures(compared: Sequence[_Compared]) -> list[tuple[str, list[str]]]:
             continue
         rows.append((name, [output.number(f.final) if f else "-" for f in found]))
         if any(f is not None and f.best is not None for f in found):
-            best = [f"{output.number(f.best)} @{f.best_step}" if f and f.best is not None else "-" for f in found]
-            rows.append(("  best @step", best))
+            rows.append((Cell("  best @step", f"{name} best @step"), [_best(f) for f in found]))
     return rows
+
+
+def _best(figure: Figure | None) -> str:
+    if figure is None or figure.best is None:
+        return "-"
+    return Cell(f"{output.number(figure.best)} @{figure.best_step}", f"{figure.best} @{figure.best_step}")
 
 
 def _settings(differing: Sequence[Difference]) -> list[tuple[str, list[str]]]:
@@ -132,7 +137,7 @@ def _print_rows(title: str, compared: Sequence[_Compared], rows: Sequence[tuple[
     from rich.text import Text
 
     from synth.cli.tui.curves import colour_of
-    from synth.cli.tui.side_by_side import SideBySide
+    from synth.cli.tui.tables.side_by_side import SideBySide
 
     if not rows:
         return

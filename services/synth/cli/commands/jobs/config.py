@@ -16,7 +16,7 @@ def config(
     ctx: typer.Context,
     job: JobArgument,
     as_submitted: Annotated[
-        bool, typer.Option("--as-submitted", metavar="", help="The text that was sent, without what flags changed.")
+        bool, typer.Option("--as-submitted", help="The text that was sent, without what flags changed.")
     ] = False,
 ) -> None:
     """Print a job's configuration as TOML, every setting in it: `submit` makes the same job of it.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from synth.cli.commands.jobs.options import JobArgument, JobsArgument
 from synth.cli.connect import open_client
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Format, Output, Yes
 
 
 def pause(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> None:
@@ -39,9 +37,6 @@ def cancel(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE) -> 
     if fmt is Format.JSON:
         return output.print_json(found)
     return output.message(f"{found.id} {found.state}")
-
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def rm(ctx: typer.Context, jobs: JobsArgument, yes: Yes = False, fmt: Output = Format.TABLE) -> None:

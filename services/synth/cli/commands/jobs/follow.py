@@ -56,7 +56,7 @@ def events(
                 if fmt is Format.JSON:
                     output.print_json_line(event)
                 else:
-                    said = describe(event) or ""
+                    said = describe(event) or "-"
                     time = Cell(f"{event.time.astimezone():%H:%M:%S}", event.time.isoformat())
                     rows.append([str(event.seq), time, event.type, said])
             left = None if left is None else left - len(wanted)
@@ -64,4 +64,4 @@ def events(
                 break
             after = page.events[-1].seq
     if fmt is Format.TABLE:
-        output.print_table(("seq", "time", "type", "what"), rows, shrink="what")
+        output.print_table(("seq", "time", "type", "what"), rows, wrap="what")

@@ -42,10 +42,10 @@ def ls(
     if fmt is Format.JSON:
         return output.print_json(jobs)
     rows = [
-        [j.id, job_name(j), j.kind or "-", j.state, steps_done(j), output.age(j.created_at), j.model or ""]
+        [j.id, job_name(j), j.kind or "-", j.state, steps_done(j), output.age(j.created_at), j.model or "-"]
         for j in jobs
     ]
-    output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, shrink="model")
+    output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, wrap="model")
     if not jobs:
         output.hint("no such jobs" if state or kind or tag else "no jobs yet: synthctl submit FILE")
     return None
@@ -95,8 +95,8 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("took", took(job)),
         ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
         ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
-        ("values", "  ".join(f"{n}={output.number(job.values[n])}" for n in HEADLINES if n in job.values)),
-        ("evaluation", "  ".join(f"{n}={output.number(v)}" for n, v in (job.eval or {}).items())),
+        ("values", output.named_values((n, job.values[n]) for n in HEADLINES if n in job.values)),
+        ("evaluation", output.named_values((job.eval or {}).items())),
         ("tags", "  ".join(f"{k}={v}" for k, v in job.tags.items())),
     ]
     return [(label, text) for label, text in pairs if text]

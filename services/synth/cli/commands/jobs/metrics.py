@@ -10,13 +10,15 @@ from synth.cli.commands.jobs.options import JobArgument
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
-from synth.cli.tui.output import Format, Output
+from synth.cli.tui.output import Cell, Format, Output
 
 if TYPE_CHECKING:
     from synth.api.schemas import Checkpoint, Point
     from synth.cli.api.client import Client
 
 _PLOT_HEIGHT = 14
+#: Bars that the course of a metric is drawn with, where there is room.
+_COURSE = 24
 
 
 def metrics(
@@ -26,9 +28,7 @@ def metrics(
         list[str] | None,
         typer.Option(metavar="METRIC", help="Only this metric, step by step; repeatable.", show_default=False),
     ] = None,
-    plot: Annotated[
-        bool, typer.Option("--plot", metavar="", help="Draw curves: of --name, else of the headline metrics.")
-    ] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw curves: of --name, else of the headline metrics.")] = False,
     after_step: Annotated[int | None, typer.Option(min=0, help="Only later steps.")] = None,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -68,7 +68,7 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
             output.size(c.bytes),
             output.age(c.created_at),
             _evaluation(c, best),
-            "  ".join(f"{n}={output.number(c.values[n])}" for n in HEADLINES if n in c.values),
+            output.named_values((n, c.values[n]) for n in HEADLINES if n in c.values),
         ]
         for c in found
     ]
@@ -77,7 +77,7 @@ def checkpoints(ctx: typer.Context, job: JobArgument, fmt: Output = Format.TABLE
         at = columns.index("evaluation")
         columns.pop(at)
         rows = [row[:at] + row[at + 1 :] for row in rows]
-    output.print_table(columns, rows, shrink="values")
+    output.print_table(columns, rows, wrap="values")
     if not found:
         return output.hint("none yet, or all have expired")
     if best is not None and not any(c.values.get(EVALUATION) == best.value for c in found):
@@ -92,7 +92,7 @@ def _evaluation(checkpoint: Checkpoint, best: Point | None) -> str:
     if EVALUATION not in checkpoint.values:
         return "-"
     value = checkpoint.values[EVALUATION]
-    return output.number(value) + (" best" if best is not None and value == best.value else "")
+    return Cell(output.number(value) + (" best" if best is not None and value == best.value else ""), value)
 
 
 def _points(client: Client, job: str, names: list[str], after_step: int | None) -> list[Point]:
@@ -141,11 +141,12 @@ def _print_summary(points: list[Point]) -> None:
     series: dict[str, list[float]] = {}
     for p in points:
         series.setdefault(p.name, []).append(p.value)
+    columns = ("metric", "first", "last", "min", "max")
+    ordered = sorted(series.items())
     rows = [
-        [
-            *(n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v))),
-            output.sparkline(v, width=24),
-        ]
-        for n, v in sorted(series.items())
+        [n, output.number(v[0]), output.number(v[-1]), output.number(min(v)), output.number(max(v))] for n, v in ordered
     ]
-    output.print_table(("metric", "first", "last", "min", "max", "course"), rows, shrink="course")
+    room = output.room_beside(columns, rows) if output.is_terminal() else _COURSE
+    width = min(room, _COURSE) if room >= len("course") else _COURSE
+    courses = [output.sparkline(v, width=width) for _, v in ordered]
+    output.print_table((*columns, "course"), [[*row, course] for row, course in zip(rows, courses, strict=True)])

@@ -74,7 +74,9 @@ def play(
     from synth.cli.play.relay import ModelRelay
     from synth.cli.play.rollout import AppFailed, Asked, most_calls, request_of, turns_of
     from synth.cli.play.rollout import play as play_rollout
-    from synth.cli.play.show import as_json, conversation, outcome, print_lines, unheard
+    from synth.cli.play.show import as_json, outcome, transcript_of, unheard
+    from synth.cli.tui.rollout.conversation import conversation
+    from synth.cli.tui.rollout.lines import print_lines
 
     override_options(ctx, backend=backend, env_files=env_file)
     settings = load_config(ctx, may_be_new=True)
@@ -86,7 +88,6 @@ def play(
         env_name=env_name,
         max_turns=max_turns,
         sampling={key: value for key, value in sampling.items() if value is not None},
-        env_config={},
         timeout_s=timeout,
     )
     with contextlib.ExitStack() as open_things:
@@ -98,7 +99,8 @@ def play(
         limit = most_calls(max_turns or turns or 1)
         relay = ModelRelay(chosen.answer, asked.sampling, limit, host=listen, heard=heard)
         open_things.enter_context(relay)
-        output.hint(f"{name} on seed {seed}, {f'by {chosen.name}' if chosen.name else 'by you'}, {chosen.where}")
+        player = f"{chosen.name} at {chosen.where}" if chosen.name else f"you: {chosen.where}"
+        output.hint(f"{name} on seed {seed}, played by {player}")
         body = request_of(
             asked,
             inference_url=relay.url,
@@ -124,7 +126,7 @@ def play(
         if played is not None:
             output.print_json(as_json(played, relay.calls, app=name, seed=seed, model=chosen.name))
     else:
-        print_lines(conversation(relay.calls, played.steps if played else []))
+        print_lines(conversation(transcript_of(relay.calls, played.steps if played else [])))
         if played is not None:
             print_lines(outcome(played))
             count = len(relay.calls)

@@ -21,9 +21,7 @@ def serve(
     ],
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8001,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
-    reload: Annotated[
-        bool, typer.Option("--reload", metavar="", help="Begin anew when the app's Python files change.")
-    ] = False,
+    reload: Annotated[bool, typer.Option("--reload", help="Begin anew when the app's Python files change.")] = False,
     backend: Backend = None,
     env_file: EnvFiles = None,
 ) -> None:

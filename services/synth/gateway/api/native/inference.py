@@ -107,5 +107,6 @@ async def _read_body(request: Request, gateway: Gateway) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise ApiError(413, f"the request is larger than {limit:,} bytes", type="invalid_request")
+            message = f"the request is larger than {limit:,} bytes (SYNTH_MAX_REQUEST_BYTES)"
+            raise ApiError(413, message, type="invalid_request")
     return bytes(body)

@@ -10,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from synth.api.limits import MAX_CONFIG_BYTES, MAX_MODEL_ID, MAX_STEPS, MAX_URL
-from synth.api.schemas import Checkpoint, Deleted, Job, JobWithConfig, Points
+from synth.api.schemas import Checkpoint, Deleted, Job, JobCheck, JobWithConfig, Points
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
 from synth.gateway.api.parameters import IdempotencyKey, PageLimit
 from synth.gateway.auth import CurrentKey
+from synth.gateway.commands.check import check_job
 from synth.gateway.commands.control import cancel_job, pause_job, resume_job
 from synth.gateway.commands.delete import delete_job
 from synth.gateway.commands.submit import submit_job
@@ -70,9 +71,22 @@ async def submit(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Submit a job. The same `Idempotency-Key` with the same body is the same job (200), with another body a 422."""
-    created = JobCreated(**submission.model_dump(), body_sha256="", created_by=caller.key_id)
+    created = _created(submission, caller)
     row, new = await submit_job(gateway, caller.org, created, route=_ROUTE, key=idempotency_key)
     return _job_response(gateway, row, 201 if new else 200)
+
+
+@router.post("/check", summary="Whether a job would be refused", responses=returns(JobCheck))
+async def check(submission: Submission, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """Look at a submission as validator and verifier would, and make no job of it; its task app is not called.
+
+    A dataset may be a path: only uploaded files (`file_…`) are looked at.
+    """
+    return json_response(await check_job(gateway, caller.org, _created(submission, caller)))
+
+
+def _created(submission: Submission, caller: CurrentKey) -> JobCreated:
+    return JobCreated(**submission.model_dump(), body_sha256="", created_by=caller.key_id)
 
 
 @router.get("", summary="List jobs, newest first", responses=returns_list(Job))

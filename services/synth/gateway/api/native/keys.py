@@ -26,8 +26,8 @@ from synth.runtime import logs
 router = APIRouter(prefix="/api", tags=["keys"])
 log = logs.get("keys")
 
-_MAX_LIFETIME_S = 10 * 365 * 86_400
-_MAX_GRACE_S = 30 * 86_400
+# A thousand years: a date has four digits for its year, and a key that is to last has no end.
+_MAX_LIFETIME_S = 1000 * 365 * 86_400
 #: A scope as JSON has it: a word.
 _ScopeName = Annotated[Scope, Field(strict=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -54,7 +54,7 @@ class RotationBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    grace_s: int = Field(default=0, ge=0, le=_MAX_GRACE_S, description="For how long the old one still opens")
+    grace_s: int = Field(default=0, ge=0, description="Seconds for which the old one still opens")
 
 
 class OrganisationBody(BaseModel):
@@ -86,6 +86,9 @@ async def rotate_key(
     if not old.active:
         problem = Problem(what=f"the key {key_id} has ended", expected="a live key", fix="make a new one")
         raise ApiError(409, problem.text(), problems=[problem])
+    grace, longest = body.grace_s if body else 0, gateway.settings.max_key_grace_s
+    if grace > longest:
+        raise _wrong("grace_s", f"{grace} s", expected=f"at most {longest} s (SYNTH_MAX_KEY_GRACE_S)")
     if old.url:
         assert old.expires_at is not None
         key, record = await gateway.secrets.add_url_key(
@@ -96,7 +99,7 @@ async def rotate_key(
             caller.org, name=old.name, scopes=old.scopes, by=caller.key_id, expires_at=old.expires_at
         )
     gateway.keys.remember(key_hash(key), record)
-    await _revoke(gateway, caller, old, after=timedelta(seconds=body.grace_s if body else 0))
+    await _revoke(gateway, caller, old, after=timedelta(seconds=grace))
     log.info("key rotated", org=caller.org, key=old.key_id, new=record.key_id, by=caller.key_id)
     return json_response(_made_key_view(record, key), 201)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 from synth.api.limits import MAX_MODELS
 from synth.api.schemas import Deleted, Job, Model, ModelFile
 from synth.bus.kv.secrets import ApiKey
-from synth.errors import Problem
+from synth.errors import Problem, UserError
 from synth.events import RESUME_FOLDER, BlobRef
 from synth.gateway.api.native.files import blob_response
 from synth.gateway.api.openapi import json_response, list_response, returns, returns_list
@@ -20,6 +20,7 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.commands.delete import delete_model
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
+from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow
 from synth.gateway.read_model.filters import JobFilter
 from synth.models import FineTunedId, ModelSpec, parse_finetuned
 
@@ -77,19 +78,28 @@ async def delete(model_id: str, caller: CurrentKey, gateway: GatewayDep) -> Resp
     return json_response(Deleted(id=await remove_model(gateway, caller, model_id), object="model"))
 
 
-@router.get("/model-files", summary="The files of a model that a job made")
+@router.get("/model-files", summary="The files of a model", responses=returns_list(ModelFile))
 async def model_files(model: ModelId, caller: CurrentKey, gateway: GatewayDep) -> Response:
-    """Name, size and sha256 of each."""
-    files = await _files(gateway, caller.org, model)
+    """Name, size and sha256 of each. The first time, a base's files are read for their digests."""
+    named = parse_finetuned(model)
+    if named is None:
+        return list_response(await gateway.base_files.list(_find_base_here(gateway, model)))
+    files = await _files(gateway, caller.org, model, named)
     return list_response(
         [ModelFile(name=name, size=ref.size, sha256=ref.sha256) for name, ref in sorted(files.items())]
     )
 
 
-@router.get("/model-files/content", summary="One file of a model that a job made")
+@router.get("/model-files/content", summary="One file of a model")
 async def model_file(model: ModelId, name: str, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """Its bytes."""
-    ref = (await _files(gateway, caller.org, model)).get(name)
+    named = parse_finetuned(model)
+    if named is None:
+        path = gateway.base_files.path(_find_base_here(gateway, model), name)
+        if path is None:
+            raise not_found("model", f"{model} has no file {name}")
+        return FileResponse(path, media_type="application/octet-stream")
+    ref = (await _files(gateway, caller.org, model, named)).get(name)
     if ref is None:
         raise not_found("model", f"{model} has no file {name}")
     return await blob_response(gateway.blobs, ref, name)
@@ -125,18 +135,35 @@ def find_model(gateway: Gateway, org: str, id: str) -> Model:
     """The model, checkpoint or base of this id; `ft:` stands for any way of making it. Raises a 404."""
     named = parse_finetuned(id)
     if named is None:
-        spec = next((spec for spec in gateway.registry.runnable() if spec.id.lower() == id.lower()), None)
-        if spec is None:
-            raise not_found("model", id)
-        return _base_model(spec)
+        return _base_model(_find_base(gateway, id))
+    return _find_made(gateway, org, id, named).model
+
+
+def _find_made(gateway: Gateway, org: str, id: str, named: FineTunedId) -> ModelRow | CheckpointRow:
+    """The model or checkpoint of this id, in whatever spelling. Raises a 404."""
     for spelled in _spellings(named):
-        row = gateway.read_model.model(org, spelled)
+        row = gateway.read_model.model(org, spelled) or gateway.read_model.checkpoint(org, spelled)
         if row is not None:
-            return row.model
-        checkpoint = gateway.read_model.checkpoint(org, spelled)
-        if checkpoint is not None:
-            return checkpoint.model
+            return row
     raise not_found("model", id)
+
+
+def _find_base(gateway: Gateway, id: str) -> ModelSpec:
+    """The base of this id that the cluster can run. Raises a 404."""
+    try:
+        spec = gateway.registry.find(id)
+        gateway.registry.weights(spec)
+    except UserError as error:
+        raise not_found("model", id) from error
+    return spec
+
+
+def _find_base_here(gateway: Gateway, id: str) -> ModelSpec:
+    """The base of this id, of a vision model too. Raises a 404."""
+    try:
+        return gateway.registry.find(id)
+    except UserError as error:
+        raise not_found("model", id) from error
 
 
 def is_deleted_model(gateway: Gateway, org: str, named: FineTunedId | None) -> bool:
@@ -172,9 +199,9 @@ def _base_model(spec: ModelSpec) -> Model:
     return Model(id=spec.id, kind="base", stand_in=spec.stand_in)
 
 
-async def _files(gateway: Gateway, org: str, id: str) -> dict[str, BlobRef]:
-    row = gateway.read_model.model(org, id) or gateway.read_model.checkpoint(org, id)
-    if row is None or row.tree is None:
+async def _files(gateway: Gateway, org: str, id: str, named: FineTunedId) -> dict[str, BlobRef]:
+    row = _find_made(gateway, org, id, named)
+    if row.tree is None:
         raise not_found("model", id)
     files = (await gateway.blobs.manifest(row.tree)).files
     return {name: ref for name, ref in files.items() if not name.startswith(f"{RESUME_FOLDER}/")}

@@ -21,7 +21,6 @@ _PREFIX = "ftevent_"
 _FIRST_WINDOW = 512
 _LARGEST_WINDOW = 1 << 16
 _PAGE = 1000
-_DEADLINE_S = 20.0
 
 
 class FineTuningEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,24 +42,26 @@ def parse_event_id(id: str) -> int | None:
 
 
 async def read_newest_first(
-    bus: Connection, row: JobRow, *, before: int | None, limit: int
+    bus: Connection, row: JobRow, *, before: int | None, limit: int, within: float
 ) -> tuple[list[Recorded], bool]:
     """Read up to `limit` events of a job before a sequence, those that are listed, and whether there are more.
 
-    The log is read in windows that reach back further and further, as it can only be read forwards. Raises `Transient`.
+    The log is read in windows that reach back further and further, as it can only be read forwards. Raises `Transient`
+    after `within` seconds.
     """
     found: list[Recorded] = []
     end = row.job.last_seq + 1 if before is None else min(before, row.job.last_seq + 1)
     width = _FIRST_WINDOW
     try:
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(within):
             while end > row.created_seq and len(found) <= limit:
                 start = max(row.created_seq, end - width)
                 window = await _window(bus, row, start, end)
                 found += [event for event in reversed(window) if _is_listed(event)]
                 end, width = start, min(width * 4, _LARGEST_WINDOW)
     except TimeoutError as error:
-        raise Transient(f"the events of {row.job.id} could not be read within {_DEADLINE_S:.0f} s") from error
+        what = f"the events of {row.job.id} could not be read within {within:g} s (SYNTH_LOG_READ_S)"
+        raise Transient(what) from error
     return found[:limit], len(found) > limit
 
 

@@ -140,7 +140,8 @@ async def events(
     before = parse_event_id(after) if after else None
     if after and before is None:
         raise not_found("event", after)
-    found, more = await read_newest_first(gateway.bus, row, before=before, limit=limit)
+    within = gateway.settings.log_read_s
+    found, more = await read_newest_first(gateway.bus, row, before=before, limit=limit, within=within)
     suffix = suffix_of(row.job, _resolved(gateway, row))
     return page_response([event_object(event, suffix=suffix) for event in found], more=more)
 

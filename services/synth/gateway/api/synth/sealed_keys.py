@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from synth.api.limits import MAX_ENVIRONMENT_KEY_BYTES
 from synth.errors import InvalidKey, Problem
 from synth.gateway.api.openapi import json_response
 from synth.gateway.auth import CurrentKey
@@ -20,8 +21,9 @@ router = APIRouter(tags=["account"])
 
 _NAME = "ENVIRONMENT_API_KEY"
 _ALGORITHM = "libsodium.sealedbox.v1"
-# 8 KiB in a sealed box, as base64.
-_MAX_CIPHERTEXT = 12_000
+# Of the longest key in a sealed box (an ephemeral public key and an authentication code before it), as base64, with
+# line breaks.
+_MAX_CIPHERTEXT = 2 * (MAX_ENVIRONMENT_KEY_BYTES + 32 + 16)
 
 
 class SealedKey(BaseModel):
@@ -29,7 +31,8 @@ class SealedKey(BaseModel):
 
     name: str = Field(default=_NAME, max_length=100)
     ciphertext_b64: str = Field(
-        max_length=_MAX_CIPHERTEXT, description="Base64 of a libsodium sealed box: 8 KiB inside it"
+        max_length=_MAX_CIPHERTEXT,
+        description=f"Base64 of a libsodium sealed box: {MAX_ENVIRONMENT_KEY_BYTES} bytes inside it",
     )
 
 

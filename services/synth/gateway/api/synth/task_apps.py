@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from synth.api.limits import MAX_URL
-from synth.bus.rpc import KEY_REFUSED_STATUSES, VERIFY, VERIFY_WITHIN_S, TaskAppReport, VerifyTaskApp, ask
+from synth.bus.rpc import ANSWER_WITHIN_S, KEY_REFUSED_STATUSES, VERIFY, TaskAppReport, VerifyTaskApp, ask
 from synth.errors import Problem
 from synth.gateway.api.openapi import json_response
 from synth.gateway.auth import CurrentKey
@@ -40,7 +40,7 @@ async def verify_task_app(body: Endpoint, caller: CurrentKey, gateway: GatewayDe
         )
         raise ApiError(400, problem.text(), param="endpoint_base_url", problems=[problem])
     question = VerifyTaskApp(org=caller.org, url=url)
-    report = await ask(gateway.bus, VERIFY, question, TaskAppReport, within=VERIFY_WITHIN_S)
+    report = await ask(gateway.bus, VERIFY, question, TaskAppReport, within=ANSWER_WITHIN_S)
     return json_response(_report_body(report, url))
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from synth.errors import Permanent, Transient
-from synth.inference.engines.limits import COMPLETION_TIMEOUT_S
+from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.vllm import process
 from synth.weights.policy_file import save_tensors
 
@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _FOLDER = "synth-vllm-"
-_RPC_TIMEOUT_S = 120.0
-# Longer than a completion may take: by then whatever ran on an old version has ended.
-_FREE_PLACE_TIMEOUT_S = COMPLETION_TIMEOUT_S + 40.0
 
 
 def make_host_folder() -> Path:
@@ -67,16 +64,16 @@ class LoadedAdapter:
 
 
 class AdapterPool:
-    """The adapters that one host holds, at most `max_adapters`.
+    """The adapters that one host holds, at most `max_adapters` of its settings.
 
     folder: keeps their files, because vLLM reads an adapter again after it has evicted it.
     layers: the names of the layers that an adapter can be over.
     """
 
-    def __init__(self, llm: Any, folder: Path, *, max_adapters: int, layers: Collection[str]) -> None:
+    def __init__(self, llm: Any, folder: Path, settings: EngineSettings, *, layers: Collection[str]) -> None:
         self._llm = llm
         self._folder = folder
-        self._max_adapters = max_adapters
+        self._settings = settings
         self._layers = layers
         self._ids = itertools.count(1)
         self._held: set[LoadedAdapter] = set()
@@ -92,8 +89,8 @@ class AdapterPool:
         """Load an adapter, as soon as there is room for it.
 
         tensors: by peft's names. config: peft's adapter configuration. Raises `Permanent` for an adapter that vLLM
-        cannot serve, and `Transient` when there was no room for longer than a completion takes, or when the engine
-        process ends.
+        cannot serve, and `Transient` when there was no room for as long as a model may take to load, or when the
+        engine process ends.
         """
         self._check_layers(tensors)
 
@@ -125,7 +122,7 @@ class AdapterPool:
         try:
             folder.mkdir()
             await asyncio.to_thread(fill, folder)
-            await process.call(self._llm, self._llm.add_lora(adapter.request), timeout=_RPC_TIMEOUT_S)
+            await process.call(self._llm, self._llm.add_lora(adapter.request), timeout=self._settings.call_s)
         except (Transient, asyncio.CancelledError):
             self.release(adapter)  # vLLM may have begun to load it
             raise
@@ -141,15 +138,17 @@ class AdapterPool:
         return adapter
 
     async def _wait_for_free_place(self) -> None:
+        most, seconds = self._settings.max_adapters, self._settings.start_s
         try:
-            async with asyncio.timeout(_FREE_PLACE_TIMEOUT_S):
-                while len(self._held) >= self._max_adapters:
+            async with asyncio.timeout(seconds):
+                while len(self._held) >= most:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
             raise Transient(
                 f"the host holds {len(self._held)} adapters, old versions that still run included, and none of them "
-                f"was let go of in {_FREE_PLACE_TIMEOUT_S:g} s; expected fewer than {self._max_adapters}",
+                f"was let go of in {seconds:g} s (SYNTH_LOAD_TIMEOUT_S); expected fewer than {most} "
+                "(SYNTH_MAX_ADAPTERS)",
                 delay=5,
             ) from None
 
@@ -211,7 +210,7 @@ class AdapterPool:
         await self._awake.wait()
         try:
             unloaded = self._llm.remove_lora(adapter.request.lora_int_id)
-            await process.call(self._llm, unloaded, timeout=_RPC_TIMEOUT_S)
+            await process.call(self._llm, unloaded, timeout=self._settings.call_s)
         except Transient as error:
             log.warning("%s was not unloaded: %s", adapter.request.lora_name, error)
         finally:

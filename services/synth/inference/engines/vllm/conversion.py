@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synth.errors import Problem, Transient, UserError
 from synth.inference.engines.protocol import Delta, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from synth.inference.grammar.tokens import Grammar
 
 # vLLM raises any temperature between 0 and this to this.
 _MIN_TEMPERATURE = 0.01
@@ -19,10 +22,7 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
     Raises `UserError` for a temperature that vLLM would change.
     """
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
-    from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]
-        RequestOutputKind,
-        StructuredOutputsParams,
-    )
+    from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
     from synth.inference.engines.vllm.banned_tokens import BANNED
 
@@ -46,10 +46,16 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
         stop_token_ids=stop_ids,
         ignore_eos=True,
         logprobs=0,
-        structured_outputs=None if params.grammar is None else StructuredOutputsParams(json=params.grammar.schema),
+        structured_outputs=_structured_outputs(params.grammar) if params.grammar is not None else None,
         extra_args={BANNED: list(params.banned)} if params.banned else None,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _structured_outputs(grammar: Grammar) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
+
+    return StructuredOutputsParams(**{"json" if grammar.kind == "json" else "grammar": grammar.text})
 
 
 def scoring_params() -> Any:

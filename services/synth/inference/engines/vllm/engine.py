@@ -10,7 +10,7 @@ from typing import Any
 
 from synth.errors import Permanent, Transient
 from synth.inference.engines.deadlines import Deadlines
-from synth.inference.engines.limits import check_scorable, clamp_max_tokens
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
 from synth.inference.engines.live_weights import check_fit, read_weights
 from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.vllm import conversion
@@ -125,7 +125,7 @@ class VllmEngine:
                         except StopAsyncIteration:
                             return
                         except TimeoutError:
-                            raise Transient(f"the completion was not done in its {timeout:g} s") from None
+                            raise late_completion(timeout) from None
                         yield delta
         finally:
             self._deadlines.end(deadline)

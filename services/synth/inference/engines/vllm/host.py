@@ -8,20 +8,21 @@ import logging
 import math
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.limits import vllm_lora_rank
-from synth.inference.engines.settings import CPU_KV_BYTES, WORKAROUNDS, EngineSettings, gpu_kv_bytes
+from synth.inference.engines.settings import CPU_KV_BYTES, WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
 from synth.inference.engines.vllm.plugin import FILE_BACKEND
+from synth.models.memory import gpu_kv_bytes
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,9 @@ _CPU_BLOCK_SIZE = 32
 # With a KV budget, which there always is, only the fraction of the memory that vLLM wants to find free at its start.
 _MEMORY_FRACTION = 0.01
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_SWAP_TIMEOUT_S = 600.0
-# Weights of 64 GB over a slow bus.
-_SLEEP_TIMEOUT_S = 120.0
-_SCORE_TIMEOUT_S = 120.0
-_CALL_TIMEOUT_S = 60.0
 _hosts = itertools.count(1)
+
+T = TypeVar("T")
 
 
 class HostedEngine(Protocol):
@@ -63,7 +61,7 @@ class VllmHost:
         self.model = model
         self.settings = settings
         self.max_lora_rank = rank
-        self.adapters = AdapterPool(llm, folder, max_adapters=settings.max_adapters, layers=model.adaptable())
+        self.adapters = AdapterPool(llm, folder, settings, layers=model.adaptable())
         self.stats: metrics.HostStats = llm.synth_stats
         self.open_requests = 0
         self.engines: set[HostedEngine] = set()
@@ -179,7 +177,7 @@ class VllmHost:
     async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any:
         """The final output of a request of the host's own, which goes before all that wait."""
         try:
-            async with asyncio.timeout(_SCORE_TIMEOUT_S):
+            async with asyncio.timeout(self.settings.call_s):
                 outputs = [
                     output
                     async for output in self.generate(
@@ -187,7 +185,7 @@ class VllmHost:
                     )
                 ]
         except TimeoutError:
-            raise Transient(f"the engine did not answer in {_SCORE_TIMEOUT_S:g} s") from None
+            raise Transient(f"vLLM did not answer in {self.settings.call_s:g} s (SYNTH_ENGINE_CALL_S)") from None
         self.check()
         return outputs[-1]
 
@@ -211,23 +209,26 @@ class VllmHost:
 
     async def set_weight_version(self, version: int) -> None:
         """Name the version of the weights that are already loaded."""
-        await process.call(self.llm, self.llm.update_weight_version(str(version)), timeout=_CALL_TIMEOUT_S)
+        await self._call(self.llm.update_weight_version(str(version)))
 
     async def sleep(self) -> None:
-        """As `Engine.sleep`, for every policy on this host. On a CPU vLLM keeps its memory, and only stands still."""
+        """As `Engine.sleep`, for every policy on this host. On a CPU vLLM keeps its memory, and only stands still.
+
+        Raises `Transient`, having ended the engine process, when vLLM does not: its end gives the memory back.
+        """
         if self.asleep or self._closed:
             return
         self.check()
         self.asleep = True
         await self.adapters.pause()
-        await process.call(self.llm, self.llm.sleep(level=1, mode="keep"), timeout=_SLEEP_TIMEOUT_S)
+        await self._move(self.llm.sleep(level=1, mode="keep"), "did not fall asleep")
 
     async def wake(self) -> None:
-        """As `Engine.wake`."""
+        """As `Engine.wake`. Raises `Transient` as `sleep` does."""
         if not self.asleep or self._closed:
             return
         self.check()
-        await process.call(self.llm, self.llm.wake_up(), timeout=_SLEEP_TIMEOUT_S)
+        await self._move(self.llm.wake_up(), "did not wake up")
         self.adapters.resume()
         self.asleep = False
 
@@ -245,6 +246,14 @@ class VllmHost:
         await asyncio.to_thread(process.shut_down, self.llm)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def _move(self, call: Coroutine[Any, Any, Any], failed: str) -> None:
+        try:
+            await self._call(call)
+        except Exception as error:
+            reason = self.fail(Transient(f"vLLM {failed}: {type(error).__name__}: {error}"))
+            await self.close()
+            raise reason from error
+
     async def _swap(self, files: list[Path], version: int, swapped_rows: tuple[int, int] | None) -> list[str]:
         update = {
             "files": [str(f) for f in files],
@@ -255,7 +264,7 @@ class VllmHost:
             cached_prompt = await selftest.fill_prefix_cache(self)
             self.weights_replaced = True
             try:
-                taken = await process.call(self.llm, self._update(update, version), timeout=_SWAP_TIMEOUT_S)
+                taken = await self._call(self._update(update, version))
             except Exception as error:
                 self.check()  # if the process was killed meanwhile, the weights are not to blame
                 reason = f"policy version {version}: vLLM broke off half-way: {type(error).__name__}: {error}"
@@ -279,9 +288,11 @@ class VllmHost:
         await self.llm.resume_generation()
         return taken
 
+    async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await process.call(self.llm, coroutine, timeout=self.settings.call_s)
+
     async def _set_up(self) -> None:
-        settled = self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),))
-        await process.call(self.llm, settled, timeout=_CALL_TIMEOUT_S)
+        await self._call(self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),)))
         if self.max_lora_rank is None:
             await selftest.check_tied_head(self)
             self.weights_replaced = False  # the self-test has put the base weights back
@@ -297,7 +308,7 @@ def _check_workarounds(settings: EngineSettings) -> None:
 
 def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None) -> Any:
     """Start vLLM, and block until its process is ready. Its registry and stats become attributes of it."""
-    process.prepare(settings.threads)
+    process.prepare(settings.threads, start_s=settings.start_s)
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
@@ -351,7 +362,13 @@ def _gpu_kv_bytes(model: BaseModelInfo, settings: EngineSettings) -> int:
     free, _ = torch.cuda.mem_get_info(settings.device)
     wide = 4 if settings.dtype == "fp32" else 2
     weights = wide * sum(math.prod(shape) for shape in model.shapes.values())
-    return gpu_kv_bytes(free, weights=weights, vocabulary=model.vocabulary, max_num_seqs=settings.max_num_seqs)
+    return gpu_kv_bytes(
+        free,
+        weights=weights,
+        vocabulary=model.vocabulary,
+        max_num_seqs=settings.max_num_seqs,
+        kv_share=settings.kv_share,
+    )
 
 
 def _check_heads(model_dir: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import math
 import multiprocessing
 import os
 import threading
@@ -42,10 +43,11 @@ def on_cpu() -> bool:
     )
 
 
-def prepare(threads: int) -> None:
+def prepare(threads: int, *, start_s: float) -> None:
     """Set the environment, start the fork server and import vLLM: 7 CPU-seconds here, and as many in the fork server.
 
-    threads: of an engine process; the first call decides. Blocks, so call it from a thread.
+    threads: of an engine process. start_s: seconds that one may take to start. The first call decides. Blocks, so call
+    it from a thread.
     """
     with _preparing:
         defaults = {
@@ -53,6 +55,7 @@ def prepare(threads: int) -> None:
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_LOGGING_STREAM": "ext://sys.stderr",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(start_s)),  # its own is 600 s, less than a large model takes
         }
         if on_cpu():
             # In vLLM's own way (0) the worker is a further process, bound to a core that it does not share.
@@ -99,7 +102,7 @@ async def call(llm: Any, coroutine: Coroutine[Any, Any, T], *, timeout: float) -
         while not pending.done() and not has_ended(llm):
             left = deadline - clock()
             if left <= 0:
-                raise Transient(f"vLLM did not answer in {timeout:g} s")
+                raise Transient(f"vLLM did not answer in {timeout:g} s (SYNTH_ENGINE_CALL_S)")
             await asyncio.wait([pending], timeout=min(left, _POLL_S))
         if has_ended(llm) and (not pending.done() or pending.exception() is not None):
             raise Transient("the engine process has ended")

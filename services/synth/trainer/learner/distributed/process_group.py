@@ -21,9 +21,9 @@ from torch import Tensor
 
 _T = TypeVar("_T")
 
-#: How long a collective waits: one rank may tokenise a large dataset or write a large checkpoint meanwhile. A rank that
-#: hangs is found sooner, by the service's `child_silence_s`.
-COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
+#: How long a collective waits: for ever, but torch wants a number. One rank may tokenise a large dataset or write a
+#: large checkpoint meanwhile; one that hangs is found by the service, which kills a process that says nothing.
+COLLECTIVE_TIMEOUT = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from synth.files.rows.conversations import LineStats, read_line
+from synth.datasets.conversations import LineStats, read_line
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from tests.unit.trainer.sft_rows import training_rows

@@ -1,4 +1,4 @@
-"""Values of several things side by side: a column for each where there is room, else below each other."""
+"""Values of several things side by side: a column for each where no word is broken by it, else below each other."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ class SideBySide:
         label = max((len(name) for name, _ in self._rows), default=0)
         natural = [max(len(mark), *(len(values[i]) for _, values in self._rows)) for i, mark in enumerate(self._marks)]
         room = options.max_width - label - _GAP * len(self._marks)
-        share = room // len(self._marks)
-        if sum(natural) <= room or share >= _NARROWEST:
-            yield self._columns(natural if sum(natural) <= room else _shared(natural, room))
+        widths = natural if sum(natural) <= room else _shared(natural, max(room, 0))
+        if all(self._can_be_read(i, width) for i, width in enumerate(widths)):
+            yield self._columns(widths)
         else:
             yield from self._stacked()
+
+    def _can_be_read(self, i: int, width: int) -> bool:
+        """Whether each value of a thing fits into a column, or is wrapped there between words alone."""
+        values = [values[i] for _, values in self._rows]
+        word = max((len(word) for value in values for word in value.split()), default=0)
+        return width >= max(map(len, values), default=0) or width >= max(_NARROWEST, word)
 
     def _columns(self, widths: Sequence[int]) -> Table:
         grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=True)

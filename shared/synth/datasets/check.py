@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from synth.datasets.conversations import line_problem, read_line
+from synth.datasets.token_estimate import TokenEstimate
 from synth.events import FileReady, FileRejected, LineProblem
-from synth.files.rows.conversations import line_problem, read_line
-from synth.files.rows.token_estimate import TokenEstimate
 
 PROBLEMS_KEPT = 20
-LONGEST_LINE = 16 << 20
-_TOO_LONG = ("$", f"the line is longer than {LONGEST_LINE >> 20} MiB")
 
 
 class FileCheck:
     """Takes a file in pieces of any size; `finish` gives the verdict.
 
-    image_rows: how many rows show images, in whatever form.
+    max_line_bytes: a longer line is a bad one. image_rows: how many rows show images, in whatever form.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_line_bytes: int = 64 << 20) -> None:
         self.image_rows = 0
+        self._max_line_bytes = max_line_bytes
+        self._too_long = ("$", f"the line is longer than {max_line_bytes} bytes (SYNTH_MAX_LINE_BYTES)")
         self._rest = b""
         self._skipping = False
         self._line = 0
@@ -37,9 +37,9 @@ class FileCheck:
         self._rest = lines.pop()
         for line in lines:
             self._check(line)
-        if len(self._rest) > LONGEST_LINE:
+        if len(self._rest) > self._max_line_bytes:
             if not self._skipping:
-                self._bad(self._line + 1, _TOO_LONG)
+                self._bad(self._line + 1, self._too_long)
             self._rest, self._skipping = b"", True
 
     def finish(self) -> FileReady | FileRejected:
@@ -65,7 +65,7 @@ class FileCheck:
             return
         if not line or line.isspace():
             return
-        found = read_line(line) if len(line) <= LONGEST_LINE else _TOO_LONG
+        found = read_line(line) if len(line) <= self._max_line_bytes else self._too_long
         if isinstance(found, tuple):
             self._bad(self._line, found)
             return

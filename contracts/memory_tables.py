@@ -1,0 +1,102 @@
+"""The tables of docs/gpu.md: what training and serving hold on a GPU, by the functions that `config explain` calls."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from synth.errors import Permanent
+from synth.jobs.memory import TrainingMemory, training_memory
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, resolve_job
+from synth.jobs.resolved import RlJob
+from synth.models import Registry
+from synth.models.memory import GIB, engine_memory
+from synth.models.shape import ModelShape, known_shape
+
+PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
+#: GiB that CUDA leaves of cards sold as 16, 24, 48 and 80 GB, and the share of it that the arithmetic may take: CUDA's
+#: own memory and what the allocator loses are not in it.
+CARDS = {"16": 15.0, "24": 22.5, "48": 44.5, "80": 79.2}
+SHARE = 0.9
+MODELS = ("0.6B", "1.7B", "4B", "8B")
+
+_JOB = """\
+[services]
+task_url = "http://127.0.0.1:8001"
+[model]
+base = "Qwen/Qwen3-{model}"
+trainer_mode = "{mode}"
+[training]
+iterations_per_epoch = 1
+activation_checkpointing = {checkpointing}
+"""
+
+
+def gpu_page() -> str:
+    """docs/gpu.md with both tables as they are computed now: each stands between a comment that names it and `end`."""
+    page = PAGE.read_text()
+    for name, lines in (("training", training_table()), ("serving", serving_table())):
+        table = "\n".join(["", *lines, ""])
+        place = rf"(<!-- table: {name} -->).*?(<!-- end -->)"
+        page, found = re.subn(place, rf"\1\n{table}\n\2", page, flags=re.DOTALL)
+        assert found == 1, f"docs/gpu.md has {found} tables {name}"
+    return page
+
+
+def training_table() -> list[str]:
+    """Rows: a model and what of it is trained, with the defaults of an RL job, activations kept and checkpointed."""
+    lines = [
+        "| model | trained | weights | gradients, moments | logits | activations | in all | card "
+        "| checkpointed | in all | card |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for model in MODELS:
+        for mode in ("full", "lora", "qlora"):
+            kept, again = (_training(model, mode, checkpointing) for checkpointing in (False, True))
+            cells = [
+                f"Qwen3-{model}",
+                {"full": "all", "lora": "LoRA", "qlora": "QLoRA"}[mode],
+                _gib(kept.weights + kept.casts),
+                _gib(kept.gradients + kept.moments),
+                _gib(kept.logits),
+                *(_gib(kept.activations), _gib(kept.total), _card(kept.total)),
+                *(_gib(again.activations), _gib(again.total), _card(again.total)),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def serving_table() -> list[str]:
+    """Rows: a model on a card that has nothing else, with the defaults of an inference process."""
+    lines = ["| model | card | weights | logits | KV cache | tokens |", "|---|--:|--:|--:|--:|--:|"]
+    for model in MODELS:
+        for card, gib in CARDS.items():
+            try:
+                found = engine_memory(_shape(model), int(gib * GIB), kv_share=0.5, max_num_seqs=256)
+            except Permanent:
+                continue  # it does not fit
+            cells = [f"Qwen3-{model}", card, _gib(found.weights), _gib(found.logits), _gib(found.kv_cache)]
+            lines.append(f"| {' | '.join([*cells, f'{found.kv_tokens:,}'])} |")
+    return lines
+
+
+def _training(model: str, mode: str, checkpointing: bool) -> TrainingMemory:
+    text = _JOB.format(model=model, mode=mode, checkpointing=str(checkpointing).lower())
+    job = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=Registry()).job
+    assert isinstance(job, RlJob)
+    return training_memory(job, _shape(model))
+
+
+def _shape(model: str) -> ModelShape:
+    shape = known_shape(f"Qwen/Qwen3-{model}")
+    assert shape is not None
+    return shape
+
+
+def _card(total: int) -> str:
+    return next((name for name, gib in CARDS.items() if total <= SHARE * gib * GIB), "-")
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"

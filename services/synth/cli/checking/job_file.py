@@ -1,0 +1,96 @@
+"""What `config check` finds out about one job file: all that would refuse it, in the words of who would.
+
+The file is looked at here, then the datasets that it names, line by line. What only the cluster knows is asked of the
+cluster: its models, the files that were uploaded. Where there is none, a warning says what was not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from synth.cli.checking.cluster import AskedCluster
+from synth.cli.checking.dataset import check_dataset
+from synth.cli.job_files import Flags, LenientRegistry, datasets_of, name_of, read_config, validate_text
+from synth.cli.submission import CheckedJob
+from synth.cli.tui import output
+from synth.datasets.images import images_refused
+from synth.errors import Problem
+from synth.jobs.resolve.job import ValidationReport, require_job
+from synth.jobs.resolved import Job, SftJob, job_from_data
+from synth.models import Registry, parse_finetuned
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A job file's name, the outcome of its check, and what beside the outcome's own warnings is to be said."""
+
+    name: str
+    found: ValidationReport
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def examine(file: Path, flags: Flags, models_dir: Path) -> JobFile:
+    """Look at a file on this machine alone. Raises `UserError`, `UsageProblem`."""
+    # Where a cluster keeps its models, it knows them all; elsewhere only the cluster can say.
+    elsewhere = LenientRegistry()
+    registry = Registry(models_dir) if models_dir.is_dir() else elsewhere
+    _, found = validate_text(read_config(file), name=name_of(file), flags=flags, registry=registry)
+    unsure = [f"{p.where}: {p.what} on this machine; the cluster decides" for p in elsewhere.unknown_models]
+    return JobFile(name_of(file), found, unsure)
+
+
+def check(file: Path, flags: Flags, models_dir: Path, cluster: AskedCluster) -> JobFile:
+    """Look at a file, at its datasets, and ask the cluster. Raises `UserError`, `UsageProblem`."""
+    name, text = name_of(file), read_config(file)
+    document, found = validate_text(text, name=name, flags=flags, registry=LenientRegistry(models_dir))
+    if found.job is None:
+        return JobFile(name, found)
+    said = cluster.check(CheckedJob.of(text, name=name, flags=flags, resolved=require_job(found, document)))
+    if said is None:
+        registry = Registry(models_dir) if cluster.here and models_dir.is_dir() else LenientRegistry(models_dir)
+        _, found = validate_text(text, name=name, flags=flags, registry=registry)
+        return _looked_at_datasets(JobFile(name, found, _not_asked(found, registry, cluster.unasked)))
+    warnings = [w for w in said.warnings if w not in found.warnings]
+    warnings += [f"{id} is still being checked: nothing is known of its lines" for id in said.unchecked]
+    looked = JobFile(name, replace(found, problems=said.problems), warnings)
+    resolved = None if said.resolved is None else job_from_data(said.resolved)
+    return _looked_at_datasets(looked, sees=None if resolved is None else _sees(resolved))
+
+
+def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile:
+    """Look at the datasets that are still files of this machine. sees: whether the model sees images, if known."""
+    job = looked.found.job
+    if not isinstance(job, SftJob):
+        return looked
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    for _, path in datasets_of(job):
+        total = path.stat().st_size
+        with output.status(f"checking {path} ({output.size(total)})") as status:
+            report = check_dataset(path, read=lambda n, p=path, t=total: status(f"checking {p}: {100 * n // t} %"))
+        problems += report.problems
+        if not report.problems and report.image_rows and sees is False:
+            problems.append(images_refused(path.name, job.model, where=str(path)))
+        elif not report.problems and report.image_rows:
+            warnings.append(f"{path}: {report.image_rows:,} rows show images, which only the cluster looks at")
+    found = replace(looked.found, problems=[*looked.found.problems, *problems])
+    return replace(looked, found=found, warnings=[*looked.warnings, *warnings])
+
+
+def _not_asked(found: ValidationReport, registry: Registry, reason: str) -> list[str]:
+    """What only the cluster could have said of a job without problems."""
+    job = found.job
+    if job is None:
+        return []
+    unseen: list[tuple[str, str]] = []
+    if registry.find(job.model).path is None or parse_finetuned(job.model) is not None:
+        unseen.append((found.origins["model"], f"the model {job.model!r}"))
+    if isinstance(job, SftJob):
+        files = (("training_file", job.training_file), ("validation_file", job.validation_file))
+        unseen += [(found.origins[field], f"the file {id!r}") for field, id in files if id and id.startswith("file_")]
+    return [f"{where}: {what} was not looked up, since the cluster was not asked ({reason})" for where, what in unseen]
+
+
+def _sees(job: Job) -> bool:
+    return isinstance(job, SftJob) and job.vision is not None

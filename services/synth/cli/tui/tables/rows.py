@@ -1,0 +1,126 @@
+"""Rows under headings on a terminal of any width: what does not fit is wrapped, or stands below, and is never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+#: Columns between two cells.
+GAP = 2
+#: Text in fewer columns cannot be read.
+_NARROWEST = 20
+_INDENT = 2
+_NOTHING = ("", "-")
+
+Style = Callable[[str], str]
+#: A value of a table; a text has its styles already.
+Value = str | Text
+
+
+class Rows:
+    """A table. Where it is too wide for the terminal, one column gives way: `wrap`.
+
+    Its texts are wrapped in what is left; one that would be broken there stands below its row. Where not even the
+    others fit, each row is a few lines of names and values. style: of a cell, by its text.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Value]], *, wrap: str = "", style: Style = lambda text: ""
+    ) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._wrap = columns.index(wrap) if wrap else None
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [max(map(len, cells)) for cells in zip(self._columns, *self._rows, strict=True)]
+        left = options.max_width - width_of(widths)
+        at = self._wrap
+        if left >= 0:
+            yield from self._table(console, widths)
+        elif at is not None and self._wraps(at, left + widths[at]):
+            widths[at] += left
+            yield from self._table(console, widths)
+        elif at is not None and left + widths[at] + GAP >= 0:
+            yield from self._table(console, widths, left_out=at)
+        else:
+            for row in self._rows:
+                yield self._card(console, row, options.max_width)
+
+    def _wraps(self, column: int, width: int) -> bool:
+        """Whether a value of this column can be read in so little room."""
+        values = [str(row[column]) for row in self._rows]
+        return width >= _NARROWEST and any(_longest_word(v) <= width for v in values if v not in _NOTHING)
+
+    def _table(self, console: Console, widths: Sequence[int], *, left_out: int | None = None) -> RenderResult:
+        """The rows in columns; what would be broken there stands below its row."""
+        shown = [i for i in range(len(widths)) if i != left_out]
+        yield _line([Text(self._columns[i].upper(), style="bold dim") for i in shown], [widths[i] for i in shown])
+        for row in self._rows:
+            below = [i for i, value in enumerate(row) if i == left_out or _longest_word(str(value)) > widths[i]]
+            cells = [(Text() if i in below else self._text(row[i])).wrap(console, widths[i]) for i in shown]
+            for n in range(max(map(len, cells))):
+                yield _line([cell[n] if n < len(cell) else Text() for cell in cells], [widths[i] for i in shown])
+            for i in below:
+                if str(row[i]) not in _NOTHING:
+                    yield Padding(self._named(i, row[i]), (0, 0, 0, _INDENT), expand=False)
+
+    def _card(self, console: Console, row: Sequence[Value], width: int) -> Text:
+        """The first value and then the others with their names, those left out that there are not."""
+        first = Text(str(row[0]), style="bold")
+        # A number alone does not say what it counts.
+        if first.plain.isdigit():
+            first = Text(f"{self._columns[0]} ", style="dim").append_text(first)
+        others = [self._named(i, value) for i, value in enumerate(row) if i and str(value) not in _NOTHING]
+        return flow([first, *others], width, indent=_INDENT, console=console)
+
+    def _named(self, column: int, value: Value) -> Text:
+        return Text.assemble((f"{self._columns[column]} ", "dim"), self._text(value))
+
+    def _text(self, value: Value) -> Text:
+        return value if isinstance(value, Text) else Text(value, style=self._style(value))
+
+
+def width_of(widths: Sequence[int]) -> int:
+    """The columns of the terminal that a table with columns of these widths takes."""
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def flow(parts: Sequence[Text], width: int, *, indent: int = 0, console: Console | None = None) -> Text:
+    """Parts side by side, a line being broken between two of them alone; the lines after the first one are indented.
+
+    A part that is longer than a line is wrapped, by the console where there are indents.
+    """
+    text, used = Text(overflow="fold"), 0
+    for n, part in enumerate(parts):
+        if console and part.cell_len > width - indent:
+            lines = part.wrap(console, width - indent)
+            text.append("\n" + " " * indent if n else "").append_text(Text("\n" + " " * indent).join(lines))
+            used = indent + lines[-1].cell_len
+            continue
+        if n and used + GAP + part.cell_len > width:
+            text.append("\n" + " " * indent)
+            used = indent
+        elif n:
+            text.append(" " * GAP)
+            used += GAP
+        text.append_text(part)
+        used += part.cell_len
+    return text
+
+
+def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text(no_wrap=True)
+    for n, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        line.append_text(cell)
+        if n < len(cells) - 1:
+            line.append(" " * (width - cell.cell_len + GAP))
+    line.rstrip()
+    return line
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)

@@ -1,0 +1,32 @@
+"""What would become of a job, asked before it is submitted: of the services that would decide, in their words."""
+
+from __future__ import annotations
+
+from synth.api.schemas import JobCheck
+from synth.bus.rpc import (
+    ANSWER_WITHIN_S,
+    CHECK,
+    VALIDATE,
+    CheckJob,
+    CheckVerdict,
+    ValidateJob,
+    ValidationVerdict,
+    ask,
+)
+from synth.events import JobCreated
+from synth.gateway.deps import Gateway
+from synth.ids import OrgId
+
+
+async def check_job(gateway: Gateway, org: OrgId, created: JobCreated) -> JobCheck:
+    """Every problem that this submission would have, its task app apart. Raises `Transient` where nobody answers."""
+    validated = await ask(
+        gateway.bus, VALIDATE, ValidateJob(created=created), ValidationVerdict, within=ANSWER_WITHIN_S
+    )
+    if validated.job is None:
+        return JobCheck(problems=validated.problems)
+    question = CheckJob(org=org, job=validated.job)
+    found = await ask(gateway.bus, CHECK, question, CheckVerdict, within=ANSWER_WITHIN_S)
+    return JobCheck(
+        problems=found.problems, warnings=validated.warnings, resolved=validated.job, unchecked=found.unchecked
+    )

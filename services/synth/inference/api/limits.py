@@ -1,0 +1,22 @@
+"""What one request may take: the bounds that an operator sets, each under its setting's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from synth.inference.grammar.compiler import SchemaLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The bounds of one request. body: bytes. choices: the largest `n`.
+
+    seconds: for a completion on a user's own account; a rollout's may take what is left of its rollout.
+    default_max_tokens: of a reply to a request that names no limit; None: what the context has left.
+    """
+
+    body: int = 32 << 20
+    choices: int = 128
+    seconds: float = 3600.0
+    default_max_tokens: int | None = 1024
+    schema: SchemaLimits = field(default_factory=SchemaLimits)

@@ -1,0 +1,37 @@
+"""Runs `synthctl` once for each list of arguments in a JSON file, in one process: Python starts once for all of them.
+
+Before each stands a line of `BEGIN` and its number, behind it one of `END` and its exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from synth.cli.app import main
+
+BEGIN, END = "\x1e", "\x1f"
+
+
+def _mark(text: str) -> None:
+    sys.stderr.flush()
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def run(arguments: list[list[str]]) -> None:
+    """Run them all, as the program itself runs."""
+    for number, words in enumerate(arguments):
+        _mark(f"{BEGIN}{number}")
+        sys.argv = ["synthctl", *words]
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        _mark(f"{END}{code}")
+
+
+if __name__ == "__main__":
+    run(json.loads(Path(sys.argv[1]).read_text()))
