@@ -27,6 +27,8 @@ from synth.events import BlobRef
 _CHUNK = 4 << 20
 # Beside the tree, not in it: a checkpoint has a manifest.json of its own.
 _MANIFEST = ".manifest.json"
+#: Tries of one rename; each but the last met a deletion between two system calls.
+_RENAMES = 100
 
 
 class BlobMissing(Permanent):
@@ -240,16 +242,17 @@ def _put_in_place(path: Path, target: Path) -> bool:
 
     Says whether the folder is new.
     """
-    while True:
+    for tries_left in reversed(range(_RENAMES)):
         new_folder = not target.parent.exists()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
         except FileNotFoundError:
-            if not path.exists():
+            if not tries_left or not path.exists():
                 raise
         else:
             return new_folder
+    raise AssertionError("unreachable")
 
 
 def _remove_empty_folders(root: Path, key: str) -> None:

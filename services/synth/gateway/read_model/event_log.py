@@ -15,6 +15,7 @@ from nats.js.errors import NotFoundError
 
 from synth.api.schemas import EventView
 from synth.bus.connection import Connection
+from synth.bus.reading import read_across_reconnects
 from synth.bus.recorded import Recorded, UnknownEvent, from_parts
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
@@ -55,9 +56,26 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
 
     Raises `Transient` when the bus does not answer.
     """
-    found: list[Recorded] = []
     if after >= _SEQUENCE_LIMIT:
-        return Page(found, more=False)
+        return Page([], more=False)
+    start: dict[str, object] = (
+        {"seq": after + 1} if since is None else {"start_time": since.astimezone(UTC).isoformat()}
+    )
+    try:
+        found, end = await read_across_reconnects(
+            bus, lambda: _batch(bus, start | {"next_by_subj": subject, "batch": limit})
+        )
+    except (TimeoutError, NatsError) as error:
+        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
+    status = end.get("Status", "")
+    if status not in ("204", "404"):
+        raise Transient(f"the bus refused a read of {subject}: {status} {end.get('Description', '')}")
+    return Page(found, more=int(end.get("Nats-Num-Pending", 0)) > 0)
+
+
+async def _batch(bus: Connection, request: dict[str, object]) -> tuple[list[Recorded], dict[str, str]]:
+    """The events that one direct get answers, and the headers that end them."""
+    found: list[Recorded] = []
     ended: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
     async def on_message(msg: Msg) -> None:
@@ -70,30 +88,21 @@ async def read_page(bus: Connection, subject: str, *, after: int, limit: int, si
         elif not ended.done():
             ended.set_result(headers)
 
+    inbox = bus.nc.new_inbox()
+    subscription = await bus.nc.subscribe(inbox, cb=on_message)
     try:
-        inbox = bus.nc.new_inbox()
-        subscription = await bus.nc.subscribe(inbox, cb=on_message)
-        try:
-            start = {"seq": after + 1} if since is None else {"start_time": since.astimezone(UTC).isoformat()}
-            request = {**start, "next_by_subj": subject, "batch": limit}
-            await bus.nc.publish(f"$JS.API.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
-            async with asyncio.timeout(_TIMEOUT_S):
-                end = await ended
-        finally:
-            await subscription.unsubscribe()
-    except (TimeoutError, NatsError) as error:
-        raise Transient(f"the bus did not answer a read of {subject}: {error!r}") from error
-    status = end.get("Status", "")
-    if status not in ("204", "404"):
-        raise Transient(f"the bus refused a read of {subject}: {status} {end.get('Description', '')}")
-    return Page(found, more=int(end.get("Nats-Num-Pending", 0)) > 0)
+        await bus.nc.publish(f"$JS.API.DIRECT.GET.{EVENTS}", json.dumps(request).encode(), reply=inbox)
+        async with asyncio.timeout(_TIMEOUT_S):
+            return found, await ended
+    finally:
+        await subscription.unsubscribe()
 
 
 async def read_last(bus: Connection, kind: type[Event], org: str, key: str) -> Recorded | None:
     """Read the last event of this kind of one job or file, from the stream's leader."""
     subject = subject_of(kind, org, key)
     try:
-        found = await bus.js.get_last_msg(EVENTS, subject)
+        found = await read_across_reconnects(bus, lambda: bus.js.get_last_msg(EVENTS, subject))
     except NotFoundError:
         return None
     except (TimeoutError, NatsError) as error:

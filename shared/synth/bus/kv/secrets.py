@@ -16,9 +16,11 @@ from typing import TypeVar
 import msgspec
 from nats.aio.msg import Msg
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
+from nats.js.kv import KeyValue
 
 from synth.access import Organisation, Scope
 from synth.bus.connection import Connection
+from synth.bus.reading import read_across_reconnects
 from synth.bus.replay import replay_messages
 from synth.bus.server.topology import SECRETS
 from synth.errors import Conflict, Permanent
@@ -225,9 +227,11 @@ class SecretStore:
         return [m for m in found if m.data]
 
     async def _get(self, key: str, kind: type[_T]) -> _T | None:
-        bucket = await self._bus.js.key_value(SECRETS)
+        async def read() -> KeyValue.Entry:
+            return await (await self._bus.js.key_value(SECRETS)).get(key)
+
         try:
-            entry = await bucket.get(key)
+            entry = await read_across_reconnects(self._bus, read)
         except KeyNotFoundError:
             return None
         return msgspec.json.decode(entry.value or b"", type=kind)

@@ -1,0 +1,33 @@
+"""Reads of the bus that outlive a connection: an answer that was on its way when the connection broke never comes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from nats.errors import Error as NatsError
+
+from synth.bus.connection import Connection
+from synth.runtime import logs
+
+log = logs.get("bus")
+
+_T = TypeVar("_T")
+#: Of one read. Each but the last met another break of the connection; a bus that stays away is told at the first.
+_ATTEMPTS = 3
+
+
+async def read_across_reconnects(bus: Connection, read: Callable[[], Awaitable[_T]]) -> _T:
+    """Await `read()`, and again if the connection was replaced while it waited in vain; `read` must change nothing.
+
+    Raises what the last `read()` raised.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = bus.nc.stats["reconnects"]
+        try:
+            return await read()
+        except (NatsError, TimeoutError) as error:
+            if attempt == _ATTEMPTS or bus.nc.stats["reconnects"] == before:
+                raise
+            log.info("asked again: the connection broke before the answer came", error=repr(error), attempt=attempt)
+    raise AssertionError("unreachable")
