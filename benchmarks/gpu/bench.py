@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from benchmarks.gpu.shapes import FORWARD, FULL, LORA, Cost, Load, Shape
-from synth.cli.make_model import make_tiny_qwen3
+from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine

@@ -17,9 +17,9 @@ import httpx
 
 from synth.blobs import BlobStore
 from synth.errors import SynthError
-from synth.files.images.format import NotAnImage, read_image_format
 from synth.files.settings import FilesSettings
 from synth.http_guard import AddressRefused, ReplyTooLarge, fetch
+from synth.images.format import NotAnImage, read_image_format
 
 _DATA = re.compile(r"data:image/(png|jpe?g|webp|gif)(?:;[a-z]+=[^;,]*)*;base64,", re.IGNORECASE)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

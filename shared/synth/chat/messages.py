@@ -8,6 +8,7 @@ template by the same rules, so that a model is trained on what it is served with
 - tools and tool calls: nested in `function`, with a `type`. A call's arguments are an object where their text is a JSON
   object (none are the empty object), and else stay as they are. An id is kept where there is one. An assistant's
   content of `{tool_name, arguments}` actions, and of nothing else, is tool calls.
+- images: for a model that sees, a message that shows any keeps its parts, texts and images in their order.
 - content: text. Parts are joined; an object that is no part, and an action among other parts, is its JSON.
   `raw_content` stands for the content of an assistant that has neither content nor tool calls nor reasoning.
 - `developer` is `system`. `name` and `tool_call_id` are kept.
@@ -32,6 +33,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 IMAGE_TYPES = ("image", "image_url")
 PART_TYPES = ("text", *IMAGE_TYPES)
+#: Whose messages may show images: the templates of vision models write them there alone.
+_SHOWING_ROLES = ("user", "tool")
 
 
 class ImageUrl(msgspec.Struct, gc=False):
@@ -90,6 +93,9 @@ class Tool(msgspec.Struct, gc=False):
     parameters: dict[str, Any] | None = None
 
 
+Content = str | list[ContentPart | str] | dict[str, Any] | None
+
+
 class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One message, as the OpenAI API spells it; unknown fields are ignored.
 
@@ -98,7 +104,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
 
     role: str
-    content: str | list[ContentPart | str] | dict[str, Any] | None = None
+    content: Content = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -144,13 +150,16 @@ class Conversation:
     thinking: bool = False
 
 
-def template_messages(messages: Sequence[Message], *, thinks: bool) -> list[dict[str, Any]]:
-    """The messages as a chat template takes them; see the rules at the top. thinks: whether the model's family does.
+def template_messages(messages: Sequence[Message], *, thinks: bool, sees: bool = False) -> list[dict[str, Any]]:
+    """The messages as a chat template takes them; see the rules at the top.
 
-    Raises `UserError`, whose `where` is the field, for an image, for another part that is not text, and for a tool call
-    without a name.
+    thinks: whether the model's family does. sees: whether the model is shown images, as parts `{type, image}`.
+    Raises `UserError`, whose `where` is the field, for an image that a model cannot see or that stands in a message of
+    another role than user and tool, for another part that is not text, and for a tool call without a name.
     """
-    return [_template_message(message, f"messages[{i}]", thinks=thinks) for i, message in enumerate(messages)]
+    return [
+        _template_message(message, f"messages[{i}]", thinks=thinks, sees=sees) for i, message in enumerate(messages)
+    ]
 
 
 def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -165,17 +174,25 @@ def object_text(value: object) -> str:
 
 def images_in(messages: Sequence[Message]) -> int:
     """How many images the messages show."""
-    found = 0
-    for message in messages:
-        content = message.content
-        if isinstance(content, dict):
-            found += content.get("type") in IMAGE_TYPES
-        elif isinstance(content, list):
-            found += sum(isinstance(part, ContentPart) and part.type in IMAGE_TYPES for part in content)
-    return found
+    return sum(len(image_parts(message)) for message in messages)
 
 
-def _template_message(message: Message, place: str, *, thinks: bool) -> dict[str, Any]:
+def image_parts(message: Message) -> list[ContentPart]:
+    """The parts of a message that show an image, in order."""
+    content = message.content
+    if isinstance(content, dict) and content.get("type") in IMAGE_TYPES:
+        return [msgspec.convert(content, ContentPart)]
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, ContentPart) and part.type in IMAGE_TYPES]
+
+
+def image_address(part: ContentPart) -> str:
+    """Where the image of a part is: a data URI, an address, or its blob; "" where the part names none."""
+    named = part.image_url or part.image
+    return named.url if isinstance(named, ImageUrl) else named or ""
+
+
+def _template_message(message: Message, place: str, *, thinks: bool, sees: bool) -> dict[str, Any]:
     content, calls = message.content, [_call(call, place, j) for j, call in enumerate(message.tool_calls or ())]
     reasoning = ""
     if message.role == "assistant":
@@ -185,6 +202,9 @@ def _template_message(message: Message, place: str, *, thinks: bool) -> dict[str
             content, calls = None, [*calls, *actions]
         elif not (content or calls or reasoning):
             content = message.raw_content
+    if sees and message.role in _SHOWING_ROLES and image_parts(message):
+        shown = _parts(content, message.role, f"{place}.content")
+        return {"role": message.role, "content": shown} | _kept_fields(message)
     text = _text(content, message.role, f"{place}.content")
     if thinks and reasoning and THINK_END not in text:
         # Every template that knows reasoning looks for it here, whatever other fields it reads.
@@ -193,25 +213,45 @@ def _template_message(message: Message, place: str, *, thinks: bool) -> dict[str
     entry: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
     if calls:
         entry["tool_calls"] = calls
-    for name, value in (("tool_call_id", message.tool_call_id), ("name", message.name)):
-        if value is not None:
-            entry[name] = value
-    return entry
+    return entry | _kept_fields(message)
 
 
-def _text(content: str | list[ContentPart | str] | dict[str, Any] | None, role: str, place: str) -> str:
+def _kept_fields(message: Message) -> dict[str, Any]:
+    fields = (("tool_call_id", message.tool_call_id), ("name", message.name))
+    return {name: value for name, value in fields if value is not None}
+
+
+def _text(content: Content, role: str, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, dict):
-        if content.get("type") not in PART_TYPES:
-            return object_text(content)
-        try:
-            content = [msgspec.convert(content, ContentPart)]
-        except msgspec.ValidationError as error:
-            raise UserError(Problem(what=str(error), expected="a text part", where=place)) from error
+    if isinstance(content, dict) and content.get("type") not in PART_TYPES:
+        return object_text(content)
     return "".join(
-        part if isinstance(part, str) else _part_text(part, role, f"{place}[{j}]") for j, part in enumerate(content)
+        part if isinstance(part, str) else _part_text(part, role, f"{place}[{j}]")
+        for j, part in enumerate(_listed(content, place))
     )
+
+
+def _listed(content: list[ContentPart | str] | dict[str, Any], place: str) -> list[ContentPart | str]:
+    """The parts of a content; of one that is a single part without a list around it, that part."""
+    if isinstance(content, list):
+        return content
+    try:
+        return [msgspec.convert(content, ContentPart)]
+    except msgspec.ValidationError as error:
+        raise UserError(Problem(what=str(error), expected="a content part", where=place)) from error
+
+
+def _parts(content: Any, role: str, place: str) -> list[dict[str, Any]]:
+    """The parts of a message that shows an image, in the template's form."""
+    found: list[dict[str, Any]] = []
+    for j, part in enumerate(_listed(content, place)):
+        if isinstance(part, ContentPart) and part.type in IMAGE_TYPES:
+            found.append({"type": "image", "image": image_address(part)})
+        else:
+            text = part if isinstance(part, str) else _part_text(part, role, f"{place}[{j}]")
+            found.append({"type": "text", "text": text})
+    return found
 
 
 def _part_text(part: ContentPart, role: str, place: str) -> str:
@@ -222,6 +262,15 @@ def _part_text(part: ContentPart, role: str, place: str) -> str:
         return object_text({"tool_name": part.tool_name, **arguments})
     if part.type is None:
         raise UserError(Problem(what="a content part without a type", expected="text", where=f"{place}.type"))
+    if part.type in IMAGE_TYPES and role not in _SHOWING_ROLES:
+        raise UserError(
+            Problem(
+                what=f"an image in a message of {role}",
+                expected="images in messages of user or tool",
+                fix="move it into the next message of the user",
+                where=f"{place}.type",
+            )
+        )
     raise UserError(
         Problem(
             what=f"a content part of type {part.type!r}",

@@ -25,6 +25,9 @@ from synth.chat.literals import Literals, control_tokens
 from synth.chat.messages import Conversation, template_messages, template_tools
 from synth.errors import Problem, UserError
 
+#: Stands for one image in a rendered conversation, in every family that sees.
+IMAGE_TOKEN = "<|image_pad|>"
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
@@ -38,11 +41,13 @@ class ChatTemplate:
     """Renders and encodes conversations.
 
     tokenizer: a fast Hugging Face tokenizer with a chat template. Its backend's own truncation and padding are
-    switched off: a prompt is never cut silently.
+    switched off: a prompt is never cut silently. sees: whether the model is shown images. Rendered and encoded, an
+    image is one token; `synth.images.prompt_image` makes it as many as it has.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, sees: bool = False) -> None:
         self._tokenizer = tokenizer
+        self.sees = sees
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
 
@@ -51,10 +56,15 @@ class ChatTemplate:
         """How this model writes reasoning and tool calls."""
         return family_of(str(self._tokenizer.chat_template))
 
+    @functools.cached_property
+    def image_token(self) -> int:
+        """The id of the token that stands for an image."""
+        return self._tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+
     def prepare(self, conversation: Conversation) -> TemplateInput:
-        """The conversation in the template's form. Raises `UserError` for what is not text."""
+        """The conversation in the template's form. Raises `UserError` for what the model cannot be shown."""
         try:
-            messages = template_messages(conversation.messages, thinks=self.family.thinks)
+            messages = template_messages(conversation.messages, thinks=self.family.thinks, sees=self.sees)
             tools = template_tools(conversation.tools)
             return TemplateInput(self._literals.escape(messages), self._literals.escape(tools))
         except RecursionError as error:

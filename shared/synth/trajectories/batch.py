@@ -7,8 +7,18 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from synth.images.prompt_image import PromptImage
 from synth.trajectories.masks import TokenMasks, join_masks
-from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
+from synth.trajectories.packing import (
+    Bool,
+    Float32,
+    Int32,
+    concatenate,
+    images_from_array,
+    images_to_array,
+    pack_arrays,
+    unpack_arrays,
+)
 from synth.trajectories.trajectory import Branch
 from synth.transcripts.batch_header import BatchMeta
 
@@ -20,6 +30,8 @@ class RolloutBatch:
     tokens int32 [T] · loss_mask bool [T] · logprobs float32 [T] (behaviour, nats) · versions int32 [T]
     cu_seqlens int32 [S+1] · advantages float32 [S] · rollout int32 [S], the index into `meta.rollouts`.
     masks: of the T tokens, which others could have been sampled in their place (decision 33); None where any could.
+    images: of each sequence, those that its tokens show, in their order. processor: what made patches of them
+    (`ImageProcessor.fingerprint`), "" where no sequence shows any.
     Sequences of groups that were dropped are not in it; `meta` counts them.
     """
 
@@ -32,6 +44,8 @@ class RolloutBatch:
     rollout: Int32
     meta: BatchMeta
     masks: TokenMasks | None = None
+    images: tuple[tuple[PromptImage, ...], ...] = ()
+    processor: str = ""
 
     @property
     def sequences(self) -> int:
@@ -41,8 +55,14 @@ class RolloutBatch:
     def build(
         cls, branches: list[Branch], advantages: list[float], rollout: list[int], meta: BatchMeta
     ) -> RolloutBatch:
-        """Concatenate branches (one sequence each) into a batch; the three lists are parallel."""
+        """Concatenate branches (one sequence each) into a batch; the three lists are parallel.
+
+        Raises ValueError where their images were not processed alike: no trainer could repeat both.
+        """
         lengths = [len(b.tokens) for b in branches]
+        processors = {b.processor for b in branches if b.images}
+        if len(processors) > 1:
+            raise ValueError(f"the images of a batch were processed in {len(processors)} ways: {sorted(processors)}")
         return cls(
             tokens=concatenate([b.tokens for b in branches], np.int32),
             loss_mask=concatenate([b.loss_mask for b in branches], np.bool_),
@@ -53,6 +73,8 @@ class RolloutBatch:
             rollout=np.asarray(rollout, dtype=np.int32),
             meta=meta,
             masks=join_masks([(b.masks, n) for b, n in zip(branches, lengths, strict=True)]),
+            images=tuple(b.images for b in branches),
+            processor=next(iter(processors), ""),
         )
 
     def to_bytes(self) -> bytes:
@@ -66,6 +88,7 @@ class RolloutBatch:
                 "cu_seqlens": self.cu_seqlens,
                 "advantages": self.advantages,
                 "rollout": self.rollout,
+                "images": images_to_array([(self.processor, images) for images in self.images]),
                 **(self.masks.arrays() if self.masks is not None else {}),
             },
             msgspec.to_builtins(self.meta),
@@ -75,6 +98,7 @@ class RolloutBatch:
     def from_bytes(cls, body: bytes) -> RolloutBatch:
         """Read what `to_bytes` wrote. Raises `ValueError` on anything else."""
         arrays, meta = unpack_arrays(body)
+        images = images_from_array(arrays["images"])
         return cls(
             tokens=arrays["tokens"],
             loss_mask=arrays["loss_mask"],
@@ -85,4 +109,6 @@ class RolloutBatch:
             rollout=arrays["rollout"],
             meta=msgspec.convert(meta, BatchMeta),
             masks=TokenMasks.from_arrays(arrays),
+            images=tuple(shown for _, shown in images),
+            processor=next((processor for processor, _ in images), ""),
         )

@@ -6,12 +6,15 @@ torch reads the arrays without a copy.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
+from synth.images.prompt_image import PromptImage
 from synth.transcripts.batch_header import LENGTH_BYTES, header_length, read_description
 
 Int32 = npt.NDArray[np.int32]
@@ -22,6 +25,19 @@ Bool = npt.NDArray[np.bool_]
 def concatenate(parts: list[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
     """The parts end to end as one array of this dtype; of no parts, an empty one."""
     return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+
+
+def images_to_array(images: Sequence[tuple[str, tuple[PromptImage, ...]]]) -> npt.NDArray[np.uint8]:
+    """The image processor and the images of each sequence as an array to be packed.
+
+    Not in the description: that may hold 100 MB at most.
+    """
+    return np.frombuffer(msgspec.json.encode(images), np.uint8)
+
+
+def images_from_array(array: npt.NDArray[np.uint8]) -> list[tuple[str, tuple[PromptImage, ...]]]:
+    """Read what `images_to_array` made."""
+    return msgspec.json.decode(array.tobytes(), type=list[tuple[str, tuple[PromptImage, ...]]])
 
 
 def pack_arrays(arrays: dict[str, npt.NDArray[Any]], meta: Any) -> bytes:

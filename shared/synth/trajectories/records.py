@@ -9,8 +9,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from synth.images.prompt_image import PromptImage
 from synth.trajectories.masks import TokenMasks
-from synth.trajectories.packing import Bool, Float32, Int32, pack_arrays, unpack_arrays
+from synth.trajectories.packing import (
+    Bool,
+    Float32,
+    Int32,
+    images_from_array,
+    images_to_array,
+    pack_arrays,
+    unpack_arrays,
+)
 from synth.transcripts.shorten import json_size
 from synth.transcripts.transcript import RecordedChat
 
@@ -26,6 +35,8 @@ class CompletionRecord:
     and so is not trained. finish_reason: "stop", "length" or "abort".
     malformed_call: whether the reply has a tool call that cannot be read, or whose arguments are no JSON object.
     masks: of the C sampled tokens, which others could have come in their place; None where any could.
+    images: those that the prompt shows, in the order of their tokens. processor: what made patches of them
+    (`ImageProcessor.fingerprint`), "" for a model that sees none.
     chat: the call as text, for people; nothing is trained on it.
     """
 
@@ -37,6 +48,8 @@ class CompletionRecord:
     finish_reason: str
     malformed_call: bool = False
     masks: TokenMasks | None = None
+    images: tuple[PromptImage, ...] = ()
+    processor: str = ""
     chat: RecordedChat | None = None
 
     @property
@@ -60,6 +73,7 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
         arrays |= {f"{i}.{name}": array for name, array in masks.items()}
     # As an array, not in the description: that may hold 100 MB at most, and a conversation has any size.
     arrays["chats"] = np.frombuffer(msgspec.json.encode([r.chat for r in records]), np.uint8)
+    arrays["images"] = images_to_array([(r.processor, r.images) for r in records])
     malformed = [i for i, r in enumerate(records) if r.malformed_call]
     return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed})
 
@@ -68,15 +82,18 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
     """Read what `records_to_bytes` wrote."""
     arrays, meta = unpack_arrays(body)
     chats = msgspec.json.decode(arrays["chats"].tobytes(), type=list[RecordedChat | None])
+    shown = images_from_array(arrays["images"])
     return [
         CompletionRecord(
             *(arrays[f"{i}.{k}"] for k in ("prompt_ids", "sampled_ids", "logprobs", "versions", "sampled")),
             finish_reason=reason,
             malformed_call=i in meta["malformed_calls"],
             masks=TokenMasks.from_arrays(arrays, prefix=f"{i}."),
+            images=images,
+            processor=processor,
             chat=chat,
         )
-        for i, (reason, chat) in enumerate(zip(meta["finish_reasons"], chats, strict=True))
+        for i, (reason, chat, (processor, images)) in enumerate(zip(meta["finish_reasons"], chats, shown, strict=True))
     ]
 
 

@@ -8,8 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from synth.images.prompt_image import PromptImage
 from synth.trajectories.masks import TokenMasks, join_masks
-from synth.trajectories.packing import Bool, Float32, Int32, concatenate, pack_arrays, unpack_arrays
+from synth.trajectories.packing import (
+    Bool,
+    Float32,
+    Int32,
+    concatenate,
+    images_from_array,
+    images_to_array,
+    pack_arrays,
+    unpack_arrays,
+)
 from synth.trajectories.records import CompletionRecord
 
 
@@ -20,6 +30,7 @@ class Branch:
     tokens: int32 [T], prompt first. loss_mask: bool [T], True on sampled tokens only.
     logprobs: float32 [T], 0 where the mask is False. versions: int32 [T], -1 where the mask is False.
     masks: of the T tokens, which others could have been sampled in their place; None where any could.
+    images: those that its tokens show, in their order; processor: what made patches of them, "" without any.
     """
 
     tokens: Int32
@@ -27,6 +38,8 @@ class Branch:
     logprobs: Float32
     versions: Int32
     masks: TokenMasks | None = None
+    images: tuple[PromptImage, ...] = ()
+    processor: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,7 @@ class RecordedTrajectory:
                 "logprobs": concatenate([b.logprobs for b in self.branches], np.float32),
                 "versions": concatenate([b.versions for b in self.branches], np.int32),
                 "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
+                "images": images_to_array([(b.processor, b.images) for b in self.branches]),
                 **(masks.arrays() if masks is not None else {}),
             },
             {"reward": self.reward, "info": self.info},
@@ -62,21 +76,25 @@ class RecordedTrajectory:
             Branch(
                 *(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions")),
                 masks=masks.part(a, b) if masks is not None else None,
+                images=images,
+                processor=processor,
             )
-            for a, b in itertools.pairwise(cu)
+            for (a, b), (processor, images) in zip(
+                itertools.pairwise(cu), images_from_array(arrays["images"]), strict=True
+            )
         ]
         return cls(branches=branches, reward=float(meta["reward"]), info=meta["info"])
 
 
 def build_branches(records: list[CompletionRecord]) -> list[Branch]:
-    """The linear segments of a rollout: a call extends the segment that is an exact prefix of its prompt.
+    """The linear segments of a rollout: a call extends the segment that is an exact prefix of its prompt, images too.
 
     A call whose prompt extends no earlier segment opens a new one (Qwen3's template strips earlier `<think>`
     blocks, so this happens). Every sampled token is in exactly one segment, once.
     """
     branches: list[Branch] = []
     for r in records:
-        parent = _longest_prefix(branches, r.prompt_ids)
+        parent = _longest_prefix(branches, r)
         start = len(branches[parent].tokens) if parent is not None else 0
         context = r.prompt_ids[start:]
         grown = Branch(
@@ -89,6 +107,8 @@ def build_branches(records: list[CompletionRecord]) -> list[Branch]:
                 np.int32
             ),
             masks=join_masks([(None, len(context)), (r.masks, len(r.sampled_ids))]),
+            images=r.images[len(branches[parent].images) if parent is not None else 0 :],
+            processor=r.processor,
         )
         if parent is None:
             branches.append(grown)
@@ -97,13 +117,22 @@ def build_branches(records: list[CompletionRecord]) -> list[Branch]:
     return branches
 
 
-def _longest_prefix(branches: list[Branch], prompt_ids: Int32) -> int | None:
+def _longest_prefix(branches: list[Branch], record: CompletionRecord) -> int | None:
     best: int | None = None
+    prompt_ids = record.prompt_ids
     for i, b in enumerate(branches):
         fits = len(b.tokens) <= len(prompt_ids) and np.array_equal(b.tokens, prompt_ids[: len(b.tokens)])
+        fits = fits and _same_images(b, record)
         if fits and (best is None or len(b.tokens) > len(branches[best].tokens)):
             best = i
     return best
+
+
+def _same_images(branch: Branch, record: CompletionRecord) -> bool:
+    """Whether the prompt begins with the branch's images, by their content."""
+    if len(branch.images) > len(record.images) or (branch.images and branch.processor != record.processor):
+        return False
+    return all(mine.sha256 == theirs.sha256 for mine, theirs in zip(branch.images, record.images, strict=False))
 
 
 def _join(a: Branch, b: Branch) -> Branch:
@@ -113,4 +142,6 @@ def _join(a: Branch, b: Branch) -> Branch:
         logprobs=np.concatenate([a.logprobs, b.logprobs]),
         versions=np.concatenate([a.versions, b.versions]),
         masks=join_masks([(a.masks, len(a.tokens)), (b.masks, len(b.tokens))]),
+        images=(*a.images, *b.images),
+        processor=b.processor,
     )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from synth.cli.make_model import MadeModel, make_tiny_qwen3
+from synth.cli.tiny_models.qwen3 import MadeModel, make_tiny_qwen3
 from synth.errors import UserError
 from synth.models import Registry
 

@@ -225,7 +225,7 @@ def make_tiny_qwen3(
     target = out or data / "models" / name
     with output.status(f"making {target}"):
         # Imports torch, which takes seconds.
-        from synth.cli.make_model import make_tiny_qwen3 as make
+        from synth.cli.tiny_models.qwen3 import make_tiny_qwen3 as make
 
         anew = replace and (target / "config.json").exists()
         made = make(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from synth.images.prompt_image import PromptImage
+
 if TYPE_CHECKING:
     from synth.inference.grammar.tokens import Grammar
 
@@ -35,6 +37,14 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineImage:
+    """An image that a prompt shows. shown: what the prompt says of it. body: its file."""
+
+    shown: PromptImage
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +137,11 @@ class Engine(Protocol):
         request_id: str,
         timeout: float,
         stream: bool = False,
+        images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         """Sample one completion: deltas as they come if `stream`, else one delta with everything.
 
+        images: those that the prompt shows, in the order of their tokens, each as many image tokens as it has.
         Closing the iterator ends the request. Raises `ContextOverflow` for a prompt that does not fit, and `Transient`
         when `timeout` seconds have passed or the engine dies.
         """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synth.files.images.format import ImageFormat, NotAnImage, read_image_format
+from synth.images.format import ImageFormat, NotAnImage, read_image_format
 from tests.image_server import GIF, PNG
 
 _APP0 = b"\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0"

@@ -1,18 +1,12 @@
-"""Makes a tiny real Qwen3 with its own tokenizer: a base model that learns arithmetic in a minute on two cores.
+"""The tokenizer of a tiny model: byte-level BPE over synthetic chats, with Qwen's split pattern and special tokens.
 
-The recipe, measured in the project's research: byte-level BPE over synthetic chats with Qwen's split pattern (each
-digit a token of its own) and its 26 special tokens; initializer_range 0.06, by far the biggest lever.
+Each digit is a token of its own, as in Qwen3, so that a sum's columns line up with tokens.
 """
 
 from __future__ import annotations
 
 import random
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from synth.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -97,103 +91,30 @@ _TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and enable_thinking is true %}{{- '<think>\\n' }}{%- endif %}
 {%- endif %}"""
+# What a message shows, in the order of its parts: Qwen3-VL's own way to write an image.
+_TEXT_CONTENT = "{%- set content = message.content if message.content is string else '' %}"
+_PARTS_CONTENT = """\
+{%- set content = show(message.content) %}"""
+_SHOW = """\
+{%- macro show(content) %}
+{%- if content is string %}{{- content }}
+{%- else %}
+{%- for part in content or [] %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{- part.text }}
+{%- endif %}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
+"""
+_VISION_TEMPLATE = _SHOW + _TEMPLATE.replace(_TEXT_CONTENT, _PARTS_CONTENT)
 
 
-@dataclass(frozen=True)
-class MadeModel:
-    """What was made. parameters: trainable ones, tied embeddings counted once. vocab: rows of the embedding."""
+def make_tokenizer(context: int, *, vision: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer of some 300 tokens with Qwen3's special ones and a chat template; always the same.
 
-    path: Path
-    parameters: int
-    vocab: int
-
-
-def make_tiny_qwen3(
-    out_dir: Path,
-    *,
-    seed: int = 0,
-    hidden: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 16,
-    intermediate: int | None = None,
-    context: int = 4096,
-    initializer_range: float = 0.06,
-) -> MadeModel:
-    """Write a Hugging Face directory with random weights, tokenizer and chat template; the same for the same seed.
-
-    intermediate: 3 x hidden when None. context: positions. The defaults have 119,168 parameters. Raises UserError
-    when `out_dir` is there already, or the sizes do not fit.
+    context: tokens that it is said to take. vision: of a model that sees, with the words of its tasks.
     """
-    _check(out_dir, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    # These take seconds to import, and most commands of the CLI need neither.
-    import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    tokenizer = _tokenizer(context)
-    vocab = -(-len(tokenizer) // 64) * 64
-    ids = tokenizer.get_vocab()
-    eos, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
-    config = Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate_size=intermediate or 3 * hidden,
-        max_position_embeddings=context,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=initializer_range,
-        eos_token_id=eos,
-        pad_token_id=pad,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad, do_sample=True)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    # The registry sees a directory only once it is whole: names with a leading dot are no model ids.
-    with tempfile.TemporaryDirectory(prefix=".", dir=out_dir.parent) as scratch:
-        whole = Path(scratch) / "model"
-        model.save_pretrained(whole)
-        tokenizer.save_pretrained(whole)
-        whole.rename(out_dir)
-    return MadeModel(out_dir, sum(p.numel() for p in model.parameters()), vocab)
-
-
-def _check(out_dir: Path, *, hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> None:
-    problems: list[Problem] = []
-    if out_dir.exists():
-        problems.append(
-            Problem(
-                what="this directory exists already",
-                fix="--replace makes it anew, --name makes another",
-                where=str(out_dir),
-            )
-        )
-    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    problems += [
-        Problem(what=f"{name} = {size}", expected="1 or more", where=f"--{name.replace('_', '-')}")
-        for name, size in sizes.items()
-        if size < 1
-    ]
-    if kv_heads >= 1 and heads % kv_heads:
-        problems.append(
-            Problem(what=f"{heads} heads cannot share {kv_heads} kv heads", expected="a divisor", where="--kv-heads")
-        )
-    if head_dim % 2:
-        problems.append(Problem(what=f"head_dim = {head_dim}", expected="an even number", where="--head-dim"))
-    if problems:
-        raise UserError(problems)
-
-
-def _tokenizer(context: int) -> PreTrainedTokenizerFast:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -212,20 +133,20 @@ def _tokenizer(context: int) -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bpe.train_from_iterator(_chats(), trainer)
+    bpe.train_from_iterator([*_sums(), *(_pictures() if vision else ())], trainer)
     bpe.add_tokens([AddedToken(t, special=True, normalized=False) for t in _CONTROL])
     bpe.add_tokens([AddedToken(t, special=False, normalized=False) for t in _VISIBLE])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=_TEMPLATE,
+        chat_template=_VISION_TEMPLATE if vision else _TEMPLATE,
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _chats() -> list[str]:
+def _sums() -> list[str]:
     """4000 chats about sums, without their special tokens: what the merges are learned from, the same for any seed."""
     chance = random.Random(0)
     texts: list[str] = []
@@ -240,4 +161,16 @@ def _chats() -> list[str]:
             ]
         )
         texts += ["user\n", f"What is {a} + {b}?", "assistant\n", reply]
+    return texts
+
+
+def _pictures() -> list[str]:
+    """Chats about pictures and about the moves of a game, without their special tokens."""
+    colours = ("red", "green", "blue", "yellow", "white", "black", "orange", "purple")
+    moves = ("noop", "move_left", "move_right", "move_up", "move_down", "do", "sleep", "place_table", "place_stone")
+    texts: list[str] = []
+    for colour in colours:
+        texts += ["user\n", "What colour is the square?", "assistant\n", f"{colour} square", "A square somewhere."] * 50
+    for move in moves:
+        texts += [f'{{"actions": ["{move}"]}}', move] * 50
     return texts

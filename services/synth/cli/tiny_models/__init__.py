@@ -1,0 +1,1 @@
+"""Small base models that are made on this machine: real architectures, random weights."""

@@ -1,0 +1,136 @@
+"""From the file of an image to the patches that Qwen3-VL reads: the model's own settings, and one way to compute them.
+
+Trainer and engines must see the same pixels, so all of them use transformers' processor on Pillow, never the one on
+torchvision, which resizes otherwise. `fingerprint` tells whether two processes agree: it is a digest of what an image
+becomes, so another release of Pillow shows too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from synth.errors import Permanent, Problem, UserError
+from synth.images.format import NotAnImage, read_image_format
+from synth.images.prompt_image import PromptImage
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SETTINGS_FILE = "preprocessor_config.json"
+#: transformers' limit: a longer one would become a single row of patches.
+_MAX_ASPECT = 200
+
+
+@dataclass(frozen=True)
+class ImageProcessor:
+    """The image processor of one model. settings: of its `preprocessor_config.json`."""
+
+    settings: dict[str, Any]
+    _library: Any = field(repr=False, compare=False)
+
+    @classmethod
+    def load(cls, model_dir: Path) -> ImageProcessor:
+        """Read a model folder's processor. Raises `Permanent` where it has none, or one of another kind."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        try:
+            settings: Any = json.loads((model_dir / SETTINGS_FILE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise Permanent(f"{model_dir.name!r} has no {SETTINGS_FILE} that can be read: {error}") from error
+        kind = str(cast(dict[str, Any], settings).get("image_processor_type"))
+        if not kind.startswith("Qwen2VLImageProcessor"):
+            raise Permanent(
+                f"{model_dir.name!r} has an image processor of type {kind}; expected Qwen2VLImageProcessor, as "
+                "Qwen3-VL's models have it"
+            )
+        library: Any = Qwen2VLImageProcessorPil
+        return cls(settings, library.from_dict(settings))
+
+    @property
+    def merge_size(self) -> int:
+        """Patches that become one token, on each axis."""
+        return self._library.merge_size
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Equal in two processes that make the same patches of an image."""
+        side = 3 * self._library.patch_size * self.merge_size + 5  # so that it is resized
+        ramp = np.arange(side * side * 3, dtype=np.uint32) * 2654435761 >> 13
+        patches, grid = self._patches(ramp.astype(np.uint8).reshape(side, side, 3))
+        return hashlib.sha256(np.asarray(grid).tobytes() + patches.tobytes()).hexdigest()[:16]
+
+    def describe(self, body: bytes, *, sha256: str, uri: str) -> PromptImage:
+        """What a prompt says of an image. Raises `NotAnImage`."""
+        header = read_image_format(body)
+        height, width = self.grid(header.width, header.height)
+        return PromptImage(
+            sha256=sha256,
+            size=len(body),
+            uri=uri,
+            height=height,
+            width=width,
+            tokens=height * width // self.merge_size**2,
+        )
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """The patches, (rows, columns), of an image of so many pixels. Raises `NotAnImage`."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        if max(width, height) > _MAX_ASPECT * min(width, height):
+            raise NotAnImage(f"an image of {width}×{height} pixels; expected sides of at most 1 to {_MAX_ASPECT}")
+        size, patch = self._library.size, self._library.patch_size
+        resized = smart_resize(height, width, patch * self.merge_size, size["shortest_edge"], size["longest_edge"])
+        return resized[0] // patch, resized[1] // patch
+
+    def pixels(self, body: bytes, image: PromptImage) -> npt.NDArray[np.float32]:
+        """The patches of an image's file, float32 [height · width, values of a patch], in the order of the tokens.
+
+        Raises `NotAnImage`, and `UserError` where the patches are not as many as the prompt was made for.
+        """
+        patches, grid = self._patches(np.asarray(open_image(body)))
+        if grid != (image.height, image.width):
+            raise UserError(
+                Problem(
+                    what=f"the image {image.sha256[:12]} becomes {grid[0]}×{grid[1]} patches, and its prompt has "
+                    f"{image.height}×{image.width}",
+                    expected="one image processor in the trainer and the engines",
+                    fix=f"compare {SETTINGS_FILE} of the models that they load",
+                    where="vision_processor_id",
+                )
+            )
+        return patches
+
+    def _patches(self, pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], tuple[int, int]]:
+        made: Any = self._library.preprocess([pixels], return_tensors="np", input_data_format="channels_last")
+        _, rows, columns = made["image_grid_thw"][0].tolist()
+        return np.ascontiguousarray(made["pixel_values"], np.float32), (rows, columns)
+
+
+def open_image(body: bytes) -> Image:
+    """The image of a file in RGB: of an animation its first frame, and of a transparent one its colours.
+
+    Raises `NotAnImage` where it cannot be decoded.
+    """
+    from PIL import Image as images
+
+    read_image_format(body)
+    try:
+        with images.open(io.BytesIO(body), formats=("PNG", "JPEG", "WEBP", "GIF")) as opened:
+            return opened.convert("RGB")
+    # Pillow raises whatever its decoders do for a broken file, SyntaxError and struct.error among it.
+    except Exception as error:
+        raise NotAnImage(f"an image that cannot be decoded: {error}") from error
+
+
+def is_vision_folder(model_dir: Path) -> bool:
+    """Whether the model of a folder sees images."""
+    return (model_dir / SETTINGS_FILE).is_file()
