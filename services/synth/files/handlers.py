@@ -42,8 +42,6 @@ class Handlers:
         id = f"verdict:{history.uploaded_seq}"
         await Publisher(self.bus).once(verdict, org=event.org, key=event.key, id=id)
         log.info("file checked", verdict=type(verdict).__name__, size=blob.size)
-        if isinstance(verdict, FileReady) and verdict.images_trimmed:
-            log.debug("images left out", images=verdict.images, trimmed=verdict.images_trimmed)
 
     async def _check(self, org: str, blob: BlobRef) -> FileReady | FileRejected:
         check = FileCheck(max_line_bytes=self.max_line_bytes)

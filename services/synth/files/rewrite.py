@@ -57,27 +57,24 @@ class Rewriter:
             rewritten = await self.blobs.put_file(f"{blob.uri.removeprefix('blob://')}.rows", path, move=True)
         finally:
             path.unlink(missing_ok=True)
-        return msgspec.structs.replace(ready, images=work.images, images_trimmed=work.trimmed, rewritten=rewritten)
+        return msgspec.structs.replace(ready, images=work.images, rewritten=rewritten)
 
 
 class _FileRewrite:
     def __init__(self, images: FileImages, settings: FilesSettings) -> None:
         self.line = 0
         self.images = 0
-        self.trimmed = 0
         self.problems: list[LineProblem] = []
         self._images = images
-        self._most = settings.max_images_per_message
         self._at_once = settings.image_fetches_at_once
 
     async def window(self, lines: list[bytes], out: BinaryIO) -> bool:
         """Write these lines; False when so many images have failed that the rest is not worth its fetches."""
-        drafts = await asyncio.to_thread(lambda: [draft_row(line, most=self._most) for line in lines])
+        drafts = await asyncio.to_thread(lambda: [draft_row(line) for line in lines])
         await self._fill(drafts)
         for row in drafts:
             if row is not None:
                 self.images += len(row.slots)
-                self.trimmed += row.trimmed
         self.line += len(lines)
         if self.problems:
             return len(self.problems) < PROBLEMS_KEPT

@@ -17,9 +17,6 @@ class FilesSettings(ServiceSettings, GuardSettings):
     max_line_bytes: int = Field(default=64 << 20, ge=1024)
     """The longest line of a training file: a row is held in memory while it is checked, with the images in it."""
 
-    max_images_per_message: int = 1
-    """Images that a message of a training file shows; further ones are left out, and counted."""
-
     max_image_bytes: int = 10 << 20
     """The largest image of a training file."""
 

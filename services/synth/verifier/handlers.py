@@ -28,6 +28,7 @@ from synth.models import Registry
 from synth.runtime import logs
 from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
+from synth.verifier.image_processor import processor_problems
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
@@ -92,6 +93,7 @@ class VerifierHandlers:
         problems: list[Problem] = []
         unchecked: list[str] = []
         await _collect(problems, find_model(self.bus, asked.org, job.model, self.registry))
+        problems += processor_problems(job, self.registry, where="vision_processor_id")
         if not isinstance(job, SftJob):
             return CheckVerdict(problems=problems)
         for role, file_id in _files_of(job):
@@ -124,6 +126,9 @@ class VerifierHandlers:
     ) -> JobVerified | JobRefused:
         problems: list[Problem] = []
         source = await _collect(problems, find_model(self.bus, org, job.model, self.registry))
+        problems += processor_problems(
+            job, self.registry, where=origins.get("vision.processor_id", "vision_processor_id")
+        )
         app: VerifiedTaskApp | None = None
         task_url: str | None = None
         files: dict[str, BlobRef] = {}

@@ -146,7 +146,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
 
     characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
-    characters. images: that its rows show; images_trimmed: that were left out, beyond the limit a message.
+    characters. images: that its rows show.
     """
 
     id: str
@@ -162,7 +162,6 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     lengths: list[int] = []
     images: int | None = None
-    images_trimmed: int | None = None
     bad_lines: int = 0
     problems: list[LineProblem] = []
     created_at: datetime

@@ -22,8 +22,8 @@ class FileReady(Event, frozen=True, kw_only=True):
     """The file is valid JSONL of conversations. rows: one per conversation; characters: of all message text.
 
     tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: that the rows
-    show after `images_trimmed` were left out. rewritten: the rows as they are trained on, where they are not the
-    uploaded bytes (older image fields, images that are now blobs); None where they are.
+    show, all of them; a job says how many of a message are trained. rewritten: the rows as they are trained on, where
+    they are not the uploaded bytes (older image fields, images that are now blobs); None where they are.
     """
 
     rows: int
@@ -32,7 +32,6 @@ class FileReady(Event, frozen=True, kw_only=True):
     tokens: int = 0
     lengths: list[int] = msgspec.field(default_factory=list[int])
     images: int = 0
-    images_trimmed: int = 0
     rewritten: BlobRef | None = None
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from synth.jobs.resolved import EvalJob, Job, LoraSettings, RlJob, RolloutSettings, SftJob, TrainingJob, WatchSettings
+from synth.jobs.resolved import (
+    EvalJob,
+    Job,
+    LoraSettings,
+    RlJob,
+    RolloutSettings,
+    SftJob,
+    TrainingJob,
+    VisionSettings,
+    WatchSettings,
+)
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import HyperparametersSection
 from synth.jobs.seeds import Seeds
@@ -39,8 +49,7 @@ def _rl(job: RlJob) -> Table:
             "source" if parse_finetuned(job.model) else "base": job.model,
             "trainer_mode": job.mode,
             "label": job.label,
-            "max_images_per_message": job.vision.max_images_per_message if job.vision else None,
-            "vision_processor_id": job.vision.processor_id if job.vision else None,
+            **_images(job.vision),
         },
         "lora": _lora(job.lora),
         "topology": {
@@ -95,6 +104,7 @@ def _sft(job: SftJob) -> Table:
     return {
         "algorithm": {"type": "offline", "method": "sft", "variety": _VARIETY[job.mode]},
         "job": {"model": job.model, "data": job.training_file, "examples": job.examples},
+        "model": _images(job.vision),
         "data": {"validation_path": job.validation_file},
         "training": {
             "mode": "full_finetune" if job.mode == "full" else "lora",
@@ -122,6 +132,16 @@ def _sft(job: SftJob) -> Table:
             },
         },
         "tags": job.tags,
+    }
+
+
+def _images(vision: VisionSettings | None) -> Table:
+    if vision is None:
+        return {}
+    return {
+        "max_images_per_message": vision.max_images_per_message,
+        "vision_processor_id": vision.processor_id,
+        "freeze_vision_tower": None if vision.freeze_vision_tower else False,
     }
 
 

@@ -36,10 +36,14 @@ class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The images of a vision model: how many a message, and the model whose processor prepares them."""
+    """The images of a vision model: how many a message keeps, and the model whose processor prepares them.
+
+    freeze_vision_tower: whether full training leaves the vision tower as it is; its projector is always trained.
+    """
 
     max_images_per_message: int
     processor_id: str
+    freeze_vision_tower: bool = True
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,13 +253,14 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
 
 
 class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
-    """One rollout of `model` on each seed."""
+    """One rollout of `model` on each seed. vision: None for a text model."""
 
     model: str
     base_model: str
     seeds: list[int]
     rollout: RolloutSettings
     tags: dict[str, Any]
+    vision: VisionSettings | None = None
 
 
 Job = SftJob | RlJob | EvalJob

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 
 from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
 from synth.models.finetuned import PREFIXES, parse_finetuned
+from synth.models.folder import check_folder, read_model_config
 from synth.models.table import FAMILIES, LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
 
 _KNOWN_S = 1.0
@@ -49,17 +48,10 @@ class Registry:
     def weights(self, spec: ModelSpec) -> str:
         """Where a base's weights are to be had: its directory, else its id on the hub.
 
-        Raises UserError when they cannot be had, or when nothing here could run them.
+        Raises UserError when they cannot be had, or are not those of the model that the id says.
         """
-        if spec.vision is not None and spec.path is not None:
-            raise UserError(
-                Problem(
-                    what=f"{spec.base!r} is a vision model, and the engines of this cluster run text models",
-                    expected="a model of type qwen3 or qwen3_moe",
-                    fix="`synthctl models ls` shows the models that run here",
-                    where="model",
-                )
-            )
+        if spec.path is not None:
+            check_folder(spec, Path(spec.path))
         if spec.path is None and not self.hub:
             raise UserError(self._no_weights(spec))
         return spec.path or spec.base
@@ -77,8 +69,8 @@ class Registry:
         return sorted(specs, key=lambda spec: spec.path is None)
 
     def runnable(self) -> list[ModelSpec]:
-        """The bases whose weights are on this machine, and that its engines run."""
-        return [spec for spec in self.bases() if spec.path is not None and spec.vision is None]
+        """The bases whose weights are on this machine."""
+        return [spec for spec in self.bases() if spec.path is not None]
 
     def stand_ins(self) -> dict[str, str]:
         """Base id → id of the local model that stands in for it."""
@@ -237,18 +229,7 @@ def _unknown(model_id: str, by_lower: dict[str, str], where: str) -> Problem:
 
 def _local_spec(model_id: str, path: Path) -> ModelSpec:
     config = path / "config.json"
-    try:
-        loaded = json.loads(config.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            Problem(
-                what=f"the model {model_id!r} has a config.json that is not JSON ({error})",
-                fix="copy the model directory again",
-                where=str(config),
-            )
-        ) from error
-    fields: dict[str, Any] = cast(dict[str, Any], loaded) if isinstance(loaded, dict) else {}
-    model_type = str(fields.get("model_type"))
+    model_type = str(read_model_config(model_id, path).get("model_type"))
     family = FAMILIES.get(model_type)
     if family is None:
         raise UserError(

@@ -140,6 +140,8 @@ def test_init_writes_a_file_once(tmp_path: Path):
     assert "this is a directory" in synthctl("config", "init", "--to", ".", cwd=tmp_path).stderr
     assert "no directory nowhere" in synthctl("config", "init", "--to", "nowhere/rl.toml", cwd=tmp_path).stderr
     assert synthctl("config", "init", "rl", cwd=tmp_path).stdout == (STARTERS / "rl.toml").read_text()
+    seeing = synthctl("config", "init", "rl", "--vision", cwd=tmp_path).stdout
+    assert seeing == (STARTERS / "rl_vision.toml").read_text()
 
 
 def test_a_model_that_only_the_cluster_can_know_is_a_warning_here(rl: Path):

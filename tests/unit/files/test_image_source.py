@@ -98,7 +98,7 @@ async def test_images_of_every_form_become_parts_that_name_their_blobs(ingest: I
     }
     assert rows[4]["messages"] == rows[3]["messages"]
     assert isinstance(found, FileReady)
-    assert (found.rows, found.images, found.images_trimmed) == (5, 4, 0)
+    assert (found.rows, found.images) == (5, 4)
     path = ingest.blobs.root
     assert path is not None
     assert (path / blob_of(PNG).removeprefix("blob://")).read_bytes() == PNG
@@ -124,22 +124,16 @@ async def test_an_image_that_many_rows_show_is_fetched_once(ingest: Ingest):
     assert found.images == 1800
 
 
-async def test_images_beyond_the_limit_are_left_out_counted_and_never_fetched(ingest: Ingest):
-    async with images({"/1": (200, PNG), "/2": (200, PNG)}) as server:
+async def test_every_image_of_a_message_is_kept(ingest: Ingest):
+    async with images({"/1": (200, PNG), "/2": (200, PNG), "/3": (200, PNG)}) as server:
         urls = [f"{server.url}/{n}" for n in (1, 2, 3)]
         two_messages = {"messages": [*turn(urls[0], urls[2]), *turn(urls[1])]}
         found = await ingest(two_messages, row(*urls, images=urls))
-        assert sorted(server.asked) == ["/1", "/2"]
+        assert sorted(server.asked) == ["/1", "/2", "/3"]
     assert isinstance(found, FileReady)
-    assert (found.images, found.images_trimmed) == (3, 6)
+    assert found.images == 9
     shown = [m["content"] for r in await ingest.rows(found) for m in r["messages"] if m["role"] == "user"]
-    assert [sum(p["type"] == "image" for p in content) for content in shown] == [1, 1, 1]
-
-
-async def test_the_limit_is_a_setting(ingest: Ingest):
-    found = await ingest(row(data_uri(PNG), data_uri(GIF, "gif")), max_images_per_message=2)
-    assert isinstance(found, FileReady)
-    assert (found.images, found.images_trimmed) == (2, 0)
+    assert [sum(p["type"] == "image" for p in content) for content in shown] == [2, 1, 6]
 
 
 async def test_few_images_are_fetched_at_one_time(ingest: Ingest):

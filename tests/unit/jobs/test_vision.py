@@ -7,7 +7,7 @@ import pytest
 from synth.errors import UserError
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import ResolvedJob, RlJob, SftJob, VisionSettings
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob, VisionSettings
 from synth.models import Registry
 
 SFT = """
@@ -167,3 +167,26 @@ def test_what_an_sft_file_says_of_its_images_holds() -> None:
     found = resolved(SFT.format(model=SEES, hyper="[model_config]\nmax_images_per_message = 4"))
     assert isinstance(found.job, SftJob)
     assert found.job.vision == VisionSettings(max_images_per_message=4, processor_id=SEES)
+
+
+def test_an_sft_job_has_a_section_of_its_model() -> None:
+    said = "[model]\nmax_images_per_message = 4\nfreeze_vision_tower = false"
+    text = SFT.format(model=SEES, hyper=said).replace('variety = "lora"', 'variety = "fft"')
+    found = resolved(text)
+    assert isinstance(found.job, SftJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=4, processor_id=SEES, freeze_vision_tower=False)
+
+
+def test_an_adapter_does_not_train_the_tower() -> None:
+    with pytest.raises(UserError, match=r"freeze_vision_tower = false, and the job trains an adapter.*target_modules"):
+        resolved(SFT.format(model=SEES, hyper="[model]\nfreeze_vision_tower = false"))
+    with pytest.raises(UserError, match=r"\[model\].freeze_vision_tower.*trains an adapter"):
+        resolved(RL.format(model="freeze_vision_tower = false"))
+
+
+def test_an_evaluation_of_a_model_that_sees_has_its_cap() -> None:
+    text = f'[eval]\nmodel = "{SEES}"\nseeds = [1]\ntask_app_url = "http://127.0.0.1:1"\n'
+    found = resolved(text)
+    assert isinstance(found.job, EvalJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=1, processor_id=SEES)
+    assert not any("vision" in warning for warning in found.warnings)

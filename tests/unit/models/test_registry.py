@@ -87,12 +87,21 @@ def test_what_has_no_weights_here_says_how_to_get_some(tmp_path: Path) -> None:
     assert Registry(tmp_path, hub=True).weights(registry.find("Qwen/Qwen3-8B")) == "Qwen/Qwen3-8B"
 
 
-def test_a_vision_model_is_known_and_refused_by_what_would_run_it(tmp_path: Path) -> None:
+def test_a_vision_model_needs_an_image_processor(tmp_path: Path) -> None:
     add_model(tmp_path, "sees", '{"model_type": "qwen3_vl"}')
     registry = Registry(tmp_path)
-    with pytest.raises(UserError, match="engines of this cluster run text models"):
+    with pytest.raises(UserError, match=r"vision model without an image processor.*preprocessor_config\.json"):
         registry.weights(registry.find("sees"))
-    assert registry.runnable() == []
+    (tmp_path / "sees" / "preprocessor_config.json").write_text("{}")
+    assert registry.weights(registry.find("sees")) == str(tmp_path / "sees")
+    assert [spec.id for spec in registry.runnable()] == ["sees"]
+
+
+def test_a_text_model_under_the_id_of_a_vision_model_is_refused(tmp_path: Path) -> None:
+    add_model(tmp_path, "Qwen/Qwen3-VL-2B-Instruct", '{"model_type": "qwen3"}')
+    registry = Registry(tmp_path)
+    with pytest.raises(UserError, match=r"holds a model of the family qwen3, and the id is one of qwen3-vl.*qwen3_vl"):
+        registry.weights(registry.find("Qwen/Qwen3-VL-2B-Instruct"))
 
 
 @pytest.mark.parametrize("model_id", ["ft:job_1", "xx:Qwen/Qwen3-0.6B:job_1", "rl:Qwen/Qwen3-0.6B:", "rl:a:b:c:d", ":"])

@@ -147,12 +147,13 @@ def explain(
 @app.command("init")
 def init(
     kind: Annotated[Starter, typer.Argument(metavar="KIND", help="The kind of job.")] = Starter.RL,
+    vision: Annotated[bool, typer.Option("--vision", help="Of a model that sees images.")] = False,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Write it there; never over another file.")
     ] = None,
 ) -> None:
     """Print a commented job file to start from."""
-    text = (Path(__file__).parents[1] / "starters" / f"{kind.value}.toml").read_text()
+    text = (Path(__file__).parents[1] / "starters" / f"{kind.value}{'_vision' if vision else ''}.toml").read_text()
     if to is None:
         output.print_line(text.rstrip("\n"))
         return

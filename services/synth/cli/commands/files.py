@@ -88,7 +88,6 @@ def get(
         ("tokens", _about(found.tokens) if found.tokens else ""),
         ("lengths", _lengths(found.lengths)),
         ("images", output.count(found.images) if found.images else ""),
-        ("left out", f"{found.images_trimmed:,} images, beyond the limit a message" if found.images_trimmed else ""),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),
     ]

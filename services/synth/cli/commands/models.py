@@ -17,6 +17,7 @@ from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output, Yes
 
 if TYPE_CHECKING:
+    from synth.cli.tiny_models.qwen3 import MadeModel
     from synth.models import ModelSpec
 
 app = typer.Typer(help="Models: ls, known, pull, download, rm, make, alias, aliases, unalias.", no_args_is_help=True)
@@ -222,14 +223,13 @@ def make_tiny_qwen3(
     fmt: Output = Format.TABLE,
 ) -> None:
     """Make a tiny real Qwen3 with its own tokenizer; it learns arithmetic in a minute. Prints where it is."""
-    target = out or data / "models" / name
-    with output.status(f"making {target}"):
-        # Imports torch, which takes seconds.
-        from synth.cli.tiny_models.qwen3 import make_tiny_qwen3 as make
 
-        anew = replace and (target / "config.json").exists()
-        made = make(
-            target.with_name(f".{target.name}.new") if anew else target,
+    def make(folder: Path) -> MadeModel:
+        # Imports torch, which takes seconds.
+        from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
+
+        return make_tiny_qwen3(
+            folder,
             seed=seed,
             hidden=hidden,
             layers=layers,
@@ -239,13 +239,60 @@ def make_tiny_qwen3(
             intermediate=intermediate,
             context=context,
         )
+
+    _make(make, out or data / "models" / name, replace=replace, fmt=fmt)
+
+
+@make_app.command("tiny-qwen3-vl")
+def make_tiny_qwen3_vl(
+    name: Annotated[str, typer.Option(help="The model's id on the cluster.")] = "tiny-qwen3-vl",
+    out: Annotated[Path | None, typer.Option(help="A directory of your own instead.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    hidden: Annotated[int, typer.Option(min=8, help="Width, of the vision tower too.")] = 64,
+    layers: Annotated[int, typer.Option(min=1, help="Depth, of the vision tower too.")] = 2,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads.")] = 2,
+    head_dim: Annotated[int, typer.Option(min=8, help="Width of a head.")] = 16,
+    context: Annotated[int, typer.Option(min=64, help="Positions.")] = 4096,
+    max_side: Annotated[
+        int, typer.Option(min=32, help="Pixels: a larger image is shrunk to this square's area.")
+    ] = 128,
+    replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
+    data: Data = DEFAULT_DATA,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Make a tiny real Qwen3-VL with its own tokenizer and image processor. Prints where it is."""
+
+    def make(folder: Path) -> MadeModel:
+        from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
+
+        return make_tiny_qwen3_vl(
+            folder,
+            seed=seed,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            context=context,
+            max_side=max_side,
+        )
+
+    _make(make, out or data / "models" / name, replace=replace, fmt=fmt)
+
+
+def _make(make: Callable[[Path], MadeModel], target: Path, *, replace: bool, fmt: Format) -> None:
+    with output.status(f"making {target}"):
+        anew = replace and (target / "config.json").exists()
+        made = make(target.with_name(f".{target.name}.new") if anew else target)
         if anew:
             shutil.rmtree(target)
             target.with_name(f".{target.name}.new").rename(target)
     if fmt is Format.JSON:
-        return output.print_json({"path": str(target), "parameters": made.parameters, "vocab": made.vocab})
+        output.print_json({"path": str(target), "parameters": made.parameters, "vocab": made.vocab})
+        return
     output.hint(f"{made.parameters:,} parameters, {made.vocab} tokens")
-    return output.print_line(str(target))
+    output.print_line(str(target))
 
 
 def _facts(spec: ModelSpec) -> dict[str, object]:

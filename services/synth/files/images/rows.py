@@ -1,8 +1,8 @@
 """Rows with images, as they are trained on: each image a part of its message that names its blob.
 
 `{"type": "image", "image": "blob://orgs/<org>/images/<sha256>"}`, whether it came as a part of either kind or in the
-row's older `images` or `image_url`, which go in front of the first user message's text. A message keeps its first
-images, up to the limit; the rest is left out.
+row's older `images` or `image_url`, which go in front of the first user message's text. All of them are kept: how many
+of a message are trained is for the job to say.
 """
 
 from __future__ import annotations
@@ -28,26 +28,24 @@ class ImageSlot:
 
 @dataclass(frozen=True)
 class DraftRow:
-    """A row whose images are not stored yet. trimmed: how many images were left out."""
+    """A row whose images are not stored yet."""
 
     row: dict[str, Any]
     slots: list[ImageSlot]
-    trimmed: int
 
     def line(self) -> bytes:
         """The row as JSON, without a newline."""
         return msgspec.json.encode(self.row)
 
 
-def draft_row(line: bytes, *, most: int) -> DraftRow | None:
-    """A checked line as a row to fill in; None for a line without an image. most: images that a message keeps."""
+def draft_row(line: bytes) -> DraftRow | None:
+    """A checked line as a row to fill in; None for a line without an image."""
     # Two searches in the bytes are ten times as fast as decoding them; a name may be written with escapes.
     if b"image" not in line and b"\\u" not in line:
         return None
     row: dict[str, Any] = msgspec.json.decode(line)
     older = [ImageSlot({}, address, path) for name in _OLDER for address, path in _row_images(row, name)]
     slots: list[ImageSlot] = []
-    trimmed = 0
     for i, message in enumerate(row["messages"]):
         content = message.get("content")
         parts = _parts(content)
@@ -58,16 +56,13 @@ def draft_row(line: bytes, *, most: int) -> DraftRow | None:
         if first:
             older = []
             parts = [*(s.part for s in first), *parts]
-        kept, left_out = [*first, *own][:most], [*first, *own][most:]
-        gone = {id(s.part) for s in left_out}
-        message["content"] = [part for part in parts if id(part) not in gone]
-        slots += kept
-        trimmed += len(left_out)
-    if not (slots or trimmed):
+        message["content"] = parts
+        slots += [*first, *own]
+    if not slots:
         return None
     for name in _OLDER:
         row.pop(name, None)
-    return DraftRow(row, slots, trimmed)
+    return DraftRow(row, slots)
 
 
 def fill_slot(slot: ImageSlot, uri: str) -> None:

@@ -10,7 +10,7 @@ from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, 
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given
-from synth.jobs.resolve.vision import check_images
+from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
 from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.sections import PolicyConfigSection
@@ -30,7 +30,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     check_images(
         spec,
         [],
-        [(table, key) for table in (section, *policies) for key in ("use_vision", "image_only_mode")],
+        [(table, key) for table in (section, *policies) for key in IMAGE_WISHES],
         context,
     )
     _refuse_filters(section, context)
@@ -77,7 +77,14 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     tags = context.tags(*([config.tags] if section.tags is config.tags else [config.tags, section.tags]))
     if spec is None or seeds is None or context.problems:
         return None
-    return EvalJob(model=spec.id, base_model=spec.base, seeds=seeds, rollout=rollout, tags=tags)
+    return EvalJob(
+        model=spec.id,
+        base_model=spec.base,
+        seeds=seeds,
+        rollout=rollout,
+        tags=tags,
+        vision=resolve_vision(spec, None, context),
+    )
 
 
 def _model(

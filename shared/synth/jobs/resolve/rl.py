@@ -17,7 +17,7 @@ from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
 from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, GivenKey, given_keys, merge_given
-from synth.jobs.resolve.vision import check_images, resolve_vision
+from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolve.watch import resolve_watch
 from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
 from synth.jobs.schema.rl import EvaluationSection, RlConfig, TrainingSection, WeightSyncSection
@@ -39,7 +39,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
     check_images(
         spec,
         [(table, "supports_vision") for table in (config.model, training)],
-        [(table, key) for table in (config.rollout, asked) for key in ("use_vision", "image_only_mode")],
+        [(table, key) for table in (config.rollout, asked) for key in IMAGE_WISHES],
         context,
     )
     topology = rl_topology(config, context)
@@ -110,6 +110,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
             context,
             max_images=[(config.model, "max_images_per_message"), (training, "max_images_per_message")],
             processor=[(config.model, "vision_processor_id")],
+            frozen=[(config.model, "freeze_vision_tower")],
+            mode=mode,
         ),
     )
 

@@ -34,7 +34,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     )
     spec = context.find_model(config.job.model, ("job", "model"), use="sft")
     described = config.described_model
-    check_images(spec, [(described, "supports_vision")], [(config.job, "modalities")], context)
+    images = (config.model, described)
+    check_images(spec, [(table, "supports_vision") for table in images], [(config.job, "modalities")], context)
     mode = _mode(config, context)
     hyper = config.hyperparameters
     training_file = _training_file(config, context, uploaded=uploaded)
@@ -93,7 +94,13 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         seed=context.seed(hyper),
         tags=context.tags(config.tags),
         vision=resolve_vision(
-            spec, ("job", "model"), context, max_images=[(described, "max_images_per_message")], processor=[]
+            spec,
+            ("job", "model"),
+            context,
+            max_images=[(table, "max_images_per_message") for table in images],
+            processor=[(table, "vision_processor_id") for table in images],
+            frozen=[(table, "freeze_vision_tower") for table in images],
+            mode=mode,
         ),
     )
 

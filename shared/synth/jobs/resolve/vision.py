@@ -10,12 +10,15 @@ from pydantic import BaseModel
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import VisionSettings
+from synth.jobs.resolved import Mode, VisionSettings
 from synth.jobs.schema.sft import HyperparametersSection
 from synth.models import ModelSpec
 
 #: Keys of the file, in the tables where they may stand.
 Keys = Sequence[tuple[BaseModel | None, str]]
+
+#: Keys of a policy that ask the task app for images.
+IMAGE_WISHES = ("use_vision", "image_only_mode")
 
 _WHY = "a row of a model that sees may hold an image"
 
@@ -53,14 +56,23 @@ def _paths(named: Keys, values: tuple[Any, ...], context: ResolveContext) -> lis
 
 
 def resolve_vision(
-    spec: ModelSpec | None, at: Path, context: ResolveContext, *, max_images: Keys, processor: Keys
+    spec: ModelSpec | None,
+    at: Path | None,
+    context: ResolveContext,
+    *,
+    max_images: Keys = (),
+    processor: Keys = (),
+    frozen: Keys = (),
+    mode: Mode = "full",
 ) -> VisionSettings | None:
-    """The vision block of a training job: what the file says, else the registry. None for a text model.
+    """The vision block of a job: what the file says, else the registry. None for a text model.
 
-    max_images, processor: the keys that may say how many images a message has, and who prepares them.
+    at: the key that names the model; None says nothing of what the registry adds. max_images, processor, frozen: the
+    keys that may say how many images a message keeps, who prepares them, and whether the vision tower stays as it is.
+    mode: what the job trains of the model.
     """
     if spec is None or spec.vision is None:
-        for section, key in (*max_images, *processor):
+        for section, key in (*max_images, *processor, *frozen):
             if section is not None and is_written(section, key) and spec is not None and not spec.assumed:
                 context.warn(context.at(section, key), f"has no effect: {spec.id!r} sees no images")
         return context.record("vision", None, "registry")
@@ -77,9 +89,22 @@ def resolve_vision(
         *([] if written_images else [f"max_images_per_message = {images}"]),
         *([] if written_processor else [f'vision_processor_id = "{processor_id}"']),
     ]
-    if added:
+    if added and at is not None:
         context.warn(at, f"{spec.base!r} is a vision model: the registry adds {' and '.join(added)}")
-    return VisionSettings(max_images_per_message=images, processor_id=processor_id)
+    freeze = context.first("vision.freeze_vision_tower", frozen)
+    if freeze is False and mode != "full":
+        path = next(context.at(table, key) for table, key in frozen if table is not None and is_written(table, key))
+        context.problem(
+            path,
+            f"freeze_vision_tower = false, and the job trains an adapter (mode {mode})",
+            expected="full training, which alone trains the tower",
+            fix="name the tower's layers in [lora] target_modules instead, or train every weight",
+        )
+    return VisionSettings(
+        max_images_per_message=images,
+        processor_id=processor_id,
+        freeze_vision_tower=True if freeze is None else freeze,
+    )
 
 
 def limit_micro_batch(

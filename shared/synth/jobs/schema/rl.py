@@ -83,9 +83,11 @@ class ModelSection(Section):
     supports_vision: bool | None = None
     """whether prompts may carry images; what is said has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images a message, for a model that sees; the registry knows it"""
+    """images that a message keeps, the first ones, for a model that sees; the registry knows it"""
     vision_processor_id: str | None = None
-    """where the image processor of a model that sees comes from; the registry knows it"""
+    """the model whose image processor prepares them; the registry knows it"""
+    freeze_vision_tower: bool | None = None
+    """whether full training leaves the vision tower as it is and trains its projector alone; true when not said"""
 
 
 class RolloutSection(Section):

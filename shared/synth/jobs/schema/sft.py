@@ -177,13 +177,22 @@ class HyperparametersSection(BestModelSection):
     """how the model is spread over GPUs"""
 
 
-class ModelConfigSection(Section):
-    """`[model_config]`: what the model can do, as the file has it."""
+class ModelImagesSection(Section):
+    """`[model]`: the images of a model that sees; `[job] model` says which model is trained."""
 
     supports_vision: bool | None = None
     """whether rows may carry images; what is said has to be true of the model"""
     max_images_per_message: Positive | None = None
-    """images a message, for a model that sees; the registry knows it"""
+    """images that a message keeps, the first ones; the registry knows it"""
+    vision_processor_id: str | None = None
+    """the model whose image processor prepares them; the registry knows it"""
+    freeze_vision_tower: bool | None = None
+    """whether a full fine-tune leaves the vision tower as it is and trains its projector alone; true when not said"""
+
+
+class ModelConfigSection(ModelImagesSection):
+    """`[model_config]`: the same as `[model]`, and what else a file says of its model."""
+
     max_model_len: Positive | None = None
     """tokens of prompt and reply together, at most"""
 
@@ -202,6 +211,7 @@ class SftConfig(Section):
     lora: LoraSection | None = None
     # pydantic keeps the name `model_config` for itself.
     described_model: ModelConfigSection | None = Field(default=None, alias="model_config")
+    model: ModelImagesSection | None = None
     metadata: Free | None = None
     """what the client keeps beside the job"""
     policy: PolicySection | None = None

@@ -51,7 +51,7 @@ async def test_a_file_shows_what_its_check_found(user, bus_as):
     good, bad = [
         (await user.http.post("/api/files", files={"file": ("a.jsonl", body)})).json()["id"] for body in (b"1", b"2")
     ]
-    ready = FileReady(rows=3, messages=6, characters=99, tokens=40, lengths=[0, 3], images=2, images_trimmed=1)
+    ready = FileReady(rows=3, messages=6, characters=99, tokens=40, lengths=[0, 3], images=2)
     await publisher.once(ready, org=user.org, key=good, id="1")
     problem = LineProblem(line=37, path="$.messages[0].role", reason="Invalid enum value")
     await publisher.once(FileRejected(bad_lines=2, problems=[problem]), org=user.org, key=bad, id="1")
@@ -64,7 +64,7 @@ async def test_a_file_shows_what_its_check_found(user, bus_as):
                 break
     shown = (await user.http.get(f"/api/files/{good}")).json()
     assert (shown["status"], shown["rows"], shown["messages"], shown["characters"]) == ("ready", 3, 6, 99)
-    assert (shown["tokens"], shown["lengths"], shown["images"], shown["images_trimmed"]) == (40, [0, 3], 2, 1)
+    assert (shown["tokens"], shown["lengths"], shown["images"]) == (40, [0, 3], 2)
     shown = (await user.http.get(f"/api/files/{bad}")).json()
     assert (shown["status"], shown["bad_lines"], shown["problems"][0]["line"]) == ("failed", 2, 37)
     listed = (await user.http.get("/api/files")).json()["data"]

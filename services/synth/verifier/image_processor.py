@@ -1,0 +1,37 @@
+"""Whether a job's image processor is the one that its model's trainer and engines use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synth.errors import Problem, UserError
+from synth.jobs.resolved import Job
+from synth.models import Registry
+from synth.models.folder import processor_settings
+
+
+def processor_problems(job: Job, registry: Registry, *, where: str) -> list[Problem]:
+    """What is wrong with the processor that a job names; nothing for a text model, or where the weights are not here.
+
+    Trainer and engines read the processor of the base model. Another model's is as good where its settings are equal;
+    otherwise the job asks for what it would not get. where: the key that names it.
+    """
+    if job.vision is None or job.vision.processor_id == job.base_model:
+        return []
+    try:
+        base, named = registry.find(job.base_model), registry.find(job.vision.processor_id, where=where)
+    except UserError as error:
+        return error.problems
+    if base.path is None:
+        return []
+    if named.path is None or processor_settings(Path(named.path)) != processor_settings(Path(base.path)):
+        why = "is not on this cluster" if named.path is None else "prepares images otherwise"
+        return [
+            Problem(
+                what=f"{named.id!r} {why}, and {job.base_model!r} is trained and served with its own image processor",
+                expected=f"{job.base_model}, or a model whose processor has the same settings",
+                fix="leave the key out",
+                where=where,
+            )
+        ]
+    return []

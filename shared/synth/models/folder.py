@@ -1,0 +1,65 @@
+"""What the folder of a model says of it, without loading it: whether it is the model that its id promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from synth.errors import Problem, UserError
+from synth.models.table import FAMILIES, ModelSpec
+
+#: Says how images become patches; a model that sees has one.
+PROCESSOR_FILE = "preprocessor_config.json"
+
+
+def read_model_config(model_id: str, path: Path) -> dict[str, Any]:
+    """The `config.json` of a model's folder. Raises `UserError` where it is no JSON."""
+    config = path / "config.json"
+    try:
+        loaded = json.loads(config.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            Problem(
+                what=f"the model {model_id!r} has a config.json that is not JSON ({error})",
+                fix="copy the model directory again",
+                where=str(config),
+            )
+        ) from error
+    return cast(dict[str, Any], loaded) if isinstance(loaded, dict) else {}
+
+
+def check_folder(spec: ModelSpec, path: Path) -> None:
+    """Raise `UserError` for a folder that holds another kind of model than its id says, or lacks a processor."""
+    found = FAMILIES.get(str(read_model_config(spec.base, path).get("model_type")))
+    types = ", ".join(model_type for model_type, family in FAMILIES.items() if family == spec.family)
+    if found != spec.family:
+        raise UserError(
+            Problem(
+                what=f"the folder of {spec.base!r} holds a model of the family {found}, and the id is one of "
+                f"{spec.family}",
+                expected=f"a config.json with a model_type of {types}",
+                fix="put the model's own files there",
+                where=str(path / "config.json"),
+            )
+        )
+    if spec.vision is not None and not (path / PROCESSOR_FILE).is_file():
+        raise UserError(
+            Problem(
+                what=f"{spec.base!r} is a vision model without an image processor",
+                expected=f"a {PROCESSOR_FILE} beside its config.json",
+                fix=f"fetch it anew: `synthctl models pull {spec.base}`",
+                where=str(path / PROCESSOR_FILE),
+            )
+        )
+
+
+def processor_settings(path: Path) -> dict[str, Any]:
+    """The settings of a folder's image processor that decide what an image becomes; {} where it has none."""
+    try:
+        loaded = json.loads((path / PROCESSOR_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    names = ("do_resize", "do_rescale", "do_normalize", "image_mean", "image_std", "merge_size", "patch_size")
+    names += ("resample", "rescale_factor", "size", "min_pixels", "max_pixels", "temporal_patch_size")
+    return {name: loaded[name] for name in names if name in loaded} if isinstance(loaded, dict) else {}
