@@ -5,7 +5,7 @@ PORT ?= 8000
 ENGINE ?= transformers
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-synth-ai demo test lint unit service test-clients test-docs test-vllm long chaos contracts precommit tax clean
+.PHONY: help install install-vllm install-synth-ai demo demo-vision test lint unit service test-clients test-docs test-vllm long chaos contracts precommit tax clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ install-vllm: .venv-vllm/installed ## make .venv-vllm, where inference runs vLLM
 
 demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n ENGINE=vllm)
 	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
+
+demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n; BLANK=1 shows it nothing)
+	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --install-seconds $$(cat .venv/installed) $(if $(BLANK),--blank)
 
 test: lint unit service ## static checks and every fast test
 

@@ -10,10 +10,17 @@ from rich.table import Table
 from synth.cli.tui.curves import Curve, draw
 
 console = Console()
-_LABELS = {"base": "base model", "sft": "after SFT", "rl": "after RL (GSPO)"}
+_LABELS = {
+    "base": "base model",
+    "sft": "after SFT",
+    "rl": "after RL (GSPO)",
+    "blank": "after RL, shown blank pictures",
+}
 
 
-def save_curve(reward: list[float], evaluation: dict[int, float], path: Path) -> None:
+def save_curve(
+    reward: list[float], evaluation: dict[int, float], path: Path, *, title: str, reward_label: str, held_out: str
+) -> None:
     """The mean reward of each RL step, and that of each evaluation by its step, as a PNG."""
     import matplotlib
 
@@ -23,10 +30,10 @@ def save_curve(reward: list[float], evaluation: dict[int, float], path: Path) ->
     figure, axes = plt.subplots(figsize=(7, 4), dpi=150)
     steps = range(1, len(reward) + 1)
     axes.plot(steps, reward, color="#2a6fbb", linewidth=2, marker="o", markersize=3, label="training")
-    axes.plot(*zip(*evaluation.items(), strict=True), color="#c2571a", linewidth=2, marker="s", label="held-out sums")
+    axes.plot(*zip(*evaluation.items(), strict=True), color="#c2571a", linewidth=2, marker="s", label=held_out)
     axes.legend(frameon=False)
-    axes.set(xlabel="RL step", ylabel="mean reward (share of exact sums)", ylim=(0, 1))
-    axes.set_title("GSPO on the Math task app", loc="left")
+    axes.set(xlabel="RL step", ylabel=reward_label, ylim=(0, 1))
+    axes.set_title(title, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
@@ -34,19 +41,19 @@ def save_curve(reward: list[float], evaluation: dict[int, float], path: Path) ->
     plt.close(figure)
 
 
-def print_curve(reward: list[float], evaluation: dict[int, float]) -> None:
+def print_curve(reward: list[float], evaluation: dict[int, float], *, held_out: str) -> None:
     """The same curves in the terminal."""
     curves = [
         Curve("t", range(1, len(reward) + 1), reward),
         Curve("H", list(evaluation), list(evaluation.values())),
     ]
-    title = "mean reward by RL step: t training, H held-out sums"
+    title = f"mean reward by RL step: t training, H {held_out}"
     console.out(draw(curves, title=title, width=76, height=16, colours=False), highlight=False)
 
 
-def print_result(accuracy: dict[str, float], seconds: dict[str, float]) -> None:
+def print_result(accuracy: dict[str, float], seconds: dict[str, float], *, title: str) -> None:
     """Accuracy before and after, and where the time went."""
-    table = Table(title="512 held-out problems, T = 1", title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("model")
     table.add_column("accuracy", justify="right")
     table.add_column("")

@@ -110,7 +110,9 @@ def resolve_vision(
 def limit_micro_batch(
     spec: ModelSpec | None, hyper: HyperparametersSection, context: ResolveContext, *, tokens: int, row: int
 ) -> int:
-    """The tokens of one forward pass of SFT; those of one row for a vision model. The rows of a step stay the same.
+    """The tokens of one forward pass of SFT; those of one row for a vision model whose job does not say them.
+
+    The rows of a step stay the same.
 
     tokens: of a pass, as the job has them; row: of the longest row.
     """
@@ -125,10 +127,9 @@ def limit_micro_batch(
                 ("hyperparameters", key),
                 f"= {asked} becomes {limit} a pass, accumulated {rows // limit} times: {_WHY}",
             )
-    if tokens <= row * limit:
+    # Who names the tokens of a pass has measured what fits.
+    if tokens <= row * limit or "micro_batch_tokens" in hyper.model_fields_set:
         return tokens
-    if "micro_batch_tokens" in hyper.model_fields_set:
-        context.warn(("hyperparameters", "micro_batch_tokens"), f"= {tokens} becomes {row * limit}: {_WHY}")
     return context.record(
         "micro_batch_tokens", context.record_change("micro_batch_tokens", row * limit, _WHY), "registry"
     )

@@ -1,0 +1,139 @@
+"""What the demos share: the commands that a user would type, timed and shown, against a cluster of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+console = Console(stderr=True)
+
+
+class DemoFailed(Exception):
+    """A command did not do what the demo needs."""
+
+
+@dataclass
+class Demo:
+    """One run: its seed, what serves its models, and what it has measured so far. seconds: by part, wall time.
+
+    out: where its files go. eval_config: the job file of its evaluations.
+    """
+
+    seed: int
+    engine: str
+    out: Path
+    eval_config: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    accuracy: dict[str, float] = field(default_factory=dict)
+    jobs: dict[str, str] = field(default_factory=dict)
+    reward: list[float] = field(default_factory=list)
+    evaluation: dict[int, float] = field(default_factory=dict)
+
+    def synthctl(self, *arguments: str, show: bool = False) -> Any:
+        """Run `synthctl …`, as a person would. Returns what it prints as JSON; with `show` it prints to the screen."""
+        console.print(f"[dim]$ synthctl {' '.join(arguments)}[/]")
+        command = [str(Path(sys.executable).parent / "synthctl"), *arguments]
+        done = subprocess.run(command, stdout=None if show else subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            raise DemoFailed(f"`synthctl {' '.join(arguments)}` ended with exit code {done.returncode}")
+        return None if show else json.loads(done.stdout)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Measure a part of the demo."""
+        started = time.monotonic()
+        yield
+        self.seconds[part] = round(time.monotonic() - started, 1)
+
+    def submit(self, name: str, *arguments: str) -> str:
+        """Submit a job, follow it on the screen to its end; returns the id of the model that it made."""
+        with self.timed(name):
+            job = self.synthctl("submit", *arguments, "--detach", "-o", "json")
+            self.jobs[name] = job["id"]
+            self.synthctl("jobs", "watch", job["id"], show=True)
+        return str(self.synthctl("jobs", "get", job["id"], "-o", "json")["model"])
+
+    def points(self, metric: str) -> list[dict[str, Any]]:
+        """A metric of the RL job, step by step."""
+        return self.synthctl("jobs", "metrics", self.jobs["rl"], "--name", metric, "-o", "json")["points"]
+
+    def evaluate(self, name: str, model: str, task_url: str, *more: str) -> None:
+        """Accuracy on held-out problems, sampled at T = 1. more: flags of the evaluation."""
+        with self.timed(f"eval_{name}"):
+            result = self.synthctl(
+                *("eval", self.eval_config, "--model", model, "--task-url", task_url, "--follow", "-o", "json", *more)
+            )
+        self.accuracy[name] = round(float(result["values"]["reward_mean"]), 4)
+        console.print(f"  accuracy of {model}: [bold]{self.accuracy[name]:.3f}[/]")
+
+    def read_curves(self) -> None:
+        """The rewards of the RL job's steps, and of its evaluations."""
+        self.reward = [float(p["value"]) for p in self.points("reward_mean")]
+        self.evaluation = {int(p["step"]): float(p["value"]) for p in self.points("eval.reward_mean")}
+
+    def write_report(self) -> None:
+        """The figures as JSON, and where they are."""
+        figures = {
+            "accuracy": self.accuracy,
+            "reward": self.reward,
+            "evaluation": self.evaluation,
+            "seconds": self.seconds,
+            "jobs": self.jobs,
+            "seed": self.seed,
+            "engine": self.engine,
+        }
+        (self.out / "report.json").write_text(json.dumps(figures, indent=1))
+        console.print(f"reward curve: {self.out / 'reward.png'}   figures: {self.out / 'report.json'}")
+
+    def run(self, story: Callable[[], None]) -> int:
+        """Run a demo to its end; returns the exit code."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.timed("total"):
+                story()
+        except DemoFailed as error:
+            console.print(f"[red]the demo stopped:[/] {error}; `synthctl status` and .synth/logs say more")
+            return 1
+        return 0
+
+
+@contextlib.contextmanager
+def cluster(demo: Demo, port: int) -> Iterator[None]:
+    """A cluster on this machine, down again at the end whatever happens."""
+    with demo.timed("up"):
+        demo.synthctl("up", "--detach", "--port", str(port), "--engine", demo.engine, show=True)
+    try:
+        yield
+    finally:
+        demo.synthctl("down", show=True)
+
+
+@contextlib.contextmanager
+def task_app(demo: Demo, name: str, port: int) -> Iterator[str]:
+    """One of `task_apps/`, with the keys that `synthctl up` wrote to .env; its address."""
+    log = (demo.out / "task_app.log").open("wb")
+    console.print(f"[dim]$ python -m task_apps.{name} --port {port}[/]")
+    app = subprocess.Popen([sys.executable, "-m", f"task_apps.{name}", "--port", str(port)], stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        app.terminate()
+        app.wait(10)
+        log.close()
+
+
+def make_dataset(demo: Demo, name: str, rows: int, *more: str) -> Path:
+    """The SFT dataset of one of `task_apps/`."""
+    path = demo.out / f"{name}.jsonl"
+    command = [sys.executable, "-m", f"task_apps.{name}.dataset", "--out", str(path), "--rows", str(rows)]
+    subprocess.run([*command, "--seed", str(demo.seed), *more], check=True)
+    return path
