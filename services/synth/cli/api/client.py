@@ -35,7 +35,7 @@ from synth.api.schemas import (
 from synth.cli.api.counted_file import CountedFile
 from synth.cli.api.refusals import error_of
 from synth.cli.config import Config
-from synth.cli.errors import Unreachable
+from synth.cli.errors import NotFound, Unreachable
 
 T = TypeVar("T")
 _Listed = TypeVar("_Listed", JobWithConfig, File)
@@ -162,6 +162,13 @@ class Client:
         """Read one rollout with its transcript."""
         path = f"/jobs/{quote(job_id, safe='')}/rollouts/{quote(rollout_id, safe='')}"
         return self._get("GET", path, RolloutDetail, timeout=self._limit(_LONG_TIMEOUT_S))
+
+    def image(self, sha256: str) -> bytes | None:
+        """Read the file of an image that a model was shown; None where it is gone."""
+        try:
+            return self._retried(lambda: self.http.get(f"{self.root}/images/{sha256}")).content
+        except NotFound:
+            return None
 
     # -- files --
 

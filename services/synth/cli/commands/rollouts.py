@@ -61,13 +61,15 @@ def show(
     ctx: typer.Context,
     job: JobArgument,
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="As `ls` shows it: t1_9.", show_default=False)],
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images, where the terminal can.")] = True,
     fmt: Output = Format.TABLE,
 ) -> None:
     """Read one rollout: what was said, what the task app answered, what it earned, and whether it was trained."""
+    from synth.cli.tui.rollout.pictures import can_draw
     from synth.cli.tui.rollout.transcript import print_rollout
 
     with open_client(ctx) as client:
         found = client.rollout(job, rollout)
-    if fmt is Format.JSON:
-        return output.print_json(found)
-    return print_rollout(found)
+        if fmt is Format.JSON:
+            return output.print_json(found)
+        return print_rollout(found, client.image if draw and can_draw() else None)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from synth.cli.tui.output import size
-from synth.cli.tui.rollout.lines import Line
+from synth.cli.tui.rollout.lines import IMAGE, Line
 from synth.cli.tui.rollout.plain_text import printable
 
+_BLOB = re.compile(r"blob://orgs/[^/]+/images/([0-9a-f]{64})")
 #: A JSON text of up to so many characters stands on one line.
 _ONE_LINE = 100
 #: Of a message's role.
@@ -33,6 +35,7 @@ def message_lines(message: Any) -> Iterator[Line]:
     calls = fields.get("tool_calls")
     if content not in (None, "", []) or not calls:
         yield label, _content(content)
+        yield from ((IMAGE, sha256) for sha256 in _images(content))
     for call in cast(list[Any], calls if isinstance(calls, list) else [calls] if calls else []):
         yield "calls", call_text(call)
 
@@ -45,9 +48,18 @@ def _content(content: Any) -> str:
     return "\n".join(_part(part) for part in cast(list[Any], content))
 
 
+def _images(content: Any) -> list[str]:
+    """The digests of the images that a content shows, as the inference service names them."""
+    parts = cast(list[Any], content) if isinstance(content, list) else []
+    named = [cast(dict[str, Any], part).get("image") for part in parts if isinstance(part, dict)]
+    return [found[1] for uri in named if isinstance(uri, str) and (found := _BLOB.fullmatch(uri))]
+
+
 def _part(part: Any) -> str:
     fields = cast(dict[str, Any], part) if isinstance(part, dict) else {}
-    image = fields.get("image_url")
+    image = fields.get("image_url", fields.get("image"))
+    if isinstance(image, str) and (blob := _BLOB.fullmatch(image)):
+        return f"[image {blob[1][:12]}]"
     address: Any = cast(dict[str, Any], image).get("url") if isinstance(image, dict) else image
     if isinstance(address, dict):
         return json_text(address)

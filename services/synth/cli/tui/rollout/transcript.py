@@ -11,6 +11,7 @@ from synth.cli.tui.rollout.conversation import conversation, count, versions_tex
 from synth.cli.tui.rollout.lines import Line, print_lines
 from synth.cli.tui.rollout.listing import outcome_text, short_id
 from synth.cli.tui.rollout.messages import json_text, value_text
+from synth.cli.tui.rollout.pictures import FetchImage
 from synth.cli.tui.rollout.plain_text import printable
 from synth.errors import Problem
 from synth.transcripts.transcript import TaskAppAnswer, Transcript
@@ -26,9 +27,9 @@ _DROPPED = {
 }
 
 
-def print_rollout(rollout: RolloutDetail) -> None:
-    """Print a rollout."""
-    print_lines(lines(rollout))
+def print_rollout(rollout: RolloutDetail, fetch: FetchImage | None = None) -> None:
+    """Print a rollout. fetch: where the images come from that are drawn; None draws none."""
+    print_lines(lines(rollout), fetch)
 
 
 def lines(rollout: RolloutDetail) -> Iterator[Line]:

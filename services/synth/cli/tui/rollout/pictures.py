@@ -1,0 +1,39 @@
+"""Images of a rollout, drawn in the terminal: by its own graphics where it has them, else as coloured half blocks."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+from synth.cli.tui import output
+
+#: Columns of a drawing.
+_WIDTH = 32
+
+FetchImage = Callable[[str], bytes | None]
+"""From the sha256 of an image to its file; None where it is gone."""
+
+
+def can_draw() -> bool:
+    """Whether standard output is a terminal with colours, in which an image can be drawn at all."""
+    if not output.is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        # Some terminals of machines say that they have no size, and then an image has none.
+        return os.get_terminal_size(1).columns > 0
+    except OSError:
+        return False
+
+
+def drawing(body: bytes) -> Any:
+    """What rich prints of an image's file; a sentence for one that cannot be decoded."""
+    # The library asks the terminal what it can do when it is imported.
+    from textual_image.renderable import Image
+
+    try:
+        return Image(io.BytesIO(body), width=min(_WIDTH, output.out().width - 4), height="auto")
+    # Pillow raises whatever its decoders do for a broken file.
+    except Exception as error:  # noqa: BLE001
+        return f"(it cannot be drawn: {error})"
