@@ -31,8 +31,9 @@ FLAGS = Overrides(training_file="file_1", examples=3, seed=7, task_url="http://1
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
     models = tmp_path_factory.mktemp("models")
-    (models / "tiny-qwen3").mkdir()
-    (models / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+    for name, kind in (("tiny-qwen3", "qwen3"), ("tiny-qwen3-vl", "qwen3_vl")):
+        (models / name).mkdir()
+        (models / name / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     return Registry(models)
 
 

@@ -32,6 +32,10 @@ seeds = [1]
 """
 
 
+#: What the registry says of a model that sees.
+SIGHT = {"supports_vision": True, "use_vision": True}
+
+
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     return Registry(tmp_path)
@@ -86,7 +90,12 @@ def test_keys_of_an_evaluation_reach_the_policy_of_the_task_app(
     top: str, keys: str, given: dict[str, Any], registry: Registry
 ) -> None:
     text = EVAL.replace("[eval]\n", top) + f"{keys}\n"
-    assert rollout(text, registry).policy_config == given
+    assert rollout(text, registry).policy_config == SIGHT | given
+
+
+def test_what_the_file_says_of_images_counts_before_what_the_registry_knows(registry: Registry) -> None:
+    assert rollout(f"{RL}[rollout]\n", registry).policy_config == SIGHT
+    assert rollout(f"{RL}[rollout]\nuse_vision = false\n", registry).policy_config == SIGHT | {"use_vision": False}
 
 
 @pytest.mark.parametrize(

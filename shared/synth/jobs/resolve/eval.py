@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
 from synth.jobs.resolve.source import agreed_model
-from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given
+from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
 from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
@@ -57,12 +57,15 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
             context,
             called="env_config",
         ),
-        policy_config=merge_given(
-            "rollout.policy_config",
-            _passthrough(policies, context),
-            given_keys(section, EVAL_POLICY_KEYS),
-            context,
-            called="policy_config",
+        policy_config=with_sight(
+            merge_given(
+                "rollout.policy_config",
+                _passthrough(policies, context),
+                given_keys(section, EVAL_POLICY_KEYS),
+                context,
+                called="policy_config",
+            ),
+            spec,
         ),
         evaluation_env_config=context.record("rollout.evaluation_env_config", {}, "default"),
         sampling=_sampling(section, policies, context),

@@ -16,7 +16,7 @@ from synth.jobs.resolve.loss import (
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
 from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
 from synth.jobs.resolve.source import agreed_model
-from synth.jobs.resolve.task_app import POLICY_KEYS, GivenKey, given_keys, merge_given
+from synth.jobs.resolve.task_app import POLICY_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolve.watch import resolve_watch
 from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
@@ -44,7 +44,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
     )
     topology = rl_topology(config, context)
     _check_rubric(config, context)
-    rollout = _rollout(config, context)
+    rollout = _rollout(config, spec, context)
     evaluation = _evaluation(config.evaluation, context)
     max_staleness = context.take("max_staleness", training, "max_staleness", training.async_level)
     if max_staleness < training.async_level:
@@ -196,7 +196,7 @@ def _check_rubric(config: RlConfig, context: ResolveContext) -> None:
         context.problem(("rubric", "weights"), "every weight is 0, so every reward is", expected="one weight above 0")
 
 
-def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
+def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) -> RolloutSettings:
     section, training, asked = config.rollout, config.training, config.rollout.policy_config
     hint = section.episodes_per_batch
     sizes = (training.batch_size, training.batch_size * training.group_size)
@@ -218,12 +218,15 @@ def _rollout(config: RlConfig, context: ResolveContext) -> RolloutSettings:
         env_config=merge_given(
             "rollout.env_config", env_table, given_keys(config.data, ["split"]), context, called="[rollout.env_config]"
         ),
-        policy_config=merge_given(
-            "rollout.policy_config",
-            policy_table,
-            [*given_keys(section, POLICY_KEYS), stop],
-            context,
-            called="[rollout.policy_config]",
+        policy_config=with_sight(
+            merge_given(
+                "rollout.policy_config",
+                policy_table,
+                [*given_keys(section, POLICY_KEYS), stop],
+                context,
+                called="[rollout.policy_config]",
+            ),
+            spec,
         ),
         sampling=training_sampling(config, max_tokens_per_call(config, context), context),
         max_concurrent_rollouts=_concurrency(config, context),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written
+from synth.models import ModelSpec
 
 #: Keys that both `[rollout]` and `[eval]` have, and that the task app reads in the policy's configuration.
 POLICY_KEYS = ("use_vision", "image_only_mode", "max_images_per_step")
@@ -53,6 +54,16 @@ def merge_given(
         if context.origins.get(field, "default") == "default":
             context.record(field, merged, context.document.where(context.at(section, key)))
     return merged
+
+
+def with_sight(policy_config: dict[str, Any], spec: ModelSpec | None) -> dict[str, Any]:
+    """The policy's configuration, which says of a model that sees that it does: the task app may show it images.
+
+    An app cannot tell by the model's name, which is the job's; what the file says counts.
+    """
+    if spec is None or spec.vision is None:
+        return policy_config
+    return {"supports_vision": True, "use_vision": True} | policy_config
 
 
 def _shown(value: Any) -> str:
