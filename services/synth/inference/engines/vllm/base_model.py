@@ -9,6 +9,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 
 from synth.errors import Permanent
+from synth.images.processor import is_vision_folder
 from synth.inference.engines.loading import stop_ids
 from synth.inference.tokenizers import load_tokenizer
 
@@ -46,7 +47,10 @@ class BaseModelInfo:
 
 
 def read_base_model_info(model_dir: Path) -> BaseModelInfo:
-    """Read the headers only. Raises `Permanent` for a directory without a tokenizer or a model in safetensors."""
+    """Read the headers only.
+
+    Raises `Permanent` for a directory without a tokenizer or a model in safetensors, and for a vision model.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -57,6 +61,11 @@ def read_base_model_info(model_dir: Path) -> BaseModelInfo:
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
     if not shapes:
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: expected weights in safetensors files")
+    if is_vision_folder(model_dir):
+        raise Permanent(
+            f"{model_dir.name!r} is a vision model, and this engine shows its models no images; serve it with the "
+            "engine 'transformers' (SYNTH_ENGINE)"
+        )
     text = config.get_text_config()
     tied = bool(text.tie_word_embeddings)
     if tied:
