@@ -33,7 +33,7 @@ sapling from grass; it hits a cow (which feeds you), a zombie, a skeleton; it ea
 
 def _recipes() -> str:
     """What the game's tables say that each thing takes."""
-    tools = [f"{what} needs a {next(iter(r['require']))}" for what, r in RULES.collect.items() if r["require"]]
+    tools = [f"{what} needs {next(iter(r['require']))}" for what, r in RULES.collect.items() if r["require"]]
     placed = [f"place_{what} {_counts(r['uses'])}" for what, r in RULES.place.items() if what in _PLACED]
     made = [f"make_{what} {_counts(r['uses'])} near a {' and a '.join(r['nearby'])}" for what, r in RULES.make.items()]
     return f"- To take: {'; '.join(tools)}.\n- What it takes: {'; '.join([*placed, *made])}."
