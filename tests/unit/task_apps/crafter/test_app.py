@@ -169,6 +169,14 @@ async def test_the_episode_ends_with_its_steps() -> None:
     assert answer["metrics"]["details"]["ended"] == "max_steps"
 
 
+async def test_the_episode_ends_with_the_player_who_does_nothing() -> None:
+    idle = Model(lambda n: interact(*["noop"] * 1000))
+    answer = (await play(idle, turns=9, policy={}, env={"max_actions": 1000})).json()
+    last = answer["trajectories"][0]["steps"][-1]
+    assert (last["done"], last["truncated"]) == (True, False)
+    assert answer["metrics"]["details"]["ended"] == "died"
+
+
 async def test_a_conversation_that_outgrows_the_model_keeps_what_it_earned() -> None:
     full = JSONResponse({"error": {"code": "context_length_exceeded"}}, status_code=400)
     answer = (await play(Model(lambda n: interact("noop") if n < 2 else full), turns=9, policy={})).json()

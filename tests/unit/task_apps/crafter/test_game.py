@@ -100,6 +100,15 @@ def test_a_turn_plays_its_actions_until_the_episode_ends():
     assert (len(turn.played), turn.truncated, turn.dead) == (2, True, False)
 
 
+def test_a_turn_ends_with_the_player():
+    game = Game(1, area=AREA)
+    x, y = game.player.pos
+    game.world.world[x - 1, y] = "lava"
+    turn = game.play(["noop", "move_left", "noop"])
+    assert (turn.played, turn.dead, turn.truncated) == (["noop", "move_left"], True, False)
+    assert turn.reward == pytest.approx(-0.9)
+
+
 def test_what_is_unlocked_is_paid_once_and_told():
     game = Game(7, area=AREA)
     game.player.inventory.update(sapling=2, wood=9)
