@@ -25,6 +25,15 @@ _SAMPLING = (
 )
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a whole rollout earned. score: its reward; events: of what happened on the way; details: for people."""
+
+    score: float
+    events: float | None = None
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
 @dataclass
 class Episode:
     """One rollout, as the author of an environment sees it.
@@ -49,6 +58,7 @@ class Episode:
     credential: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
     calls: int = 0
+    earned: Outcome | None = None
     _called: list[Any] = field(default_factory=list[Any])
     """The tool calls of the replies since the last step."""
 
@@ -84,33 +94,50 @@ class Episode:
         obs: Any = None,
         reward: float | None = None,
         done: bool = False,
+        truncated: bool | None = None,
         tool_calls: list[Any] | None = None,
         info: dict[str, Any] | None = None,
     ) -> None:
-        """Record one decision and what it earned. The rollout's reward is the sum over its steps.
+        """Record one decision and what it earned. The rollout's reward is the sum over its steps, or its `outcome`.
 
         obs, info: what the environment answered, for whoever reads the rollout; anything that JSON has, and of other
-        values their text. tool_calls: those of the replies since the last step where none are given.
+        values their text. truncated: whether the episode ends here by a limit, and not by the task itself. tool_calls:
+        those of the replies since the last step where none are given.
 
         Raises ValueError when the reward is not finite: JSON would turn it into "no reward".
         """
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"the environment paid a reward of {reward}")
         if self.trace is not None:
-            self.trace.stepped(reward=reward, done=done)
-        meta = {"meta": {"inference_url": self.url}}
+            self.trace.stepped(reward=reward, done=done, truncated=bool(truncated))
+        told = info or {}
+        meta = {"inference_url": self.url, **told.get("meta", {})}
         called, self._called = self._called, []
         self.steps.append(
             Step(
                 obs=obs,
                 reward=reward,
                 done=done,
+                truncated=truncated,
                 tool_calls=called if tool_calls is None else tool_calls,
-                info={**meta, **(info or {})},
+                info={**told, "meta": meta},
                 # An agent with a client of its own calls past us.
                 after_call=self.calls or None,
             )
         )
+
+    def outcome(self, score: float, *, events: float | None = None, details: dict[str, Any] | None = None) -> None:
+        """Say what the whole rollout earned: `score` is its reward, in place of the sum over its steps.
+
+        events: a score of what happened on the way, which is shown and not trained. details: for whoever reads the
+        rollout. The last call counts; after a failure of the policy none does.
+
+        Raises ValueError when a score is not finite: JSON would turn it into "no reward".
+        """
+        for value in (score, events):
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"the outcome has a score of {value}")
+        self.earned = Outcome(score, events, details or {})
 
 
 def rollout_credential(url: str) -> str | None:

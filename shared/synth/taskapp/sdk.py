@@ -10,8 +10,9 @@
     serve(math, port=8001)
 
 Whose fault a failure is, is kept apart: PolicyFailure is the policy's (200, no reward, `policy_failure`),
-InferenceUnavailable the platform's (502), anything else the environment's (500), and overtime is a 504. What an agent's
-own client or framework raises is one of these, too (`synth.taskapp.blame`).
+InferenceUnavailable the platform's (502), UserError the job's, which asks for what the app does not have (422),
+anything else the environment's (500), and overtime is a 504. What an agent's own client or framework raises is one of
+these, too (`synth.taskapp.blame`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from synth.runtime.env_file import read_env_file
 from synth.taskapp.auth import configured_keys, error, refusal
 from synth.taskapp.blame import blame
 from synth.taskapp.contract import Metrics, RolloutRequest, RolloutResponse, Step, Trajectory
-from synth.taskapp.episode import Episode, rollout_credential
+from synth.taskapp.episode import Episode, Outcome, rollout_credential
 from synth.taskapp.faults import Fault, fault_of
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
 from synth.taskapp.server import listen, make_server, url_of
@@ -56,6 +57,7 @@ class TaskApp:
     """An environment behind the task-app contract.
 
     id: what jobs call it (`env_name`). max_turns: calls of the model a rollout, at most.
+    rubric: what is judged, `{"outcome": …, "events": …}`, for whoever asks for `/info` or `/task_info`.
     keys: the environment keys; those of the process's environment when None.
     """
 
@@ -68,6 +70,7 @@ class TaskApp:
         version: str = "1",
         max_turns: int = 1,
         dataset: dict[str, Any] | None = None,
+        rubric: dict[str, Any] | None = None,
         keys: list[str] | None = None,
         clients: ChatClients | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class TaskApp:
         self.max_turns = max_turns
         self._task = {"id": id, "name": name, "description": description, "version": version}
         self._dataset = dataset or {"id": id, "splits": ["train"], "default_split": "train"}
+        self._rubric = rubric or {}
         self._keys = keys
         self._clients = clients or ChatClients()
         self._describe: Callable[[int], Mapping[str, Any]] = lambda seed: {}
@@ -149,7 +153,7 @@ class TaskApp:
             {
                 "service": {"task": self._task, "version": self._task["version"]},
                 "dataset": self._dataset,
-                "rubrics": {},
+                "rubrics": self._rubric,
                 "inference": {},
                 "limits": {"max_turns": self.max_turns},
             }
@@ -170,7 +174,7 @@ class TaskApp:
             "task": self._task,
             "environment": self.id,
             "dataset": self._dataset,
-            "rubric": {},
+            "rubric": self._rubric,
             "inference": {},
             "limits": {"max_turns": self.max_turns},
             "task_metadata": {"seed": seed, **self._describe(seed)},
@@ -191,6 +195,8 @@ class TaskApp:
             async with overtime:
                 failure = await self._play(episode)
             body = _response(self, episode, failure).model_dump_json(fallback=_plain)
+        except UserError as refused:
+            return error(422, "bad_request", str(refused), **_played(self, episode))
         except InferenceUnavailable as unavailable:
             return error(502, "inference_unavailable", str(unavailable), **_played(self, episode))
         except Exception as broken:  # noqa: BLE001 - the app's own code, which may raise anything
@@ -274,13 +280,16 @@ def _response(app: TaskApp, episode: Episode, failure: PolicyFailure | None) -> 
     if failure is not None:
         details["policy_failure"] = {"code": failure.code, "message": str(failure)}
         steps = [*steps, Step(done=True, info={"meta": {"inference_url": episode.url}, **details})]
-    earned = None if failure is not None else sum(s.reward or 0.0 for s in steps)
+    outcome = Outcome(sum(s.reward or 0.0 for s in steps)) if episode.earned is None else episode.earned
+    earned = None if failure is not None else outcome.score
+    returns = [] if failure is not None else [sum(s.reward or 0.0 for s in steps)]
     metrics = Metrics(
-        episode_returns=[] if earned is None else [earned],
-        mean_return=earned,
+        episode_returns=returns,
+        mean_return=returns[0] if returns else None,
         outcome_score=earned,
+        events_score=None if failure is not None else outcome.events,
         num_steps=len(steps),
-        details=details,
+        details={**outcome.details, **details},
     )
     return RolloutResponse(
         run_id=asked.run_id,

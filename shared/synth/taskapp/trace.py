@@ -62,10 +62,10 @@ class Trace:
             }
         )
 
-    def stepped(self, *, reward: float | None, done: bool) -> None:
+    def stepped(self, *, reward: float | None, done: bool, truncated: bool) -> None:
         """A step of the environment, and what it paid."""
-        event = {**_moment("environment", time.time()), "reward": reward or 0.0, "terminated": done, "truncated": False}
-        self._events.append(event)
+        ended = {"terminated": done and not truncated, "truncated": truncated}
+        self._events.append({**_moment("environment", time.time()), "reward": reward or 0.0, **ended})
 
     def session(self, metadata: Object) -> Object:
         """The trace of the whole rollout."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from synth.errors import Problem, UserError
 from synth.taskapp.contract import RolloutResponse
 from synth.taskapp.sdk import Episode
 from tests.unit.taskapp.echo_app import app_with, play
@@ -44,3 +46,65 @@ async def test_an_error_comes_with_its_place_and_with_the_steps_before_it():
     assert "test_steps.py:" in message
     [step] = reply.json()["trajectories"][0]["steps"]
     assert (step["obs"], step["reward"]) == ("the beach", 0.5)
+
+
+async def test_an_outcome_is_the_reward_in_place_of_the_sum_over_the_steps():
+    app = app_with(ScriptedLlm(completion("2")))
+
+    @app.episode
+    async def dig(ep: Episode) -> None:
+        ep.step(reward=0.5, info={"meta": {"depth": 3}})
+        ep.step(reward=1.0, done=True, truncated=True)
+        ep.outcome(0.25, events=0.5, details={"found": ["gold"]})
+
+    answer = RolloutResponse.model_validate((await play(app, mode="eval")).json())
+    assert answer.reward() == 0.25
+    assert (answer.metrics.mean_return, answer.metrics.events_score) == (1.5, 0.5)
+    assert answer.metrics.details == {"found": ["gold"]}
+    first, last = answer.trajectories[0].steps
+    assert (first.truncated, last.truncated) == (None, True)
+    assert first.info is not None
+    # What the app says there stands beside what the contract asks for.
+    assert (first.info["meta"]["depth"], "inference_url" in first.info["meta"]) == (3, True)
+    assert answer.trace is not None
+    trace = answer.trace["session_trace"]
+    assert [(e["terminated"], e["truncated"]) for e in trace["event_history"]] == [(False, False), (False, True)]
+    assert trace["metadata"]["total_reward"] == 0.25
+
+
+async def test_a_failure_of_the_policy_has_no_outcome():
+    app = app_with(ScriptedLlm(completion("2")))
+
+    @app.episode
+    async def dig(ep: Episode) -> None:
+        ep.outcome(0.25, details={"found": []})
+        (await ep.chat([])).require_tool_call()
+
+    answer = RolloutResponse.model_validate((await play(app)).json())
+    assert answer.reward() is None
+    assert answer.metrics.details.keys() == {"found", "policy_failure"}
+
+
+@pytest.mark.parametrize("scores", [(float("nan"), None), (0.0, float("inf"))])
+async def test_an_outcome_that_is_no_number_is_the_environment_s_error(scores: tuple[float, float | None]):
+    app = app_with(ScriptedLlm(completion("2")))
+
+    @app.episode
+    async def dig(ep: Episode) -> None:
+        ep.outcome(scores[0], events=scores[1])
+
+    reply = await play(app)
+    assert (reply.status_code, reply.json()["detail"]["error"]["code"]) == (500, "environment_error")
+
+
+async def test_what_the_job_asks_for_and_the_app_does_not_have_is_said_in_its_words():
+    app = app_with(ScriptedLlm(completion("2")))
+
+    @app.episode
+    async def dig(ep: Episode) -> None:
+        raise UserError(Problem(where="env.config.depth", what="-1", expected="0 or more"))
+
+    reply = await play(app)
+    error = reply.json()["detail"]["error"]
+    assert (reply.status_code, error["code"]) == (422, "bad_request")
+    assert error["message"] == "env.config.depth: -1; expected 0 or more"

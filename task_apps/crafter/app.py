@@ -1,0 +1,152 @@
+"""The Crafter task app: a game of survival, seen in words or in pictures, paid by the achievements that it unlocks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from synth.taskapp.llm import PolicyFailure, Reply
+from synth.taskapp.sdk import Episode, TaskApp
+from task_apps.crafter.env import ACHIEVEMENTS, ACTIONS, Game, Turn
+from task_apps.crafter.prompts import TOOL, Conversation, Decision, read_reply, tools
+from task_apps.crafter.settings import HELD_OUT_FROM, EnvSettings, PolicySettings, read_settings
+from task_apps.crafter.view import COLUMNS, ROWS
+
+#: Of a game of 10000 steps each turn takes one at least.
+_MOST_TURNS = 10_000
+#: What ends a game that has begun, and takes nothing of what it has earned.
+_NO_ROOM = ("context_length", "call_budget")
+
+crafter = TaskApp(
+    "crafter",
+    name="Crafter",
+    description="A game of survival on a grid, in words or pictures; pays the share of its 22 achievements.",
+    max_turns=_MOST_TURNS,
+    dataset={
+        "id": "crafter",
+        "splits": ["train", "held_out"],
+        "default_split": "train",
+        "held_out_from_seed": HELD_OUT_FROM,
+    },
+    rubric={
+        "outcome": {
+            "name": "achievements",
+            "description": f"The share of the {len(ACHIEVEMENTS)} achievements that the episode unlocks.",
+            "criteria": [{"id": name, "weight": 1 / len(ACHIEVEMENTS)} for name in ACHIEVEMENTS],
+        },
+        "events": {
+            "name": "progress",
+            "description": "The share of turns that unlock an achievement.",
+            "criteria": [{"id": "unlocks", "description": "The turn unlocks something.", "weight": 1.0}],
+        },
+    },
+)
+
+
+@crafter.task_info
+def describe(seed: int) -> dict[str, object]:
+    return {
+        "split": "held_out" if seed >= HELD_OUT_FROM else "train",
+        "action_space": {"type": "discrete", "tool": TOOL, "actions": list(ACTIONS)},
+        "observation": {"view": [COLUMNS, ROWS], "text": True, "image": "PNG as a data URL"},
+        "achievements": list(ACHIEVEMENTS),
+    }
+
+
+@crafter.episode
+async def play(ep: Episode) -> None:
+    env, policy = read_settings(ep.env_config, ep.policy_config, seed=ep.seed)
+    # A new world takes 0.2 s, in which the others would wait.
+    game = await asyncio.to_thread(begin, ep.seed, env, policy)
+    conversation = Conversation(env, policy, game.look())
+    asked = {"tools": tools(env), "tool_choice": policy.tool_choice or "required"} if policy.calls_tools else {}
+    unlocking = invalid = 0
+    ended = "max_turns"
+    for number in range(ep.max_turns):
+        try:
+            reply = await ep.chat(conversation.messages(), **asked)
+        except PolicyFailure as full:
+            if full.code not in _NO_ROOM or not ep.steps:
+                raise
+            ep.steps[-1].done = ep.steps[-1].truncated = True
+            ended = full.code
+            break
+        decision = read_reply(reply, env, policy)
+        invalid = invalid + 1 if decision.problem else 0
+        # The game does not wait for who says nothing.
+        turn = game.play(decision.actions or ["noop"])
+        unlocking += bool(turn.unlocked)
+        ended = _ended(turn, given_up=invalid >= env.max_invalid_turns)
+        done = bool(ended) or number + 1 == ep.max_turns
+        ep.step(
+            obs=turn.observation.summary(),
+            reward=turn.reward,
+            done=done,
+            truncated=done and not turn.dead,
+            info=_info(number, turn, decision, reply),
+        )
+        if ended:
+            break
+        ended = "max_turns"
+        conversation.played(reply.message, decision, turn.observation)
+    share = len(game.unlocked) / len(ACHIEVEMENTS)
+    ep.outcome(share, events=unlocking / len(ep.steps), details=_details(game, ep, unlocking, ended))
+
+
+def begin(seed: int, env: EnvSettings, policy: PolicySettings) -> Game:
+    """The seed's game as the settings have it."""
+    return Game(
+        seed,
+        area=env.area,
+        max_steps=env.max_steps,
+        image_size=env.image_size if policy.shows_pictures else 0,
+        images=policy.max_images_per_step or 1,
+    )
+
+
+def _ended(turn: Turn, *, given_up: bool) -> str:
+    """Why the episode is over after a turn; "" when it goes on."""
+    if turn.dead:
+        return "died"
+    if turn.truncated:
+        return "max_steps"
+    return "invalid_turns" if given_up else ""
+
+
+def _info(number: int, turn: Turn, decision: Decision, reply: Reply) -> dict[str, Any]:
+    """What the turn was worth, in the words of the published Crafter app."""
+    decided = {
+        "turn": number + 1,
+        "ach_delta": len(turn.events),
+        "unique_delta": len(turn.unlocked),
+        "all": turn.events,
+        "unique": turn.unlocked,
+    }
+    stepwise = {
+        "decision_index": number,
+        "indicator": int(bool(turn.unlocked)),
+        "reward": float(len(turn.unlocked)),
+        "new_achievements": turn.unlocked,
+    }
+    return {
+        "meta": {"decision_rewards": decided},
+        "stepwise": stepwise,
+        "actions": turn.played,
+        "reward": turn.reward,
+        "finish_reason": reply.finish_reason,
+        **({"invalid": decision.problem} if decision.problem else {}),
+    }
+
+
+def _details(game: Game, ep: Episode, unlocking: int, ended: str) -> dict[str, Any]:
+    return {
+        "achievements": game.unlocked,
+        "steps": game.steps,
+        "ended": ended,
+        "invalid_turns": sum("invalid" in (step.info or {}) for step in ep.steps),
+        "stepwise": {
+            "reward_sum": float(len(game.unlocked)),
+            "indicator_sum": unlocking,
+            "unique_achievements_total": len(game.unlocked),
+        },
+    }

@@ -1,0 +1,175 @@
+"""What a job may set for Crafter: the keys of `[rollout.env_config]` and of `[rollout.policy_config]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from synth.errors import Problem, UserError
+
+#: Seeds from here on are kept from training: jobs evaluate on them.
+HELD_OUT_FROM = 1_000_000
+_SEES = ("-vl", "vision", "gpt-4o")
+_PAGE = "docs/crafter.md lists the settings"
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _both_sides(area: Any) -> Any:
+    return (area, area) if isinstance(area, int) else tuple(cast(list[Any], area)) if isinstance(area, list) else area
+
+
+def _whole_squares(size: int) -> int:
+    if size % 32:
+        raise ValueError(f"{size} is no multiple of 32")
+    return size
+
+
+_Side = Annotated[int, Field(ge=16)]
+
+
+class EnvSettings(BaseModel):
+    """`env.config`. An unknown key is refused: it would have no effect."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    area: Annotated[tuple[_Side, _Side], BeforeValidator(_both_sides)] = Field(
+        (64, 64), description="cells of the world, [width, height] or one number for both, 16 or more"
+    )
+    max_steps: int = Field(
+        10_000, ge=1, description="steps of the game, 1 or more, after which the episode is truncated"
+    )
+    max_actions: int = Field(5, ge=1, description="actions of a turn, 1 or more")
+    # A vision model of the Qwen3-VL family sees squares of 32 x 32 pixels, and scales an image of other sizes.
+    image_size: Annotated[int, Field(ge=32), AfterValidator(_whole_squares)] = Field(
+        64, description="pixels of each side of a picture, a multiple of 32: a vision model sees squares of that size"
+    )
+    history: int | None = Field(
+        None, ge=0, description="earlier turns in the conversation, 0 or more; all of them when not said"
+    )
+    max_invalid_turns: int = Field(
+        3, ge=1, description="turns in a row without a valid action, 1 or more, after which the episode is truncated"
+    )
+    split: Literal["train", "held_out"] | None = Field(
+        None, description='"train" or "held_out": which seeds are meant, others are refused'
+    )
+
+
+class PolicySettings(BaseModel):
+    """What this app reads of `policy.config`, which holds keys for others, too."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    model: str | None = Field(None, description="a model's name")
+    use_vision: bool | None = Field(None, description="true or false: whether an observation has a picture")
+    supports_vision: bool | None = Field(None, description="true or false: whether the model sees")
+    image_only_mode: bool | None = Field(None, description="true or false: whether an observation is a picture alone")
+    max_images_per_step: int | None = Field(None, ge=1, description="pictures of a turn, 1 or more: the latest ones")
+    action_format: Literal["tool", "text"] | None = Field(None, description='"tool" or "text"')
+    use_tools: bool | None = Field(None, description="true or false: whether actions are tool calls")
+    tool_choice: str | dict[str, Any] | None = Field(None, description="the tool_choice of a chat completion")
+    system_hint: str | None = Field(None, description="a text that is added to the system message")
+
+    @property
+    def shows_pictures(self) -> bool:
+        """What is said, else whether the model sees, as far as that is said or its name tells it."""
+        if self.use_vision is not None or self.image_only_mode:
+            return self.use_vision is not False
+        if self.supports_vision is not None:
+            return self.supports_vision
+        return any(word in (self.model or "").lower() for word in _SEES)
+
+    @property
+    def calls_tools(self) -> bool:
+        if self.action_format is not None:
+            return self.action_format == "tool"
+        return self.use_tools is not False
+
+
+def read_settings(
+    env_config: dict[str, Any], policy_config: dict[str, Any], *, seed: int
+) -> tuple[EnvSettings, PolicySettings]:
+    """The settings of one rollout. Raises UserError with every problem that they have."""
+    problems: list[Problem] = []
+    env = _read(EnvSettings, _one_name(env_config, problems), "env.config", problems)
+    policy = _read(PolicySettings, policy_config, "policy.config", problems)
+    if policy is not None:
+        problems += _contradictions(policy)
+    if env is not None and env.split is not None and (env.split == "held_out") != (seed >= HELD_OUT_FROM):
+        problems.append(
+            Problem(
+                where="env.config.split",
+                what=f"{env.split!r}, and seed {seed} is of the other split",
+                expected=f"held-out seeds from {HELD_OUT_FROM} on, training seeds below",
+                fix="change split, or the seeds",
+            )
+        )
+    if problems or env is None or policy is None:
+        raise UserError(problems)
+    return env, policy
+
+
+def _one_name(config: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The config with `max_steps` for what the published Crafter app and `[eval]` call it."""
+    config = dict(config)
+    params = config.pop("env_params", None) or {}
+    given = {
+        "max_steps": config.pop("max_steps", None),
+        "max_steps_per_episode": config.pop("max_steps_per_episode", None),
+    }
+    if isinstance(params, dict):
+        given["env_params.max_steps_per_episode"] = params.get("max_steps_per_episode")
+        config |= {f"env_params.{k}": value for k, value in params.items() if k != "max_steps_per_episode"}
+    else:
+        config["env_params"] = params
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(set(map(repr, values.values()))) > 1:
+        said = " and ".join(f"{name} = {value!r}" for name, value in values.items())
+        problems.append(Problem(where="env.config", what=said, expected="one number of steps", fix="keep one of them"))
+    return config | ({"max_steps": next(iter(values.values()))} if values else {})
+
+
+def _read(model: type[_M], config: dict[str, Any], where: str, problems: list[Problem]) -> _M | None:
+    try:
+        return model.model_validate(config)
+    except ValidationError as invalid:
+        for wrong in {str(e["loc"][0]): e for e in invalid.errors(include_url=False)}.values():
+            name = str(wrong["loc"][0])
+            if wrong["type"] == "extra_forbidden":
+                what, expected = "unknown key", f"one of {', '.join(model.model_fields)}"
+            else:
+                what, expected = repr(config[name]), str(model.model_fields[name].description)
+            problems.append(Problem(where=f"{where}.{name}", what=what, expected=expected, fix=_PAGE))
+        return None
+
+
+def _contradictions(policy: PolicySettings) -> list[Problem]:
+    found: list[Problem] = []
+    if policy.use_vision is False and policy.image_only_mode:
+        found.append(
+            Problem(
+                where="policy.config.image_only_mode",
+                what="true, and use_vision is false: nothing would be shown",
+                expected="pictures, or text",
+                fix="remove one of the two",
+            )
+        )
+    if policy.supports_vision is False and (policy.use_vision or policy.image_only_mode):
+        found.append(
+            Problem(
+                where="policy.config.supports_vision",
+                what="false, and pictures are asked for",
+                expected="a model that sees, or text alone",
+                fix="remove use_vision and image_only_mode, or name a vision model",
+            )
+        )
+    if policy.action_format == ("text" if policy.use_tools else "tool") and policy.use_tools is not None:
+        found.append(
+            Problem(
+                where="policy.config.action_format",
+                what=f"{policy.action_format!r}, and use_tools is {str(policy.use_tools).lower()}",
+                expected="one way to act",
+                fix="remove one of the two",
+            )
+        )
+    return found
