@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from synth.http_guard import GuardSettings
+from synth.images.source import ImageSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class FilesSettings(ServiceSettings, GuardSettings):
+class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
     """What checking files needs beside the shared settings."""
 
     files_at_once: int = 2
@@ -19,21 +20,6 @@ class FilesSettings(ServiceSettings, GuardSettings):
 
     max_images_per_message: int = 1
     """Images that a message of a training file shows; further ones are left out, and counted."""
-
-    max_image_bytes: int = 10 << 20
-    """The largest image of a training file."""
-
-    max_image_pixels: int = 50_000_000
-    """Its largest width times height."""
-
-    image_fetches_at_once: int = 8
-    """Images that one process fetches at the same time."""
-
-    image_deadline_s: float = 20.0
-    """Seconds within which an image is fetched, its redirects included."""
-
-    image_redirects: int = 3
-    """Redirects that are followed on the way to an image; each is looked at as the first address was."""
 
     image_tries: int = 3
     """How often an image is asked for whose server is away or answers 429 or 5xx."""
