@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from synth.http_guard import GuardSettings
+from synth.images.source import ImageSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class FilesSettings(ServiceSettings, GuardSettings):
+class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
     """What checking files needs beside the shared settings."""
 
     files_at_once: int = 2
@@ -16,21 +17,6 @@ class FilesSettings(ServiceSettings, GuardSettings):
 
     max_line_bytes: int = Field(default=64 << 20, ge=1024)
     """The longest line of a training file: a row is held in memory while it is checked, with the images in it."""
-
-    max_image_bytes: int = 10 << 20
-    """The largest image of a training file."""
-
-    max_image_pixels: int = 50_000_000
-    """Its largest width times height."""
-
-    image_fetches_at_once: int = 8
-    """Images that one process fetches at the same time."""
-
-    image_deadline_s: float = 20.0
-    """Seconds within which an image is fetched, its redirects included."""
-
-    image_redirects: int = 3
-    """Redirects that are followed on the way to an image; each is looked at as the first address was."""
 
     image_tries: int = 3
     """How often an image is asked for whose server is away or answers 429 or 5xx."""

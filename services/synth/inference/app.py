@@ -12,7 +12,9 @@ from starlette.types import ASGIApp
 from synth.bus.kv.replicas import Replica, announce
 from synth.bus.worker import TaskWorker
 from synth.errors import InvalidKey
+from synth.http_guard import guarded_client
 from synth.inference.api.app import build_api
+from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.grammar.compiler import SchemaLimits
 from synth.inference.recording.metrics import RecorderMetrics
@@ -108,6 +110,15 @@ def main() -> int:
         service.add_background(asyncio.create_task(announce(service.bus, describe, changed)))
         service.run("serve", worker.serve(service.stop))
         service.add_background(asyncio.create_task(_warm_up(service, settings)))
+        client = guarded_client(settings.guard, timeout=settings.image_deadline_s)
+        service.on_close(client.aclose)
+        images = ChatImages(
+            client,
+            service.blobs,
+            settings.image_limits,
+            asyncio.Semaphore(settings.image_fetches_at_once),
+            per_message=settings.max_chat_images_per_message,
+        )
         recorder = Recorder(read_own_cid, max_bytes=settings.recorder_bytes)
         REGISTRY.register(RecorderMetrics(recorder))
         service.add_background(asyncio.create_task(_sweep(recorder)))
@@ -117,6 +128,7 @@ def main() -> int:
             recorder,
             authenticate,
             internal_token=bearer,
+            images=images,
             limits=request_limits(settings),
             extra_routes=service.observability(),
         )

@@ -7,11 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from synth.http_guard import GuardSettings
+from synth.images.source import ImageSettings
 from synth.inference.engines.settings import Workaround
 from synth.runtime.settings import ServiceSettings
 
 
-class InferenceSettings(ServiceSettings):
+class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """What an inference process needs beside the shared settings."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -77,7 +79,17 @@ class InferenceSettings(ServiceSettings):
     `rollout_timeout_s`."""
 
     max_request_bytes: int = Field(default=32 << 20, ge=1)
-    """The largest request (images travel inside it); the gateway has a setting of the same name."""
+    """The largest request (images travel inside it, a third larger than their files); the gateway has a setting of the
+    same name."""
+
+    max_chat_images_per_message: int | None = Field(default=None, ge=0)
+    """The most images that a message of a chat shows which belongs to no training job; further ones are left out, and
+    the reply's `warnings` say so. Unset: as many as the context holds. A training job has its own
+    `max_images_per_message`."""
+
+    pixel_cache_bytes: int = Field(default=256 << 20, ge=0)
+    """Memory of an embedded engine for the patches of images that no request needs any more: the next turn of a
+    conversation shows its images again."""
 
     max_choices: int = Field(default=128, ge=1)
     """The largest `n`: how many replies one request may ask for."""

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from synth.images.prompt_image import PromptImage
 
+MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
+
 
 @dataclass(frozen=True)
 class ImagePatches:
@@ -44,7 +46,7 @@ class ImagePatches:
 
 def is_qwen3_vl(model: Any) -> bool:
     """Whether a Hugging Face model is one that this module runs."""
-    return model.config.model_type in ("qwen3_vl", "qwen3_vl_moe")
+    return model.config.model_type in MODEL_TYPES
 
 
 def hidden_states(

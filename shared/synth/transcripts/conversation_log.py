@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -50,8 +50,17 @@ class ConversationLog:
 
 def _as_json(message: Message) -> Any:
     """The message with the fields that it has, as JSON data."""
-    fields = msgspec.to_builtins(message)
-    return to_plain({name: value for name, value in fields.items() if value is not None})
+    fields = _without_nulls(msgspec.to_builtins(message))
+    if isinstance(parts := fields.get("content"), list):
+        fields["content"] = [
+            _without_nulls(cast(dict[str, Any], part)) if isinstance(part, dict) else part
+            for part in cast(list[Any], parts)
+        ]
+    return to_plain(fields)
+
+
+def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
@@ -62,7 +71,7 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
     """
     digests: list[bytes] = []
     before = b""
-    for entry in template_messages(messages, thinks=False):
+    for entry in template_messages(messages, thinks=False, sees=True):
         calls = [call["function"] for call in entry.pop("tool_calls", ())]
         entry.pop("tool_call_id", None)
         text = json.dumps([entry, calls], sort_keys=True)

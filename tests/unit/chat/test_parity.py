@@ -171,7 +171,7 @@ def turns_of_inference(row: Json, model_dir: Path) -> list[Turn]:
         before, through = chat.template.assistant_turn(chat.template.prepare(request(row, index + 1)), index)
         if chat.template.prompt(conversation) != before:
             conversation = request(row, index, thinking=True)
-        prompt = chat.prompt_ids(conversation, history)
+        prompt = chat.prompt(conversation, history).ids
         sampled = chat.template.encode(through[len(before) : through.rindex(EOS) + len(EOS)])
         chat.remember(history, conversation, request(row, index + 1).messages[index], prompt, sampled)
         turns.append((prompt, prompt + sampled))

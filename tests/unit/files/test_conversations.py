@@ -14,7 +14,7 @@ from synth.datasets.check import FileCheck
 from synth.datasets.conversations import LineStats, read_line
 from synth.datasets.token_estimate import tokens_in
 from synth.events import FileReady
-from synth.files.images.rows import draft_row
+from synth.files.image_rows import draft_row
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -59,7 +59,7 @@ def test_any_row_is_good_or_has_a_problem_and_a_good_one_can_be_written_anew(row
         assert found[0].startswith("$")
         assert found[1]
         return
-    draft = draft_row(line, most=1)
+    draft = draft_row(line)
     assert (draft is not None) == found.has_images
     if draft is not None:
         assert draft.slots

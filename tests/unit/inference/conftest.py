@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from tests.unit.inference.memorised_replies import teach
@@ -30,6 +31,12 @@ def memorised_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(path)
     teach(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def vision_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Qwen3-VL."""
+    return make_tiny_qwen3_vl(tmp_path_factory.mktemp("vl") / "tiny-qwen3-vl").path
 
 
 @pytest.fixture

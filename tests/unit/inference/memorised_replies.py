@@ -36,10 +36,10 @@ def teach(path: Path) -> None:
     chat = ChatFormat(load_tokenizer(path))
     encode = chat.tokenizer.encode
     reasoning, answered = encode(REASONING), encode(f"{ANSWER}<|im_end|>")
-    plain, thinking = (chat.prompt_ids(talk(ASK, thinking=on)) for on in (False, True))
-    tools, both = (chat.prompt_ids(talk(ASK, thinking=on, tools=TOOLS)) for on in (False, True))
-    wonder, begun = chat.prompt_ids(talk(WONDER)), encode(f"<think>\n{REASONING}")
-    curt = chat.prompt_ids(talk(WONDER, tools=TOOLS))
+    plain, thinking = (chat.prompt(talk(ASK, thinking=on)).ids for on in (False, True))
+    tools, both = (chat.prompt(talk(ASK, thinking=on, tools=TOOLS)).ids for on in (False, True))
+    wonder, begun = chat.prompt(talk(WONDER)).ids, encode(f"<think>\n{REASONING}")
+    curt = chat.prompt(talk(WONDER, tools=TOOLS)).ids
     call = encode(f"{CALL}<|im_end|>")
     lessons = [
         (plain, answered),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -9,12 +10,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from obstore.store import MemoryStore
 from starlette.applications import Starlette
 from starlette.requests import Request
 
+from synth.blobs import BlobStore
 from synth.errors import InvalidKey, Problem, Transient, UserError
+from synth.http_guard import GuardPolicy, guarded_client
+from synth.images.source import ImageLimits
 from synth.inference.api.app import build_api
 from synth.inference.api.completion import ModelBinding
+from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.requests import JobSampling
 from synth.inference.chat.prompts import ChatFormat
@@ -38,14 +44,14 @@ class OneModel:
     async def for_rollout(self, cid: Cid) -> AsyncIterator[ModelBinding]:
         if cid.version is not None:
             raise Transient(f"policy version {cid.version} is not loaded")
-        yield ModelBinding(self.loaded.engine, self.loaded.chat, "policy", self.sampling)
+        yield ModelBinding(self.loaded.engine, self.loaded.chat, "policy", "org_1", self.sampling)
 
     @asynccontextmanager
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
         assert principal == "org_1"
         if model != "tiny":
             raise UserError(Problem(what=f"no model {model!r}", expected="tiny", where="model"))
-        yield ModelBinding(self.loaded.engine, self.loaded.chat, model)
+        yield ModelBinding(self.loaded.engine, self.loaded.chat, model, "org_1")
 
     async def models(self, principal: str) -> list[str]:
         return ["tiny"]
@@ -57,12 +63,20 @@ async def authenticate(request: Request) -> str:
     return "org_1"
 
 
+def read_images(**settings: Any) -> ChatImages:
+    """From this machine too; a store in memory."""
+    limits = ImageLimits(**{"seconds": 5.0, **settings})
+    client = guarded_client(GuardPolicy(allow_loopback=True), timeout=5)
+    return ChatImages(client, BlobStore(MemoryStore(), None), limits, asyncio.Semaphore(4))
+
+
 def serve(
-    engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None
+    engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None, images: ChatImages | None = None
 ) -> tuple[Starlette, Recorder, OneModel]:
     recorder = Recorder(lambda text: read_cid(text, SECRET, now=0))
     router = OneModel(engine, chat)
-    return build_api(router, recorder, authenticate, internal_token=TOKEN, limits=limits), recorder, router
+    app = build_api(router, recorder, authenticate, internal_token=TOKEN, images=images or read_images(), limits=limits)
+    return app, recorder, router
 
 
 def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | None = None, seconds: int = 600) -> str:
@@ -75,10 +89,17 @@ def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | N
 class Served:
     """The app over one engine, called without a network."""
 
-    def __init__(self, engine: Engine, chat: ChatFormat, limits: RequestLimits | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        limits: RequestLimits | None = None,
+        images: ChatImages | None = None,
+    ) -> None:
         self.engine = engine
         self.chat = chat
-        self.app, self.recorder, self.router = serve(engine, chat, limits)
+        self.images = images or read_images()
+        self.app, self.recorder, self.router = serve(engine, chat, limits, self.images)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
 
     async def ask(self, cid: str | None, *, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:

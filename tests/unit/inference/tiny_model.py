@@ -116,7 +116,8 @@ def write_adapter_policy(folder: Path, adapted: Any, version: int) -> Path:
     """Write the adapter as a policy weights file."""
     config = adapted.peft_config["default"]
     plain = {k: v for k, v in config.to_dict().items() if not isinstance(v, set)}
-    plain["target_modules"] = sorted(config.target_modules)
+    targets = config.target_modules
+    plain["target_modules"] = targets if isinstance(targets, str) else sorted(targets)
     file = folder / f"lora{version}.safetensors"
     write_policy(file, get_peft_model_state_dict(adapted), kind="lora", version=version, lora=plain)
     return file

@@ -17,6 +17,7 @@ from synth.errors import InvalidKey, Problem, SynthError, UserError
 from synth.inference.api.completion import Completion, EventStream, ModelBinding
 from synth.inference.api.errors import error_response
 from synth.inference.api.fields import refuse_unserved
+from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.requests import decode_request, num_choices
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
@@ -55,14 +56,16 @@ def build_api(
     authenticate: Authenticate,
     *,
     internal_token: str,
+    images: ChatImages,
     limits: RequestLimits | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the close call. limits: of one request. extra_routes: health and metrics.
+    internal_token: the bearer of the close call. images: reads those of requests. limits: of one request.
+    extra_routes: health and metrics.
     """
-    api = _Api(router, recorder, authenticate, internal_token, limits or RequestLimits())
+    api = _Api(router, recorder, authenticate, internal_token, images, limits or RequestLimits())
     # The most frequent route first, because they are tried in order.
     prefixes = ("/api/inference/v1", "/v1", "/api/v1", "/api/inference", "")
     paths = [f"{prefix}/chat/completions" for prefix in prefixes]
@@ -82,12 +85,14 @@ class _Api:
         recorder: Recorder,
         authenticate: Authenticate,
         internal_token: str,
+        images: ChatImages,
         limits: RequestLimits,
     ) -> None:
         self._router = router
         self._recorder = recorder
         self._authenticate = authenticate
         self._internal_token = internal_token
+        self._images = images
         self._limits = limits
 
     async def chat(self, request: Request) -> Response:
@@ -106,7 +111,12 @@ class _Api:
                     route = self._router.for_model(body.model, principal)
                 binding = await exit_stack.enter_async_context(route)
                 completion = await Completion.prepare(
-                    body, binding, recordings, seconds=self._seconds(recordings), limits=self._limits
+                    body,
+                    binding,
+                    recordings,
+                    seconds=self._seconds(recordings),
+                    images=self._images,
+                    limits=self._limits,
                 )
                 if body.stream:
                     recordings = []  # the stream settles them

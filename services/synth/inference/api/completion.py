@@ -18,6 +18,7 @@ from synth.chat.families import CALL_END
 from synth.chat.messages import Conversation
 from synth.errors import SynthError
 from synth.inference.api.errors import error_body
+from synth.inference.api.images import ChatImages, ShownImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.output_format import OutputGrammars, compile_output_grammars
 from synth.inference.api.requests import ChatRequest, JobSampling, num_choices
@@ -42,11 +43,13 @@ _CLIENT_CLOSED_REQUEST = 499
 
 @dataclass(frozen=True, slots=True)
 class ModelBinding:
-    """What one call runs on. model: its name in the reply. sampling: the job's, for a rollout's call."""
+    """What one call runs on. model: its name in the reply. org: on whose behalf; its images are its own. sampling: the
+    job's, for a rollout's call."""
 
     engine: Engine
     chat: ChatFormat
     model: str
+    org: str
     sampling: JobSampling | None = None
 
 
@@ -87,17 +90,28 @@ class Completion:
         recordings: Sequence[ChoiceRecording] = (),
         *,
         seconds: float,
+        images: ChatImages,
         limits: RequestLimits,
     ) -> Completion:
-        """Compile what the request says of its output, and prepare the call. seconds: for all of it.
+        """Read the images that the request shows, compile what it says of its output, and prepare the call.
 
-        Raises what the constructor raises.
+        seconds: for all of it. Raises what the constructor raises, and `UserError` for an image that cannot be had.
         """
+        shown = await _shown_images(request, binding, recordings, images)
         must_call = forced_functions(request, binding.sampling)
         grammars = await compile_output_grammars(
             request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
         )
-        return cls(request, binding, recordings, must_call=must_call, grammars=grammars, seconds=seconds, limits=limits)
+        return cls(
+            msgspec.structs.replace(request, messages=shown.messages),
+            binding,
+            recordings,
+            shown=shown,
+            must_call=must_call,
+            grammars=grammars,
+            seconds=seconds,
+            limits=limits,
+        )
 
     def __init__(
         self,
@@ -105,6 +119,7 @@ class Completion:
         binding: ModelBinding,
         recordings: Sequence[ChoiceRecording],
         *,
+        shown: ShownImages,
         must_call: tuple[str, ...],
         grammars: OutputGrammars,
         seconds: float,
@@ -115,14 +130,20 @@ class Completion:
         """
         self._chat = chat = binding.chat
         self._conversation: Conversation = build_conversation(request, binding.sampling)
-        self._prompt_ids = chat.prompt_ids(self._conversation, recordings[0].history if recordings else None)
+        history = recordings[0].history if recordings else None
+        self._prompt = chat.prompt(self._conversation, history, shown.images)
+        self._prompt_ids = self._prompt.ids
         self._options = ReplyOptions(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=binding.model,
             logprobs=bool(request.logprobs),
             token_ids=bool(request.return_token_ids),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            warnings=(*find_ineffective(request, binding.sampling, chat.family), *grammars.warnings),
+            warnings=(
+                *find_ineffective(request, binding.sampling, chat.family),
+                *grammars.warnings,
+                *shown.warnings,
+            ),
         )
         plan = build_sampling_plan(
             request,
@@ -135,7 +156,12 @@ class Completion:
             default_max_tokens=limits.default_max_tokens or binding.engine.max_context,
         )
         # Before a stream begins, because what has begun has status 200.
-        clamp_max_tokens(plan.params, prompt=len(self._prompt_ids), context=binding.engine.max_context)
+        clamp_max_tokens(
+            plan.params,
+            prompt=len(self._prompt_ids),
+            context=binding.engine.max_context,
+            image_tokens=self._prompt.image_tokens,
+        )
         self._choices: list[_Choice] = []
         for i in range(num_choices(request)):
             seed = derive_seed(plan.params.seed, i)
@@ -148,6 +174,7 @@ class Completion:
                 request_id=f"{self._options.id}-{i}",
                 timeout=seconds,
                 stream=bool(request.stream),
+                images=self._prompt.images,
             )
             parser = ReplyParser(
                 chat.tokenizer,
@@ -251,7 +278,7 @@ class Completion:
         reply, rest = choice.parser.close(last.finish_reason or "abort")
         recording = choice.recording
         if recording is not None and not recording.settled:
-            record = await _record(self._prompt_ids, choice.deltas, malformed_call=reply.malformed_call)
+            record = await self._record(choice, malformed_call=reply.malformed_call)
             recording.finish(replace(record, chat=recording.chat(self._conversation, reply.message)))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
@@ -270,7 +297,7 @@ class Completion:
             return
         try:
             if any(delta.token_ids for delta in choice.deltas):
-                record = await _record(self._prompt_ids, choice.deltas)
+                record = await self._record(choice)
                 reply, _ = choice.parser.close("abort")
                 chat = choice.recording.chat(self._conversation, reply.message)
                 choice.recording.finish(replace(record, chat=chat))
@@ -278,6 +305,13 @@ class Completion:
         except SynthError:
             pass  # what ended the stream too: its grammar cannot be followed
         choice.recording.fail()
+
+    async def _record(self, choice: _Choice, *, malformed_call: bool = False) -> CompletionRecord:
+        record = await _record(self._prompt_ids, choice.deltas, never=self._chat.media, malformed_call=malformed_call)
+        if self._chat.processor is None or not self._prompt.images:
+            return record
+        shown = tuple(image.shown for image in self._prompt.images)
+        return replace(record, images=shown, processor=self._chat.processor.fingerprint)
 
     def _usage(self, replies: Sequence[ParsedReply]) -> Usage:
         usage = Usage(len(self._prompt_ids))
@@ -327,13 +361,33 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _shown_images(
+    request: ChatRequest, binding: ModelBinding, recordings: Sequence[ChoiceRecording], images: ChatImages
+) -> ShownImages:
+    """The request's messages with their images. A text model is shown none: its template refuses them."""
+    job = binding.sampling
+    most = images.per_message if job is None or job.max_images_per_message is None else job.max_images_per_message
+    if binding.chat.processor is None:
+        return ShownImages(request.messages)
+    return await images.show(
+        request.messages,
+        binding.chat.processor,
+        org=binding.org,
+        most=most,
+        history=recordings[0].history if recordings else None,
+    )
+
+
 async def _record(
-    prompt_ids: list[int], deltas: Sequence[ReplyDelta], *, malformed_call: bool = False
+    prompt_ids: list[int], deltas: Sequence[ReplyDelta], *, never: Sequence[int], malformed_call: bool
 ) -> CompletionRecord:
-    """The record of a reply. A token that a grammar allowed no other than is not sampled (decision 33)."""
+    """The record of a reply. A token that a grammar allowed no other than is not sampled (decision 33).
+
+    never: tokens that no reply has, whatever its grammar allows.
+    """
     constrained = any(delta.grammar is not None for delta in deltas)
     # Thousands of masks take a second.
-    allowed = await asyncio.to_thread(_allowed_tokens, deltas) if constrained else []
+    allowed = await asyncio.to_thread(_allowed_tokens, deltas, never) if constrained else []
     masks = TokenMasks.of(allowed)
     sampled = np.asarray([delta.sampled for delta in deltas for _ in delta.token_ids], np.bool_)
     logprobs = np.asarray([logprob for delta in deltas for logprob in delta.logprobs], np.float32)
@@ -352,7 +406,7 @@ async def _record(
     )
 
 
-def _allowed_tokens(deltas: Sequence[ReplyDelta]) -> list[TokenSet | None]:
+def _allowed_tokens(deltas: Sequence[ReplyDelta], never: Sequence[int]) -> list[TokenSet | None]:
     """For each token of a reply, the tokens that could have come in its place; None where any could."""
     allowed: list[TokenSet | None] = []
     grammar = next((delta.grammar for delta in deltas if delta.grammar is not None), None)
@@ -360,5 +414,8 @@ def _allowed_tokens(deltas: Sequence[ReplyDelta]) -> list[TokenSet | None]:
     masks = iter(()) if grammar is None else grammar.masks(ids)
     for delta in deltas:
         for _ in delta.token_ids:
-            allowed.append(None if delta.grammar is None else TokenSet.of(next(masks)))
+            mask = None if delta.grammar is None else next(masks)
+            if mask is not None:
+                mask[list(never)] = False
+            allowed.append(None if mask is None else TokenSet.of(mask))
     return allowed

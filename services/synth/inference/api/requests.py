@@ -12,7 +12,7 @@ from synth.chat.families import functions_of
 from synth.chat.messages import ROLES, Message
 from synth.errors import Problem, UserError
 from synth.inference.engines.protocol import SamplingParams
-from synth.jobs.resolved import RolloutSettings
+from synth.jobs.resolved import EvalJob, RlJob
 
 # OpenAI's own limit: a request that works here works there.
 _MAX_STOP_STRINGS = 4
@@ -76,7 +76,8 @@ class JobSampling:
 
     banned: token ids that the policy must never sample; the trainer leaves them out of its softmax too.
     thinking: whether the model thinks; None leaves it to the app. thinking_budget: the most reasoning tokens.
-    constrain_tools: whether a tool call that the app requires is forced.
+    constrain_tools: whether a tool call that the app requires is forced. max_images_per_message: the most that a
+    message shows; None: what the service allows.
     """
 
     temperature: float = 1.0
@@ -87,11 +88,13 @@ class JobSampling:
     thinking: bool | None = None
     thinking_budget: int | None = None
     constrain_tools: bool = False
+    max_images_per_message: int | None = None
 
     @classmethod
-    def of(cls, rollout: RolloutSettings) -> JobSampling:
+    def of(cls, job: RlJob | EvalJob) -> JobSampling:
         """Take the sampling from a job's settings."""
-        asked = rollout.sampling
+        rollout, asked = job.rollout, job.rollout.sampling
+        vision = job.vision if isinstance(job, RlJob) else None
         return cls(
             temperature=asked.temperature,
             max_tokens=asked.max_tokens,
@@ -100,6 +103,7 @@ class JobSampling:
             thinking=asked.thinking,
             thinking_budget=asked.thinking_budget,
             constrain_tools=rollout.constrain_tools,
+            max_images_per_message=vision.max_images_per_message if vision is not None else None,
         )
 
 

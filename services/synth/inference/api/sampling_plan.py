@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from synth.chat.families import Family, functions_of
@@ -69,8 +70,9 @@ def build_sampling_plan(
     default_max_tokens: of a reply that neither the request nor a job bounds.
     """
     family, (asked, budget) = chat.family, _thinking(request, job)
+    params = build_sampling_params(request, job, default_max_tokens=default_max_tokens)
     return GenerationPlan(
-        params=build_sampling_params(request, job, default_max_tokens=default_max_tokens),
+        params=replace(params, banned=tuple(dict.fromkeys((*params.banned, *chat.media)))),
         thinks=thinking and family.thinks,
         in_reasoning=chat.ends_in_reasoning(prompt_ids),
         # With a budget of 0, reasoning that the template opens is closed at once.

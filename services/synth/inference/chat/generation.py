@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.errors import UserError
 from synth.inference.engines.limits import late_completion
-from synth.inference.engines.protocol import Delta, Engine, FinishReason, SamplingParams
+from synth.inference.engines.protocol import Delta, Engine, EngineImage, FinishReason, SamplingParams
 from synth.inference.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class GenerationPlan:
 class Generation:
     """The sampling of one reply.
 
-    request_id: of the engine's requests, which append their number. timeout: seconds for all of them.
+    images: those that the prompt shows. request_id: of the engine's requests, which append their number. timeout:
+    seconds for all of them.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class Generation:
         request_id: str,
         timeout: float,
         stream: bool,
+        images: Sequence[EngineImage] = (),
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._family = family
         self._prompt_length = len(prompt_ids)
         self._ids = list(prompt_ids)
+        self._images = images
         self._plan = plan
         self._request_id = request_id
         self._timeout = timeout
@@ -278,6 +281,7 @@ class Generation:
             request_id=name,
             timeout=seconds_left,
             stream=self._stream and not whole,
+            images=self._images,
         )
         self._running_request = name
         try:

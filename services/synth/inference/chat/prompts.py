@@ -2,23 +2,42 @@
 
 Rendering a conversation again and encoding it need not give the ids that were sampled: text does not say how it was
 tokenised. So the token ids of a rollout's calls are kept, and a request that continues one of these calls gets the
-recorded ids and, of the template, only what is new.
+recorded ids and, of the template, only what is new. An image is a run of image tokens, and the messages name it by its
+content.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from synth.chat.families import THINK, Family
-from synth.chat.messages import Conversation, Message, template_messages
+from synth.chat.messages import Conversation, Message, image_address, image_parts, template_messages
 from synth.chat.template import ChatTemplate
+from synth.errors import Permanent
+from synth.images.processor import ImageProcessor
+from synth.images.prompt_image import PromptImage, expand_image_tokens
+from synth.inference.engines.protocol import EngineImage
 from synth.inference.grammar.compiler import GrammarCompiler
-from synth.inference.tokenizers import Tokenizer
+from synth.inference.tokenizers import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a reply is sampled after. images: those that it shows, in the order of their tokens."""
+
+    ids: list[int]
+    images: tuple[EngineImage, ...] = ()
+
+    @property
+    def image_tokens(self) -> int:
+        """How many of the ids are of images."""
+        return sum(image.shown.tokens for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +52,68 @@ class RecordedTokens:
 class TokenHistory:
     """The calls of one rollout, by the conversation that each of them made: what to continue from.
 
+    images: what was found at each address, by its digest: later calls show the same again.
     branch_breaks: calls that could not continue an earlier one, although there was one.
     """
 
     calls: dict[tuple[str, ...], RecordedTokens] = field(default_factory=dict[tuple[str, ...], RecordedTokens])
+    images: dict[bytes, PromptImage] = field(default_factory=dict[bytes, PromptImage])
     branch_breaks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """A model's chat template and tokenizer, and the JSON schemas that were compiled for it."""
+    """A model's chat template and tokenizer, and the JSON schemas that were compiled for it.
+
+    processor: of a model that sees images. media: the tokens that stand for media in its prompts, never in a reply.
+    """
 
     tokenizer: Tokenizer
+    processor: ImageProcessor | None = None
+    media: tuple[int, ...] = ()
     template: ChatTemplate = field(init=False)
     grammars: GrammarCompiler = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "template", ChatTemplate(self.tokenizer.full))
+        object.__setattr__(self, "template", ChatTemplate(self.tokenizer.full, sees=self.processor is not None))
         object.__setattr__(self, "grammars", GrammarCompiler(self.tokenizer.full))
+
+    @classmethod
+    def load(cls, model_dir: Path) -> ChatFormat:
+        """Of a model's folder. Raises `Permanent` where it lacks what a chat needs."""
+        from transformers import AutoConfig
+
+        from synth.images.qwen3_vl import MODEL_TYPES, media_tokens
+
+        tokenizer = load_tokenizer(model_dir)
+        try:
+            config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
+        if config.model_type not in MODEL_TYPES:
+            return cls(tokenizer)
+        return cls(tokenizer, ImageProcessor.load(model_dir), media_tokens(config))
 
     @property
     def family(self) -> Family:
         """How this model writes reasoning and tool calls."""
         return self.template.family
 
-    def prompt_ids(self, conversation: Conversation, history: TokenHistory | None = None) -> list[int]:
-        """The ids to sample after. With a `history`, a continued call's own ids come first, untouched.
+    def prompt(
+        self,
+        conversation: Conversation,
+        history: TokenHistory | None = None,
+        images: Mapping[str, EngineImage] | None = None,
+    ) -> Prompt:
+        """What to sample after. With a `history`, a continued call's own ids come first, untouched.
 
-        Raises `UserError` for messages that the template cannot render.
+        images: those that the messages show, by the addresses in them. Raises `UserError` for messages that the
+        template cannot render.
         """
+        shown = _images_of(conversation.messages, images)
         if history is None or not history.calls:
-            return self.template.encode(self.template.prompt(conversation))
-        keys = _key(conversation, conversation.messages)
+            return Prompt(self._encode(self.template.prompt(conversation), shown), shown)
+        keys = self._key(conversation, conversation.messages)
         calls = [history.calls.get(keys[: n + 1]) for n in range(1, len(keys))]
         # Most clients send an assistant's message back without its reasoning. It is the template that decides what of
         # it the model sees again, so the template gets it.
@@ -74,10 +123,11 @@ class ChatFormat:
             else message
             for message, tokens in zip(conversation.messages, calls, strict=True)
         ]
-        continued, text = self._continue(replace(conversation, messages=messages), calls)
+        continued, text = self._continue(replace(conversation, messages=messages), calls, images)
         if continued is None:
             history.branch_breaks += 1
-        return self.template.encode(text) if continued is None else continued
+            continued = self._encode(text, shown)
+        return Prompt(continued, shown)
 
     def ends_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in open reasoning, so that its reply begins inside it."""
@@ -95,10 +145,13 @@ class ChatFormat:
         tokens = RecordedTokens([*prompt_ids, *sampled_ids], reply.reasoning_text)
         bare = msgspec.structs.replace(reply, reasoning_content=None, reasoning=None)
         for message in (reply, bare) if reply.reasoning_text else (reply,):
-            history.calls[_key(conversation, [*conversation.messages, message])] = tokens
+            history.calls[self._key(conversation, [*conversation.messages, message])] = tokens
 
     def _continue(
-        self, conversation: Conversation, calls: Sequence[RecordedTokens | None]
+        self,
+        conversation: Conversation,
+        calls: Sequence[RecordedTokens | None],
+        images: Mapping[str, EngineImage] | None,
     ) -> tuple[list[int] | None, str]:
         """Recorded ids plus those of the new text, or None if no call can be continued; and the whole rendered text."""
         template, prepared = self.template, self.template.prepare(conversation)
@@ -114,15 +167,29 @@ class ChatFormat:
             return None, text
         # The recorded ids end where the reply ended: with the eos token if it was sampled, else before it.
         ended = recorded.ids[-1] == self.tokenizer.eos_id
-        return recorded.ids + template.encode(text[end + len(self.tokenizer.eos_text) * ended :]), text
+        new = text[end + len(self.tokenizer.eos_text) * ended :]
+        return recorded.ids + self._encode(new, _images_of(conversation.messages[n:], images)), text
+
+    def _encode(self, rendered: str, images: Sequence[EngineImage]) -> list[int]:
+        """Token ids of rendered text that shows these images."""
+        ids = self.template.encode(rendered)
+        if self.processor is None:
+            return ids
+        return expand_image_tokens(ids, [image.shown for image in images], self.template.image_token)
+
+    def _key(self, conversation: Conversation, messages: Sequence[Message]) -> tuple[str, ...]:
+        """What makes two conversations the same to the template: one string for the settings, then one a message."""
+        settings = json.dumps([conversation.tools, conversation.thinking], sort_keys=True)
+        shown = template_messages(messages, thinks=False, sees=self.template.sees)
+        reasoning = [message.reasoning_text for message in messages]
+        return (settings, *map(_message_key, shown, reasoning))
 
 
-def _key(conversation: Conversation, messages: Sequence[Message]) -> tuple[str, ...]:
-    """What makes two conversations the same to the template: one string for the settings, then one a message."""
-    settings = json.dumps([conversation.tools, conversation.thinking], sort_keys=True)
-    shown = template_messages(messages, thinks=False)
-    reasoning = [message.reasoning_text for message in messages]
-    return (settings, *map(_message_key, shown, reasoning))
+def _images_of(messages: Sequence[Message], images: Mapping[str, EngineImage] | None) -> tuple[EngineImage, ...]:
+    """The images that these messages show, in order."""
+    if not images:
+        return ()
+    return tuple(images[image_address(part)] for message in messages for part in image_parts(message))
 
 
 def _message_key(entry: dict[str, Any], reasoning: str) -> str:

@@ -15,21 +15,25 @@ import torch
 from torch import Tensor
 
 from synth.errors import SynthError, Transient
+from synth.images.qwen3_vl import ImagePatches
 from synth.inference.engines.attention import additive_mask
+from synth.inference.engines.image_prompts import row_patches, row_positions
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, FinishReason
 from synth.inference.engines.running_batch import RunningBatch, SequenceRequest
 from synth.inference.engines.sampling import sample_tokens
 
-# Padded tokens in one prefill forward: enough to keep a processor busy, few enough to bound the activations.
+# Padded tokens in one prefill forward, and patches of images: enough to keep a processor busy, few enough to bound the
+# activations.
 _PREFILL_TOKENS = 16384
 
 # Positions whose logits are in memory at once when a text is scored.
 _SCORE_TOKENS = 256
 
-Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | None], Tensor]
-"""(ids [B, Q], positions [B, Q], mask [B, 1, 1, L] additive or None for causal, cache) -> hidden states [B, Q, E].
+Forward = Callable[[Tensor, Tensor, Tensor | None, SequenceCache | None, ImagePatches | None], Tensor]
+"""(ids [B, Q], positions, mask [B, 1, 1, L] additive or None for causal, cache, images) -> hidden states [B, Q, E].
 
+positions: [B, Q], or with images among the tokens [3, B, Q]. images: of all rows, in the order of their tokens.
 Without a cache the keys and values are computed in the call and not kept.
 """
 
@@ -83,11 +87,15 @@ class Batcher:
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
+        if request.aborted:
+            request.deliver(Delta([], [], [], finish_reason="abort"))
+            return
         if request.params.seed is not None:
             request.generator = torch.Generator().manual_seed(request.params.seed)
         if request.params.grammar is not None:
             request.grammar = request.params.grammar.begin()
-        request.prompt_key = torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
+        digests = request.images.digests if request.images is not None else b""
+        request.prompt_key = digests + torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
         self._waiting.append(request)
 
     def abort(self, request: SequenceRequest) -> None:
@@ -98,6 +106,7 @@ class Batcher:
         elif request in self._waiting:
             self._waiting.remove(request)
             request.deliver(Delta([], [], [], finish_reason="abort"))
+        request.aborted = True
 
     def step(self) -> None:
         """Admit what fits (one prefill), then sample one token for every running request."""
@@ -111,18 +120,23 @@ class Batcher:
     def recompute(self) -> None:
         """Recompute the KV of every running request, after the weights changed (decision 30)."""
         self._prompts.clear()
+        requests = self._batch.requests
         lengths: list[int] = self._batch.length.tolist()
         start = 0
         while start < len(lengths):
-            stop, longest = start, 0
+            stop, longest, patches = start, 0, 0
             while stop < len(lengths):
-                grown = max(longest, lengths[stop])
-                if stop > start and grown * (stop + 1 - start) > _PREFILL_TOKENS:
+                grown, shown = max(longest, lengths[stop]), patches + _num_patches(requests[stop])
+                if stop > start and max(grown * (stop + 1 - start), shown) > _PREFILL_TOKENS:
                     break
-                stop, longest = stop + 1, grown
+                stop, longest, patches = stop + 1, grown, shown
             self._cache.prepare_prefill(slice(start, stop), None)
             ids = self._batch.tokens[start:stop, :longest]
-            self._forward(ids, self._positions(stop - start, longest), None, self._cache)
+            if patches:
+                # Beyond a row's length there may be image tokens of one that was there before.
+                beyond = torch.arange(longest, device=self._device) >= self._batch.length[start:stop, None]
+                ids = ids.masked_fill(beyond, 0)
+            self._compute_keys(ids, requests[start:stop])
             start = stop
 
     def sleep(self) -> None:
@@ -139,7 +153,7 @@ class Batcher:
     def score(self, token_ids: list[int]) -> list[float]:
         """Logprobs of token_ids[1:] under the live weights (T = 1, full softmax), by one forward outside the batch."""
         ids_1Q = torch.tensor([token_ids], device=self._device)
-        hidden_QE = self._forward(ids_1Q, self._positions(1, len(token_ids)), None, None)[0, :-1]
+        hidden_QE = self._forward(ids_1Q, self._positions(1, len(token_ids)), None, None, None)[0, :-1]
         logprobs: list[float] = []
         for hidden_CE, next_C in zip(hidden_QE.split(_SCORE_TOKENS), ids_1Q[0, 1:].split(_SCORE_TOKENS), strict=True):
             logp_CV = torch.log_softmax(self._head(hidden_CE).float(), dim=-1)
@@ -170,7 +184,7 @@ class Batcher:
         """The waiting requests that join now: in order, while KV and one prefill have room."""
         chosen: list[SequenceRequest] = []
         distinct: set[bytes] = set()
-        reserved, longest = self._max_final_length, 0
+        reserved, longest, patches = self._max_final_length, 0, 0
         while self._waiting and len(self._batch) + len(chosen) < self._max_num_seqs:
             request = self._waiting[0]
             prompt = len(request.prompt_ids)
@@ -178,10 +192,11 @@ class Batcher:
             if (len(self._batch) + len(chosen) + 1) * need > self._cache.budget_tokens:
                 break
             if request.prompt_key not in self._prompts and request.prompt_key not in distinct:
-                if distinct and max(longest, prompt) * (len(distinct) + 1) > _PREFILL_TOKENS:
+                grown, shown = max(longest, prompt), patches + _num_patches(request)
+                if distinct and max(grown * (len(distinct) + 1), shown) > _PREFILL_TOKENS:
                     break
                 distinct.add(request.prompt_key)
-                longest = max(longest, prompt)
+                longest, patches = grown, shown
             reserved = need
             chosen.append(self._waiting.popleft())
         return chosen
@@ -220,15 +235,15 @@ class Batcher:
     def _prefill(self, newcomers: list[SequenceRequest]) -> None:
         order: dict[bytes, int] = {}
         source = [order.setdefault(r.prompt_key, len(order)) for r in newcomers]
-        prompts = {r.prompt_key: r.prompt_ids for r in newcomers}
-        lengths = [len(prompts[key]) for key in order]
+        requests = {r.prompt_key: r for r in newcomers}
+        prompts = [requests[key].prompt_ids for key in order]
+        lengths = [len(ids) for ids in prompts]
         longest = max(lengths)
-        ids_PL = torch.tensor([prompts[key] + [0] * (longest - len(prompts[key])) for key in order])
+        ids_PL = torch.tensor([ids + [0] * (longest - len(ids)) for ids in prompts])
         self._cache.prepare_prefill(
             slice(newcomers[0].row, newcomers[-1].row + 1), torch.tensor(source, device=self._device)
         )
-        ids_PL = ids_PL.to(self._device)
-        hidden_PLE = self._forward(ids_PL, self._positions(len(order), longest), None, self._cache)
+        hidden_PLE = self._compute_keys(ids_PL.to(self._device), [requests[key] for key in order])
         at = torch.tensor(lengths, device=self._device) - 1
         # Cloned, because a view would keep the hidden states of the whole prefill in memory.
         last_PE = hidden_PLE[torch.arange(len(order), device=self._device), at].clone()
@@ -245,7 +260,7 @@ class Batcher:
         self._cache.prepare_decode(lengths_N, attended)
         masked_NL = torch.arange(attended, device=self._device)[None] > lengths_N[:, None]
         mask = additive_mask(masked_NL, self._cache.dtype)
-        hidden_N1E = self._forward(batch.last[:, None], lengths_N[:, None], mask, self._cache)
+        hidden_N1E = self._forward(batch.last[:, None], batch.position[:, None], mask, self._cache, None)
         batch.length.add_(1)
         self._max_length += 1
         self._sample(self._head(hidden_N1E[:, 0]), 0)
@@ -334,5 +349,18 @@ class Batcher:
         self._max_length = int(self._batch.length.max()) if running else 0
         self._max_final_length = max((len(r.prompt_ids) + r.params.max_tokens for r in running), default=0)
 
+    def _compute_keys(self, ids_PL: Tensor, requests: list[SequenceRequest]) -> Tensor:
+        """Compute the keys and values of requests from their beginnings; the hidden states [P, L, E]."""
+        rows, length = ids_PL.shape
+        prompts = [request.images for request in requests]
+        if not any(prompts):
+            return self._forward(ids_PL, self._positions(rows, length), None, self._cache, None)
+        positions_3PL = row_positions(prompts, length, self._device)
+        return self._forward(ids_PL, positions_3PL, None, self._cache, row_patches(prompts, self._device))
+
     def _positions(self, rows: int, length: int) -> Tensor:
         return torch.arange(length, device=self._device)[None].expand(rows, length)
+
+
+def _num_patches(request: SequenceRequest) -> int:
+    return request.images.patches if request.images is not None else 0

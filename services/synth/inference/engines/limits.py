@@ -22,18 +22,22 @@ def vllm_lora_rank(rank: int) -> int:
 class ContextOverflow(UserError):
     """The prompt leaves no room for a reply. Its text is the one that OpenAI's clients know and look for."""
 
-    def __init__(self, *, prompt: int, asked: int, context: int) -> None:
-        """prompt: tokens of the messages. asked: of the reply at most. context: of both together."""
+    def __init__(self, *, prompt: int, asked: int, context: int, image_tokens: int = 0) -> None:
+        """prompt: tokens of the messages; image_tokens: those of them that are of images. asked: of the reply at most.
+        context: of both together.
+        """
+        images = f", {image_tokens} of them of its images" if image_tokens else ""
         self.message = (
             f"This model's maximum context length is {context} tokens. However, you requested {prompt + asked} tokens "
             f"({prompt} in the messages, {asked} in the completion). Please reduce the length of the messages to "
-            f"{context - 1} tokens or fewer."
+            f"{context - 1} tokens or fewer." + (f" The images take {image_tokens} tokens." if image_tokens else "")
         )
         super().__init__(
             Problem(
-                what=f"the prompt has {prompt} tokens",
+                what=f"the prompt has {prompt} tokens"
+                + (f", {image_tokens} of them of images" if image_tokens else ""),
                 expected=f"at most {context - 1}, so that one token can follow within the context of {context}",
-                fix="shorten the messages",
+                fix="shorten the messages" + (", or show fewer or smaller images" if images else ""),
                 where="messages",
             )
         )
@@ -50,15 +54,15 @@ def late_completion(seconds: float) -> Transient:
     )
 
 
-def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int) -> SamplingParams:
-    """The params with `max_tokens` lowered to what fits after `prompt` tokens.
+def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int, image_tokens: int = 0) -> SamplingParams:
+    """The params with `max_tokens` lowered to what fits after `prompt` tokens, `image_tokens` of them of images.
 
     Raises `ContextOverflow` if no token fits, and `UserError` for a prompt without tokens.
     """
     if not prompt:
         raise UserError(Problem(what="the prompt has no tokens", expected="at least one", where="messages"))
     if prompt >= context:
-        raise ContextOverflow(prompt=prompt, asked=params.max_tokens, context=context)
+        raise ContextOverflow(prompt=prompt, asked=params.max_tokens, context=context, image_tokens=image_tokens)
     return replace(params, max_tokens=min(params.max_tokens, context - prompt))
 
 

@@ -9,12 +9,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers import logging as transformers_logging
 
 from synth.errors import Permanent
+from synth.images.processor import ImageProcessor
+from synth.images.qwen3_vl import MODEL_TYPES, ImagePatches, hidden_states
 from synth.inference.engines import attention
-from synth.inference.engines.batcher import Batcher
+from synth.inference.engines.batcher import Batcher, Forward
+from synth.inference.engines.image_prompts import ImageReader, image_reader
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
@@ -25,18 +28,23 @@ from synth.models.memory import gpu_kv_bytes
 # the embeddings.
 _LOADING_LOCK = threading.Lock()
 
+# Images are attended to whole, each by itself, and have no cache.
+_VISION_ATTENTION = {"text_config": attention.NAME, "vision_config": "sdpa"}
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model and its batcher.
 
     max_context: tokens of one request at most, by the model and by the KV budget. vocabulary: the length of its logits.
+    images: reads the images of prompts; None in a text model.
     """
 
     live: LiveModel
     batcher: Batcher
     max_context: int
     vocabulary: int
+    images: ImageReader | None
 
 
 def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> LoadedModel:
@@ -50,41 +58,40 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
     attention.register()
     transformers_logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        whole: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config = whole.get_text_config()
         _reject_unusual(config)
+        sees = config is not whole
+        if sees and whole.model_type not in MODEL_TYPES:
+            raise Permanent(
+                f"model type {whole.model_type!r} is no text model and no Qwen3-VL; serve it with another engine"
+            )
+        kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        stored = cast(torch.dtype | None, whole.dtype or config.dtype)
         with _LOADING_LOCK:
-            model: Any = AutoModelForCausalLM.from_pretrained(
+            model: Any = kind.from_pretrained(
                 model_dir,
-                dtype=model_dtype(device, cast(torch.dtype | None, config.dtype), settings.dtype),
-                attn_implementation=attention.NAME,
+                dtype=model_dtype(device, stored, settings.dtype),
+                attn_implementation=_VISION_ATTENTION if sees else attention.NAME,
                 local_files_only=True,
             )
+        processor = ImageProcessor.load(model_dir) if sees else None
     except (OSError, ValueError) as error:
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
     model.to(device).eval()
     live = LiveModel(model, adapter)
     tokenizer = load_tokenizer(model_dir)
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
     cache = SequenceCache(
         layers=config.num_hidden_layers,
         heads=config.num_key_value_heads,
-        head_dim=model.model.layers[0].self_attn.head_dim,
+        head_dim=decoder.layers[0].self_attn.head_dim,
         dtype=model.dtype,
         device=device,
         budget_bytes=settings.kv_budget_bytes or _kv_budget(device, config.vocab_size, settings),
     )
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
-
-    def forward(ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SequenceCache | None) -> Tensor:
-        return decoder(
-            input_ids=ids_BQ,
-            position_ids=positions_BQ,
-            attention_mask=mask,
-            past_key_values=kv,
-            use_cache=kv is not None,
-        ).last_hidden_state
-
     batcher = Batcher(
-        forward=forward,
+        forward=_vision_forward(model) if sees else _text_forward(decoder),
         head=head,
         cache=cache,
         stop_ids=sorted(stop_ids(model.generation_config.eos_token_id, tokenizer.eos_id)),
@@ -95,7 +102,45 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         seed=settings.seed,
     )
     max_context = min(config.max_position_embeddings, cache.budget_tokens)
-    return LoadedModel(live, batcher, max_context, config.vocab_size)
+    images = None if processor is None else image_reader(model, processor, cache_bytes=settings.pixel_cache_bytes)
+    return LoadedModel(live, batcher, max_context, config.vocab_size, images)
+
+
+def _text_forward(decoder: Any) -> Forward:
+    def forward(
+        ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor | None, kv: SequenceCache | None, _: ImagePatches | None
+    ) -> Tensor:
+        return decoder(
+            input_ids=ids_BQ,
+            position_ids=positions_BQ,
+            attention_mask=mask,
+            past_key_values=kv,
+            use_cache=kv is not None,
+        ).last_hidden_state
+
+    return forward
+
+
+def _vision_forward(model: Any) -> Forward:
+    def forward(
+        ids_BQ: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        kv: SequenceCache | None,
+        patches: ImagePatches | None,
+    ) -> Tensor:
+        positions_3BQ = positions if positions.ndim == 3 else positions.expand(3, -1, -1)
+        return hidden_states(
+            model,
+            ids_BQ,
+            positions_3BQ,
+            patches,
+            attention_mask=mask,
+            past_key_values=kv,
+            use_cache=kv is not None,
+        )
+
+    return forward
 
 
 def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:

@@ -24,7 +24,8 @@ class SamplingParams:
     """How one completion is sampled.
 
     temperature: 0 is greedy. top_p 1 and top_k 0 are off.
-    banned: token ids that can never be sampled (their logit is -inf). stop: strings that end the text.
+    banned: token ids that can never be sampled (their logit is -inf); a request to a model that sees bans its media
+    tokens, which would stand for images that are not there. stop: strings that end the text.
     seed: makes the draws independent of what else is in the batch; None: the engine's own random stream.
     grammar: what the completion may say: every token is drawn among those that it allows.
     """

@@ -14,6 +14,7 @@ from synth.inference.engines.protocol import Delta, SamplingParams
 from synth.inference.engines.sampling import SamplingTensors
 
 if TYPE_CHECKING:
+    from synth.inference.engines.image_prompts import ImagePrompt
     from synth.inference.grammar.tokens import GrammarState
 
 
@@ -22,8 +23,9 @@ class SequenceRequest:
     """One completion under way. deliver: the engine's thread calls it with each delta, or with the error that ends it.
 
     row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
-    prompt_key: the prompt's ids as bytes. generator: of a request with a seed of its own. grammar: how far it has come
-    in the grammar of a constrained one.
+    prompt_key: the prompt's ids as bytes, and its images' digests. generator: of a request with a seed of its own.
+    grammar: how far it has come in the grammar of a constrained one. images: those of its prompt, kept as long as it
+    runs. aborted: before it was added.
     """
 
     id: str
@@ -36,6 +38,8 @@ class SequenceRequest:
     prompt_key: bytes = b""
     generator: torch.Generator | None = None
     grammar: GrammarState | None = None
+    images: ImagePrompt | None = None
+    aborted: bool = False
 
     @property
     def checked_each_step(self) -> bool:
@@ -47,7 +51,8 @@ class SequenceRequest:
 class RunningBatch:
     """The N running requests, and their state in tensors of [capacity] rows, of which the first N are in use.
 
-    length int64: tokens in the KV cache, which is also the position of `last`, the newest token (not cached yet).
+    length int64: tokens in the KV cache, which is also the index of `last`, the newest token (not cached yet). position
+    int64: of that token; images make it another number than its index.
     limit int64: the `length` at which the request has all its tokens.
     tokens int64, logprobs float32, versions int32 [capacity, T]: prompt and sampled tokens; logprobs and versions are
     set at sampled positions only.
@@ -63,7 +68,7 @@ class RunningBatch:
     sampling: SamplingTensors | None = None
 
     def __post_init__(self) -> None:
-        self.ints = torch.zeros((4, 0), dtype=torch.int64, device=self.device)
+        self.ints = torch.zeros((5, 0), dtype=torch.int64, device=self.device)
         self.floats = torch.zeros((2, 0), dtype=torch.float32, device=self.device)
         self.tokens = torch.zeros((0, 0), dtype=torch.int64, device=self.device)
         self.logprobs = torch.zeros((0, 0), dtype=torch.float32, device=self.device)
@@ -81,6 +86,10 @@ class RunningBatch:
         return self.ints[1, : len(self)]
 
     @property
+    def position(self) -> Tensor:
+        return self.length + self.ints[4, : len(self)]
+
+    @property
     def limit(self) -> Tensor:
         return self.ints[2, : len(self)]
 
@@ -91,7 +100,7 @@ class RunningBatch:
             return
         capacity = max(capacity, 1 << (rows - 1).bit_length())
         width = max(width, 1 << (length - 1).bit_length())
-        self.ints = _grow(self.ints, (4, capacity))
+        self.ints = _grow(self.ints, (5, capacity))
         self.floats = _grow(self.floats, (2, capacity))
         self.tokens = _grow(self.tokens, (capacity, width))
         self.logprobs = _grow(self.logprobs, (capacity, width))
@@ -100,12 +109,13 @@ class RunningBatch:
     def add(self, newcomers: list[SequenceRequest]) -> None:
         """Give each newcomer the next free row, with its prompt as history and no sampled token yet."""
         start = len(self)
-        ints: list[tuple[int, int, int, int]] = []
+        ints: list[tuple[int, int, int, int, int]] = []
         floats: list[tuple[float, float]] = []
         for i, request in enumerate(newcomers):
             request.row = start + i
             p, params = len(request.prompt_ids), request.params
-            ints.append((p, 0, p + params.max_tokens - 1, params.top_k))
+            shift = request.images.shift if request.images is not None else 0
+            ints.append((p, 0, p + params.max_tokens - 1, params.top_k, shift))
             floats.append((params.temperature, params.top_p))
             self.tokens[request.row, :p] = torch.tensor(request.prompt_ids, device=self.device)
         self.requests.extend(newcomers)

@@ -26,6 +26,7 @@ class EngineSettings:
     the next engine, which takes the same part of it.
     max_num_seqs: requests in one step, each of which costs 12 bytes x vocabulary for its logits.
     seed: of the random stream of requests without a seed of their own; None: from the operating system.
+    pixel_cache_bytes: of the patches of images that no request needs any more, for the turns that show them again.
 
     Of a vLLM host, whose device is the platform that the environment's vLLM was built for:
     sleeps: whether it has to be able to give its memory back (`Engine.sleep`).
@@ -42,6 +43,7 @@ class EngineSettings:
     kv_share: float = 0.5
     max_num_seqs: int = 256
     seed: int | None = None
+    pixel_cache_bytes: int = 256 << 20
     sleeps: bool = False
     max_adapters: int = 32
     max_batch_adapters: int = 8

@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import Permanent, SynthError, Transient
+from synth.errors import Permanent, Problem, SynthError, Transient, UserError
 from synth.inference.engines.deadlines import Deadlines
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
-from synth.inference.engines.protocol import Delta, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.protocol import Delta, EngineImage, EngineStats, SamplingParams, WeightProof
 from synth.inference.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
     from synth.inference.engines.batcher import Batcher
+    from synth.inference.engines.image_prompts import ImagePrompt, ImageReader
     from synth.inference.engines.live_weights import LiveModel
     from synth.inference.engines.running_batch import SequenceRequest
 
@@ -57,6 +58,7 @@ class TransformersEngine:
         self._fatal_error: SynthError | None = None
         self._batcher: Batcher
         self._live: LiveModel
+        self._images: ImageReader | None = None
         self._max_context = 0
         self._vocabulary = 0
         self._version = 0
@@ -114,6 +116,7 @@ class TransformersEngine:
         request_id: str,
         timeout: float,
         stream: bool = False,
+        images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         from synth.inference.engines.running_batch import SequenceRequest
 
@@ -122,14 +125,17 @@ class TransformersEngine:
         request = SequenceRequest(
             request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
         )
-        self._post(_Command(lambda: self._batcher.add(request), request.deliver))
         self._requests[request_id] = request
         deadline = self._deadlines.begin(timeout)
-        finished = False
+        finished = added = False
         try:
             while not finished:
                 try:
                     async with deadline.limit():
+                        if not added:
+                            request.images = await self._read_images(prompt_ids, images)
+                            self._post(_Command(lambda: self._batcher.add(request), request.deliver))
+                            added = True
                         item = await queue.get()
                 except TimeoutError:
                     raise late_completion(timeout) from None
@@ -140,13 +146,22 @@ class TransformersEngine:
         finally:
             self._deadlines.end(deadline)
             del self._requests[request_id]
-            if not finished and self.healthy:
+            if added and not finished and self.healthy:
                 self._post(_Command(lambda: self._batcher.abort(request)))
 
     def abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is not None and self.healthy:
             self._post(_Command(lambda: self._batcher.abort(request)))
+
+    async def _read_images(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
+        if self._images is not None:
+            return await self._images.read(prompt_ids, images)
+        if images:
+            raise UserError(
+                Problem(what=f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
+            )
+        return None
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         check_scorable(len(token_ids), self._max_context)
@@ -262,6 +277,7 @@ class TransformersEngine:
         self._live, self._batcher = loaded.live, loaded.batcher
         self._batcher.version = self._version
         self._max_context, self._vocabulary = loaded.max_context, loaded.vocabulary
+        self._images = loaded.images
 
     def _serve(self) -> None:
         import torch

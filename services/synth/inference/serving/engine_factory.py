@@ -14,7 +14,6 @@ from synth.inference.serving.canary import check_canary
 from synth.inference.serving.model_pool import ModelFiles, ServedModel
 from synth.inference.serving.vllm_pool import VllmPool
 from synth.inference.settings import InferenceSettings
-from synth.inference.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
     from synth.inference.engines.settings import EngineSettings
@@ -31,7 +30,8 @@ def import_transformers() -> None:
     with _import_lock:
         import transformers.models.auto.modeling_auto
         import transformers.models.auto.tokenization_auto
-        import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+        import transformers.models.qwen3.modeling_qwen3
+        import transformers.models.qwen3_vl.modeling_qwen3_vl  # noqa: F401
 
         import synth.inference.engines.loading  # noqa: F401
 
@@ -55,6 +55,7 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
         dtype=settings.engine_dtype,
         kv_budget_bytes=settings.kv_budget_bytes,
         kv_share=settings.kv_share,
+        pixel_cache_bytes=settings.pixel_cache_bytes,
         sleeps=settings.turn_file is not None,
         max_num_seqs=settings.max_rows,
         max_adapters=settings.max_adapters,
@@ -135,7 +136,7 @@ async def _load_published_weights(loaded: ServedModel, files: ModelFiles) -> Ser
 
 
 def _load_chat_format(files: ModelFiles) -> ChatFormat:
-    return ChatFormat(load_tokenizer(files.model_dir))
+    return ChatFormat.load(files.model_dir)
 
 
 def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
@@ -148,5 +149,8 @@ def _half_precision(files: ModelFiles, settings: InferenceSettings) -> bool:
 
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     stored = json.loads((files.model_dir / "config.json").read_text())
-    full = stored.get("dtype", stored.get("torch_dtype")) in (None, "float32")
+    # A vision model says it of its language model.
+    parts = (stored, stored.get("text_config") or {})
+    named = [part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key) is not None]
+    full = not named or named[0] == "float32"
     return not device.startswith("cpu") and (settings.engine == "vllm" or not full)

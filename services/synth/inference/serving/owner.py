@@ -57,7 +57,7 @@ class ServeTaskOwner:
                 return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
-            sampling = JobSampling.of(job.rollout)
+            sampling = JobSampling.of(job)
             served = ServedJob(
                 org=task.org,
                 job_id=task.job_id,

@@ -69,12 +69,12 @@ class ModelRouter:
             async with self.model_pool.lease(
                 pinned_policy_name(cid.job_id, cid.version), pinned_from=cid.job_id
             ) as pinned:
-                yield _binding(pinned, cid.job_id, job.sampling)
+                yield _binding(pinned, cid.job_id, job.org, job.sampling)
             return
         live = self.model_pool.training(cid.job_id)
         if live is None:
             raise Transient(f"the policy of {cid.job_id} is still loading", delay=1)
-        yield _binding(live, cid.job_id, job.sampling)
+        yield _binding(live, cid.job_id, job.org, job.sampling)
 
     @asynccontextmanager
     async def for_model(self, model: str, principal: str) -> AsyncIterator[ModelBinding]:
@@ -84,7 +84,7 @@ class ModelRouter:
         if self._by_id.get(ref.id) != ref and await self.model_pool.try_unload(ref.id):
             self._by_id[ref.id] = ref
         async with self.model_pool.lease(ref.id) as loaded:
-            yield _binding(loaded, ref.id, None)
+            yield _binding(loaded, ref.id, principal, None)
 
     async def models(self, principal: str) -> list[str]:
         """The base models of this cluster; a gateway adds what the organisation has made."""
@@ -144,8 +144,8 @@ def pinned_policy_name(job_id: str, version: int) -> str:
     return f"{job_id}@v{version}"
 
 
-def _binding(loaded: ServedModel, model: str, sampling: JobSampling | None) -> ModelBinding:
-    return ModelBinding(engine=loaded.engine, chat=loaded.chat, model=model, sampling=sampling)
+def _binding(loaded: ServedModel, model: str, org: str, sampling: JobSampling | None) -> ModelBinding:
+    return ModelBinding(engine=loaded.engine, chat=loaded.chat, model=model, org=org, sampling=sampling)
 
 
 def _at_model(problem: Problem) -> Problem:

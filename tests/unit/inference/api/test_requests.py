@@ -7,7 +7,7 @@ import pytest
 
 from synth.inference.api.requests import JobSampling, build_sampling_params, decode_request, one_call
 from synth.inference.api.sampling_plan import build_conversation
-from synth.jobs.resolved import RolloutSettings, Sampling
+from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
 
 TOOLS = [{"type": "function", "function": {"name": "move"}}]
 
@@ -85,7 +85,7 @@ def test_a_rollout_is_sampled_as_its_jobs_file_says():
         max_retries=0,
         constrain_tools=True,
     )
-    job = JobSampling.of(rollout)
+    job = JobSampling.of(EvalJob(model="m", base_model="m", seeds=[0], rollout=rollout, tags={}))
     params = build_sampling_params(read(temperature=2, top_p=0.1, max_tokens=400), job, default_max_tokens=9)
     assert (params.temperature, params.max_tokens, params.top_p, params.top_k) == (0.5, 9, 0.9, 4)
     assert (job.thinking, job.thinking_budget, job.constrain_tools) == (True, 3, True)

@@ -209,7 +209,7 @@ def generation(served: Served, prompt_ids: list[int], *banned: int) -> Generatio
 
 
 async def test_an_abort_between_two_requests_ends_the_reply_before_anything_is_forced(served: Served) -> None:
-    alone = generation(served, served.chat.prompt_ids(talk(ASK, thinking=True)))
+    alone = generation(served, served.chat.prompt(talk(ASK, thinking=True)).ids)
     deltas: list[ReplyDelta] = []
     async for delta in alone.deltas():
         deltas.append(delta)

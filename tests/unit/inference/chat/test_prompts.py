@@ -41,7 +41,7 @@ def read(chat: ChatFormat, ids: list[int], *, tools: Any = (), stop: str | None 
 
 
 def turn(chat: ChatFormat, history: TokenHistory, talk: Conversation, ids: list[int]) -> tuple[list[int], Message]:
-    prompt = chat.prompt_ids(talk, history)
+    prompt = chat.prompt(talk, history).ids
     reply = read(chat, ids, tools=talk.tools).message
     chat.remember(history, talk, reply, prompt, ids)
     return prompt, reply
@@ -52,7 +52,7 @@ def user(text: str) -> Message:
 
 
 def test_a_prompt_is_the_templates_text(chat: ChatFormat) -> None:
-    ids = chat.prompt_ids(Conversation([user("What is 1 + 2?")]))
+    ids = chat.prompt(Conversation([user("What is 1 + 2?")])).ids
     text = "".join(chat.tokenizer.text_of(i) for i in ids)
     assert text == "<|im_start|>user\nWhat is 1 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -63,7 +63,7 @@ def test_a_next_turn_keeps_the_sampled_ids_where_encoding_the_text_again_would_n
     assert chat.tokenizer.encode("answer 46 at least") != sampled[:-1]
 
     prompt, reply = turn(chat, history, first, sampled)
-    second = chat.prompt_ids(Conversation([*first.messages, reply, user("Sure?")]), history)
+    second = chat.prompt(Conversation([*first.messages, reply, user("Sure?")]), history).ids
 
     assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
     rest = "".join(chat.tokenizer.text_of(i) for i in second[len(prompt) + len(sampled) :])
@@ -75,7 +75,7 @@ def test_a_reply_cut_by_length_gets_its_end_from_the_template(chat: ChatFormat) 
     history, first = TokenHistory(), Conversation([user("hi")])
     sampled = said(chat, "answer 4", ended=False)
     prompt, reply = turn(chat, history, first, sampled)
-    second = chat.prompt_ids(Conversation([*first.messages, reply, user("go on")]), history)
+    second = chat.prompt(Conversation([*first.messages, reply, user("go on")]), history).ids
     at = len(prompt) + len(sampled)
     assert second[:at] == [*prompt, *sampled]
     assert second[at] == chat.tokenizer.eos_id
@@ -87,7 +87,7 @@ def test_a_tool_call_turn_is_continued_although_the_template_spells_it_otherwise
     prompt, reply = turn(chat, history, first, sampled)
     assert reply.tool_calls
     result = Message(role="tool", content="moved", tool_call_id=reply.tool_calls[0].id)
-    second = chat.prompt_ids(Conversation([*first.messages, reply, result], TOOLS), history)
+    second = chat.prompt(Conversation([*first.messages, reply, result], TOOLS), history).ids
     assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
 
 
@@ -95,11 +95,11 @@ def test_stripped_thinking_an_edited_history_and_other_tools_open_a_new_branch(c
     history, first = TokenHistory(), Conversation([user("hi")])
     _, reply = turn(chat, history, first, said(chat, "<think>hm</think>yes"))
     stripped = Conversation([*first.messages, reply, user("and?")])
-    assert chat.prompt_ids(stripped, history) == chat.prompt_ids(stripped)
+    assert chat.prompt(stripped, history).ids == chat.prompt(stripped).ids
     edited = Conversation([*first.messages, Message(role="assistant", content="no"), user("and?")])
-    assert chat.prompt_ids(edited, history) == chat.prompt_ids(edited)
+    assert chat.prompt(edited, history).ids == chat.prompt(edited).ids
     other = Conversation([*first.messages, reply, user("and?")], TOOLS)
-    assert chat.prompt_ids(other, history) == chat.prompt_ids(other)
+    assert chat.prompt(other, history).ids == chat.prompt(other).ids
     assert history.branch_breaks == 3
 
 
@@ -132,20 +132,20 @@ def test_reasoning_goes_on_to_the_next_call_as_the_template_has_it_whether_sent_
     back = Message(role="assistant", content="I look.", **reasoning)
     found = [*first.messages, back, Message(role="tool", content="a wall")]
 
-    second = chat.prompt_ids(Conversation(found), history)
+    second = chat.prompt(Conversation(found), history).ids
     assert second[: len(prompt) + len(sampled)] == [*prompt, *sampled]
     assert history.branch_breaks == 0
     asked = Conversation([*found, user("and now?")])
-    assert "hm" not in chat.tokenizer.decode(chat.prompt_ids(asked, history))
+    assert "hm" not in chat.tokenizer.decode(chat.prompt(asked, history).ids)
     other = [*first.messages, Message(role="assistant", content="I look.", reasoning="no"), found[-1]]
-    assert "no" in chat.tokenizer.decode(chat.prompt_ids(Conversation(other), history))
+    assert "no" in chat.tokenizer.decode(chat.prompt(Conversation(other), history).ids)
     assert history.branch_breaks == 2
 
 
 def test_a_part_that_is_not_text_is_refused_at_its_place(chat: ChatFormat) -> None:
     message = Message(role="user", content=[ContentPart(type="text", text="a"), ContentPart(type="image_url")])
     with pytest.raises(UserError) as caught:
-        chat.prompt_ids(Conversation([user("x"), message]))
+        chat.prompt(Conversation([user("x"), message]))
     assert caught.value.problems[0].where == "messages[1].content[1].type"
 
 
@@ -206,13 +206,13 @@ def test_chunks_joined_are_the_whole_reply(chat: ChatFormat, text: str, tools: b
 def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(chat: ChatFormat) -> None:
     history, tools = TokenHistory(), [{"type": "function", "function": {"name": "move"}}]
     first = Conversation([user("go")], tools)
-    prompt, sampled = chat.prompt_ids(first, history), said(chat, f"I move.\n{CALL}", ended=False)
+    prompt, sampled = chat.prompt(first, history).ids, said(chat, f"I move.\n{CALL}", ended=False)
     reply = read(chat, sampled, tools=tools, stop="</tool_call>")
     assert reply.finish_reason == "tool_calls"
     assert [c.called.name for c in reply.message.tool_calls or ()] == ["move"]
     chat.remember(history, first, reply.message, prompt, sampled)
     result = Message(role="tool", content="done")
-    following = chat.prompt_ids(Conversation([user("go"), reply.message, result], tools), history)
+    following = chat.prompt(Conversation([user("go"), reply.message, result], tools), history).ids
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
     assert following[len(prompt) + len(sampled)] == chat.tokenizer.eos_id
     assert history.branch_breaks == 0

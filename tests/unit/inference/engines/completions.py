@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
-from synth.inference.engines.protocol import Delta, Engine, SamplingParams
+from synth.inference.engines.protocol import Delta, Engine, EngineImage, SamplingParams
 
 _ids = itertools.count()
 IM_END = 2
@@ -27,6 +27,7 @@ async def complete(
     stream: bool = False,
     request_id: str | None = None,
     on_delta: Callable[[Delta], None] | None = None,
+    images: Sequence[EngineImage] = (),
 ) -> Delta:
     """One completion, its deltas joined."""
     ids: list[int] = []
@@ -34,7 +35,8 @@ async def complete(
     versions: list[int] = []
     last: Delta | None = None
     name = request_id or f"req-{next(_ids)}"
-    async for last in engine.generate(prompt_ids, params, request_id=name, timeout=120, stream=stream):
+    deltas = engine.generate(prompt_ids, params, request_id=name, timeout=120, stream=stream, images=images)
+    async for last in deltas:
         ids += last.token_ids
         logprobs += last.logprobs
         versions += last.versions

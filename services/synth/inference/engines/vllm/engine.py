@@ -8,11 +8,18 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from synth.errors import Permanent, Transient
+from synth.errors import Permanent, Problem, Transient, UserError
 from synth.inference.engines.deadlines import Deadlines
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
 from synth.inference.engines.live_weights import check_fit, read_weights
-from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.protocol import (
+    Delta,
+    EngineCounters,
+    EngineImage,
+    EngineStats,
+    SamplingParams,
+    WeightProof,
+)
 from synth.inference.engines.vllm import conversion
 from synth.inference.engines.vllm.adapters import LoadedAdapter
 from synth.inference.engines.vllm.host import VllmHost
@@ -108,8 +115,18 @@ class VllmEngine:
         request_id: str,
         timeout: float,
         stream: bool = False,
+        images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         self._check()
+        if images:
+            raise UserError(
+                Problem(
+                    what=f"{len(images)} images, and the vLLM engine is given no images",
+                    expected="text",
+                    fix="serve the model with SYNTH_ENGINE=transformers",
+                    where="messages",
+                )
+            )
         asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
         vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
         deadline = self._deadlines.begin(timeout)

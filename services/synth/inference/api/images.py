@@ -1,0 +1,198 @@
+"""The images of a chat request: had, checked and named by their content, before anything is rendered.
+
+Each part that shows an image becomes `{"type": "image", "image": "blob://orgs/<org>/images/<sha256>"}`: records,
+transcripts and logs hold digests and never payloads. The images of a rollout are stored under that name before the
+first token is sampled: the trainer reads them there. Those of other calls are not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+from prometheus_client import Counter
+
+from synth.blobs import BlobMissing, BlobStore
+from synth.chat.messages import IMAGE_TYPES, ContentPart, Message, image_address, image_parts, template_messages
+from synth.errors import Problem, UserError
+from synth.events import BlobRef
+from synth.images.format import NotAnImage
+from synth.images.processor import ImageProcessor, open_image
+from synth.images.prompt_image import PromptImage
+from synth.images.source import ImageLimits, ImageRefused, check_image, read_image
+from synth.inference.chat.prompts import TokenHistory
+from synth.inference.engines.protocol import EngineImage
+from synth.runtime import logs
+
+log = logs.get("inference")
+
+LEFT_OUT = Counter("synth_chat_images_left_out", "Images beyond what a message may show, which were left out")
+
+_BLOB = re.compile(r"blob://orgs/(?P<org>[^/]+)/images/(?P<digest>[0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImages:
+    """The messages of a request with every image named by its blob, and the images, by that name. warnings: what was
+    left out."""
+
+    messages: list[Message]
+    images: Mapping[str, EngineImage] = field(default_factory=dict[str, EngineImage])
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatImages:
+    """Reads the images of all requests. slots: bounds how many the process reads at one time.
+
+    per_message: the most that a message of a call outside a rollout shows; None: any number.
+    """
+
+    client: httpx.AsyncClient
+    blobs: BlobStore
+    limits: ImageLimits
+    slots: asyncio.Semaphore
+    per_message: int | None = None
+
+    async def show(
+        self,
+        messages: list[Message],
+        processor: ImageProcessor,
+        *,
+        org: str,
+        most: int | None,
+        history: TokenHistory | None,
+    ) -> ShownImages:
+        """Read the images of these messages.
+
+        most: a message keeps its first ones. history: of a rollout, whose images are stored, and in which an address
+        stands for one image. Raises `UserError` with every image that cannot be had, each by its place.
+        """
+        messages, warnings = _leave_out(messages, most)
+        # Where an image may not stand it is refused before any is fetched.
+        template_messages(messages, thinks=False, sees=True)
+        places: dict[str, str] = {}
+        for i, message in enumerate(messages):
+            for place, address in _addresses(message, f"messages[{i}].content"):
+                places.setdefault(address, place)
+        reader = _Reader(self, processor, org, history)
+        found = await asyncio.gather(*(reader.read(address, place) for address, place in places.items()))
+        problems = [one for one in found if isinstance(one, Problem)]
+        if problems:
+            raise UserError(problems)
+        by_address = {address: one for address, one in zip(places, found, strict=True) if isinstance(one, EngineImage)}
+        named = [_with_uris(message, by_address) for message in messages]
+        return ShownImages(named, {one.shown.uri: one for one in by_address.values()}, warnings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the images of one request."""
+
+    source: ChatImages
+    processor: ImageProcessor
+    org: str
+    history: TokenHistory | None
+
+    async def read(self, address: str, place: str) -> EngineImage | Problem:
+        try:
+            async with self.source.slots:
+                return await self._read(address)
+        except (ImageRefused, NotAnImage) as error:
+            return Problem(
+                what=str(error),
+                expected="a PNG, JPEG, WebP or GIF image, by an https:// address or a data:image/…;base64, URI",
+                where=place,
+            )
+
+    async def _read(self, address: str) -> EngineImage:
+        if not address:
+            raise ImageRefused("an image part without an address")
+        if self.history is None:
+            return (await self._look(await self._body(address)))[0]
+        key = hashlib.blake2b(address.encode(), digest_size=16).digest()
+        known = self.history.images.get(key)
+        if known is not None:
+            return EngineImage(known, await self._stored(known.uri, known.sha256))
+        image, name = await self._look(await self._body(address))
+        if address != image.shown.uri:
+            await self.source.blobs.put_bytes(name, image.body)
+        self.history.images[key] = image.shown
+        return image
+
+    async def _body(self, address: str) -> bytes:
+        blob = _BLOB.fullmatch(address)
+        if blob is not None and blob["org"] == self.org:
+            return await self._stored(address, blob["digest"])
+        if address[:5].lower() == "blob:":
+            raise ImageRefused(f"{address[:120]!r} is no image of this organisation")
+        return await read_image(address, self.source.client, self.source.limits)
+
+    async def _stored(self, uri: str, digest: str) -> bytes:
+        try:
+            # The size is not looked at: the digest says whether it is whole.
+            return await self.source.blobs.get_bytes(BlobRef(uri=uri, size=0, sha256=digest))
+        except BlobMissing as error:
+            raise ImageRefused(f"{uri} is not stored here") from error
+
+    async def _look(self, body: bytes) -> tuple[EngineImage, str]:
+        """The image of a file that can be decoded, and the name of its blob."""
+
+        def look() -> tuple[str, PromptImage]:
+            digest = check_image(body, self.source.limits)
+            open_image(body)
+            name = f"orgs/{self.org}/images/{digest}"
+            return name, self.processor.describe(body, sha256=digest, uri=f"blob://{name}")
+
+        name, shown = await asyncio.to_thread(look)
+        return EngineImage(shown, body), name
+
+
+def _leave_out(messages: list[Message], most: int | None) -> tuple[list[Message], tuple[str, ...]]:
+    """The messages with at most `most` images each, their first ones; and a sentence for each that had more."""
+    kept: list[Message] = []
+    warnings: list[str] = []
+    for i, message in enumerate(messages):
+        shown = image_parts(message)
+        if most is not None and len(shown) > most and isinstance(message.content, list):
+            gone = {id(part) for part in shown[most:]}
+            parts = [part for part in message.content if id(part) not in gone]
+            message = msgspec.structs.replace(message, content=parts)
+            LEFT_OUT.inc(len(gone))
+            log.debug("images left out", message=i, images=len(shown), most=most)
+            warnings.append(
+                f"messages[{i}] shows {len(shown)} images, and a message may show {most}: the others are left out"
+            )
+        kept.append(message)
+    return kept, tuple(warnings)
+
+
+def _addresses(message: Message, place: str) -> list[tuple[str, str]]:
+    """The place and the address of each image of a message."""
+    if isinstance(message.content, list):
+        return [
+            (f"{place}[{j}]", image_address(part))
+            for j, part in enumerate(message.content)
+            if isinstance(part, ContentPart) and part.type in IMAGE_TYPES
+        ]
+    return [(place, image_address(part)) for part in image_parts(message)]
+
+
+def _with_uris(message: Message, images: Mapping[str, EngineImage]) -> Message:
+    """The message with each image named by its blob."""
+    shown = image_parts(message)
+    if not shown:
+        return message
+    parts: Sequence[ContentPart | str] = message.content if isinstance(message.content, list) else shown
+    named = [
+        ContentPart(type="image", image=images[image_address(part)].shown.uri)
+        if isinstance(part, ContentPart) and part.type in IMAGE_TYPES
+        else part
+        for part in parts
+    ]
+    return msgspec.structs.replace(message, content=named)

@@ -1,0 +1,159 @@
+"""An image's file, from where a user says it is: a data URI or a public HTTP(S) address. It is checked, not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass
+
+import httpx
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from synth.errors import SynthError
+from synth.http_guard import AddressRefused, ReplyTooLarge, fetch
+from synth.images.format import NotAnImage, read_image_format
+
+_DATA = re.compile(r"data:image/(png|jpe?g|webp|gif)(?:;[a-z]+=[^;,]*)*;base64,", re.IGNORECASE)
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class ImageSettings(BaseSettings):
+    """Settings of every service that reads images which users name."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNTH_", extra="ignore")
+
+    max_image_bytes: int = Field(default=10 << 20, ge=1)
+    """The largest image of a training file or of a chat."""
+
+    max_image_pixels: int = Field(default=50_000_000, ge=1)
+    """Its largest width times height."""
+
+    image_fetches_at_once: int = Field(default=8, ge=1)
+    """Images that one process fetches at the same time."""
+
+    image_deadline_s: float = Field(default=20.0, gt=0)
+    """Seconds within which an image is fetched, its redirects included."""
+
+    image_redirects: int = Field(default=3, ge=0)
+    """Redirects that are followed on the way to an image; each is looked at as the first address was."""
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        """The bounds that these settings make."""
+        return ImageLimits(
+            size=self.max_image_bytes,
+            pixels=self.max_image_pixels,
+            seconds=self.image_deadline_s,
+            redirects=self.image_redirects,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """The bounds of one image. size: bytes. pixels: width times height. seconds, redirects: of fetching it."""
+
+    size: int = 10 << 20
+    pixels: int = 50_000_000
+    seconds: float = 20.0
+    redirects: int = 3
+
+
+class ImageRefused(SynthError):
+    """The image cannot be fetched, or the bytes are no image: the reason, as a user reads it."""
+
+
+class ImageUnavailable(ImageRefused):
+    """The image's server did not answer: worth another try. host: the server; reason: what it did."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"cannot be fetched from {host}: {reason}")
+        self.host = host
+        self.reason = reason
+
+
+async def read_image(address: str, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
+    """The bytes at a data URI or an address, at most as many as an image may have; `check_image` looks at them.
+
+    client: of `guarded_client`. Raises `ImageRefused`, and `ImageUnavailable` where another try may help.
+    """
+    if address[:5].lower() == "data:":
+        return await asyncio.to_thread(_decode_data_uri, address, limits.size)
+    url = _url(address)
+    try:
+        async with asyncio.timeout(limits.seconds):
+            return await _follow(url, client, limits)
+    except TimeoutError as error:
+        raise ImageUnavailable(url.host, f"it did not arrive within {limits.seconds:g} s") from error
+
+
+def check_image(body: bytes, limits: ImageLimits) -> str:
+    """The sha256 of an image's file. Raises `ImageRefused` where it is none by its header, or one that is too large."""
+    if len(body) > limits.size:
+        raise ImageRefused(_too_large(limits.size))
+    try:
+        image = read_image_format(body)
+    except NotAnImage as error:
+        raise ImageRefused(str(error)) from error
+    if image.width * image.height > limits.pixels:
+        size = f"{image.width}×{image.height}"
+        raise ImageRefused(f"an image of {size} pixels; expected at most {limits.pixels:,}; make it smaller")
+    return hashlib.sha256(body).hexdigest()
+
+
+async def _follow(url: httpx.URL, client: httpx.AsyncClient, limits: ImageLimits) -> bytes:
+    asked = url
+    for _ in range(limits.redirects + 1):
+        try:
+            reply = await fetch(client, url, headers={"Accept": "image/*"}, limit=limits.size, deadline=limits.seconds)
+        except AddressRefused as error:
+            raise ImageRefused(f"{error}; put the image where the public internet reaches it") from error
+        except ReplyTooLarge as error:
+            raise ImageRefused(_too_large(limits.size)) from error
+        except httpx.HTTPError as error:
+            raise ImageUnavailable(asked.host, str(error) or repr(error)) from error
+        if reply.status in _REDIRECTS and reply.location:
+            url = _url(reply.location, of=url)
+        elif reply.status == 429 or reply.status >= 500:
+            raise ImageUnavailable(asked.host, f"HTTP {reply.status}")
+        elif reply.status != 200:
+            raise ImageRefused(f"cannot be fetched from {url.host}: HTTP {reply.status}")
+        else:
+            return reply.body
+    raise ImageRefused(f"cannot be fetched: more than {limits.redirects} redirects")
+
+
+def _url(address: str, *, of: httpx.URL | None = None) -> httpx.URL:
+    """The address of an image; of: the one that redirects to it."""
+    shown = f"{'a redirect to ' if of else ''}{address[:80]!r}"
+    try:
+        url = of.join(address) if of else httpx.URL(address)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ImageRefused(f"{shown} is no URL ({error})") from error
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise ImageRefused(f"{shown} is no URL (its port is {url.port})")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ImageRefused(
+            f"{shown}; expected an https:// address or a data:image/…;base64, URI; for an object store, sign a link"
+        )
+    return url
+
+
+def _decode_data_uri(address: str, limit: int) -> bytes:
+    head = _DATA.match(address)
+    if head is None:
+        begins = address[:60]
+        raise ImageRefused(f"{begins!r} is not data:image/png, jpeg, webp or gif in base64")
+    if (len(address) - head.end()) * 3 // 4 > limit + 2:
+        raise ImageRefused(_too_large(limit))
+    try:
+        return base64.b64decode(address[head.end() :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ImageRefused(f"the data URI is not base64 ({error})") from error
+
+
+def _too_large(limit: int) -> str:
+    return f"an image of more than {limit:,} bytes; make it smaller"
