@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from pathlib import Path
@@ -50,9 +51,7 @@ def test_each_image_is_a_run_of_as_many_tokens_as_it_has(tokenizer: Any, loader:
     ]
     text = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
     sequences = encode(tokenizer, loader, row, text).sequences
-    first, second = (
-        sequences.tokens[a:b] for a, b in zip(sequences.cu_seqlens, sequences.cu_seqlens[1:], strict=False)
-    )
+    first, second = (sequences.tokens[a:b] for a, b in itertools.pairwise(sequences.cu_seqlens))
     assert runs(first, loader.image_token) == [4, 3, 4, 1, 3]
     assert [image.uri for image in sequences.images[0]] == [*uris, uris[1]]
     assert runs(second, loader.image_token) == []
