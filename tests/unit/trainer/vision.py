@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ def store_image(folder: Path, image: Image.Image) -> str:
     image.save(out, "PNG")
     sha256 = hashlib.sha256(out.getvalue()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / sha256).write_bytes(out.getvalue())
+    # Two ranks make the same images in one folder.
+    partial = folder / f".{sha256}.{os.getpid()}"
+    partial.write_bytes(out.getvalue())
+    partial.replace(folder / sha256)
     return f"blob://orgs/org_a/images/{sha256}"
 
 

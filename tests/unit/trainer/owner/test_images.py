@@ -92,7 +92,7 @@ async def test_images_that_cannot_be_had_end_the_job(
 
 async def test_an_image_that_was_never_stored_names_its_row(fetcher: ImageFetcher, tmp_path: Path) -> None:
     rows = [*addition_rows(1), question("What?", "https://example.com/a.png", answer="a")]
-    with pytest.raises(JobFailure, match="row 2: .*example.com"):
+    with pytest.raises(JobFailure, match=r"row 2: .*example\.com"):
         await fetcher.fetch_dataset(write_rows(tmp_path / "d.jsonl", rows), most=1)
 
 
