@@ -16,7 +16,8 @@ ConfigT = TypeVar("ConfigT", bound="TrainConfig")
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A LoRA adapter. targets: "all-linear" (every linear layer but the LM head), a regex, or module names."""
+    """A LoRA adapter. targets: "all-linear" (every linear layer but the LM head; of a vision tower the projector's), a
+    regex, or module names, "mm_projector" for the projector's."""
 
     r: int = 16
     alpha: int = 32
@@ -38,6 +39,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
     nothing ("replicated"); of master weights, gradients and optimizer state ("gradients"); or of the weights too,
     between a block's forward and its backward ("parameters").
+    freeze_vision_tower: whether mode "full" trains of a vision tower the projector alone. LoRA adapts what its targets
+    name.
     """
 
     mode: Literal["full", "lora", "qlora"] = "full"
@@ -61,6 +64,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checkpoint_every: int = 1
     world_size: int = 1
     sharding: Literal["replicated", "gradients", "parameters"] = "parameters"
+    freeze_vision_tower: bool = True
 
     @property
     def sharded(self) -> bool:
@@ -73,12 +77,14 @@ class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     steps, when given, wins over epochs. examples: only the first rows of the dataset.
     batch_size: sequences in one optimizer step, accumulation included.
-    sequence_length: tokens of a row that are kept. validation_every: steps; 0 is never.
+    sequence_length: tokens of a row that are kept. max_images_per_message: images of a message that a vision model is
+    shown, the first ones. validation_every: steps; 0 is never.
     best_metric: the metric by which the exported model is picked; None exports the last.
     """
 
     batch_size: int
     sequence_length: int
+    max_images_per_message: int = 1
     examples: int | None = None
     epochs: int = 1
     steps: int | None = None

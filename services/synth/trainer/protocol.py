@@ -12,6 +12,10 @@ import msgspec
 
 from synth.events import Canary
 
+#: Below `Start.work_dir`: the images that the dataset or a batch names, each in a file named by its sha256. They are
+#: there before the message that names the dataset or the batch is sent.
+IMAGES_FOLDER = "images"
+
 
 class TurnConfig(msgspec.Struct):
     """The turns at a device that is shared with inference: see `synth.runtime.device_turn`.

@@ -52,6 +52,9 @@ class TrainerSettings(ServiceSettings):
     reference_device: str | None = None
     """Torch device of dedicated reference models, such as "cuda:1"; that of training if unset, or if it is sharded."""
 
+    image_fetches: int = Field(default=16, ge=1)
+    """How many images of a dataset or a batch are fetched from the blob store at one time."""
+
     batch_wait_s: float = 1800.0
     """How long an iteration's batch may take, beyond the time that the job gives its rollouts (`rollout_timeout_s` for
     each of their tries), before the task is handed back: its device must not be idle for ever."""

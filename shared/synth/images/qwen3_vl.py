@@ -43,6 +43,14 @@ class ImagePatches:
             torch.tensor([[1, image.height, image.width] for image in images], device=device),
         )
 
+    @classmethod
+    def blank(cls, model: Any, device: torch.device | str) -> ImagePatches:
+        """A grey image of one token."""
+        vision = model.config.vision_config
+        side = vision.spatial_merge_size
+        values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        return cls(torch.zeros(side * side, values, device=device), torch.tensor([[1, side, side]], device=device))
+
 
 def is_qwen3_vl(model: Any) -> bool:
     """Whether a Hugging Face model is one that this module runs."""
@@ -50,23 +58,35 @@ def is_qwen3_vl(model: Any) -> bool:
 
 
 def hidden_states(
-    model: Any, ids_BL: Tensor, positions_3BL: Tensor, patches: ImagePatches | None, **attention: Any
+    model: Any,
+    ids_BL: Tensor,
+    positions_3BL: Tensor,
+    patches: ImagePatches | None,
+    *,
+    unseen: bool = False,
+    **attention: Any,
 ) -> Tensor:
     """The last hidden states, [B, L, D], of `Qwen3VLForConditionalGeneration`.
 
-    ids: int64, each image as a run of image tokens. positions: of `mrope_positions`. attention: what the language model
-    gets beside them: `attention_mask`, `past_key_values`, `use_cache`, or where packed sequences end.
+    ids: int64, each image as a run of image tokens. positions: of `mrope_positions`. unseen: the patches are of no
+    token of `ids`; the vision tower computes them, and nothing changes, but its gradients are there, and 0. attention:
+    what the language model gets beside them: `attention_mask`, `past_key_values`, `use_cache`, or where packed
+    sequences end.
     """
     inner = model.model
     embeds_BLD = inner.language_model.embed_tokens(ids_BL)
     mask_BL, features = None, None
     if patches is not None:
         vision = inner.visual(patches.pixels_PX.to(inner.visual.dtype), grid_thw=patches.grid_I3)
-        mask_BL = ids_BL == model.config.image_token_id
-        if int(mask_BL.sum()) != len(vision.pooler_output):
-            raise ValueError(f"{int(mask_BL.sum())} image tokens for {len(vision.pooler_output)} merged patches")
-        embeds_BLD = embeds_BLD.masked_scatter(mask_BL[:, :, None], vision.pooler_output.to(embeds_BLD.dtype))
-        features = vision.deepstack_features
+        if unseen:
+            unused = torch.stack([x.sum() for x in (vision.pooler_output, *vision.deepstack_features)])
+            embeds_BLD = embeds_BLD + (0.0 * unused.sum()).to(embeds_BLD.dtype)
+        else:
+            mask_BL = ids_BL == model.config.image_token_id
+            if int(mask_BL.sum()) != len(vision.pooler_output):
+                raise ValueError(f"{int(mask_BL.sum())} image tokens for {len(vision.pooler_output)} merged patches")
+            embeds_BLD = embeds_BLD.masked_scatter(mask_BL[:, :, None], vision.pooler_output.to(embeds_BLD.dtype))
+            features = vision.deepstack_features
     return inner.language_model(
         inputs_embeds=embeds_BLD,
         position_ids=positions_3BL,

@@ -17,11 +17,12 @@ FAMILIES = {
     "qwen3_vl_moe": "qwen3-vl",
 }
 _ATTENTION_AND_MLP = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-_PROJECTOR = r".*visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
+#: From the features of the vision tower to the embeddings of the language model.
+PROJECTOR = r".*visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
 LORA_TARGETS: dict[str, str] = {
     "qwen3": "all-linear",
-    # `all-linear` would adapt the whole vision tower; Qwen3-VL has no module called `mm_projector`.
-    "qwen3-vl": f"({_ATTENTION_AND_MLP}|{_PROJECTOR})",
+    # `all-linear` would adapt the whole vision tower.
+    "qwen3-vl": f"({_ATTENTION_AND_MLP}|{PROJECTOR})",
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)B(?:-A(\d+)B)?")
 

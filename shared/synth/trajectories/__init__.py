@@ -5,7 +5,7 @@ Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is 
 
 from __future__ import annotations
 
-from synth.trajectories.batch import RolloutBatch
+from synth.trajectories.batch import RolloutBatch, read_batch_images
 from synth.trajectories.masks import TokenMasks, TokenSet
 from synth.trajectories.records import (
     ClosedRollout,
@@ -31,6 +31,7 @@ __all__ = [
     "build_branches",
     "closed_from_bytes",
     "closed_to_bytes",
+    "read_batch_images",
     "records_from_bytes",
     "records_to_bytes",
 ]

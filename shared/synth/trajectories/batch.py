@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
+from safetensors import safe_open
 
 from synth.images.prompt_image import PromptImage
 from synth.trajectories.masks import TokenMasks, join_masks
@@ -112,3 +115,10 @@ class RolloutBatch:
             images=tuple(shown for _, shown in images),
             processor=next((processor for processor, _ in images), ""),
         )
+
+
+def read_batch_images(path: Path) -> list[PromptImage]:
+    """The images of a batch in a file, which is not read whole; one that several sequences show is there as often."""
+    with cast(Any, safe_open(path, framework="np")) as file:
+        per_sequence = images_from_array(file.get_tensor("images"))
+    return [image for _, images in per_sequence for image in images]

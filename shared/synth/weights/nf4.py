@@ -131,10 +131,12 @@ def _linear_weights(source: Path) -> set[str]:
     import torch
     from transformers.models.auto import configuration_auto, modeling_auto
 
-    configs, models = cast(Any, configuration_auto).AutoConfig, cast(Any, modeling_auto).AutoModelForCausalLM
     try:
+        config = cast(Any, configuration_auto).AutoConfig.from_pretrained(source, local_files_only=True)
+        sees = getattr(config, "vision_config", None) is not None
+        models: Any = modeling_auto.AutoModelForImageTextToText if sees else modeling_auto.AutoModelForCausalLM
         with torch.device("meta"):
-            model = models.from_config(configs.from_pretrained(source, local_files_only=True))
+            model = models.from_config(config)
     except (OSError, ValueError) as error:
         raise WeightsError(f"{source.name} is not a causal LM: {error}") from error
     head = model.get_output_embeddings()

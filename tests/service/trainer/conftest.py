@@ -1,5 +1,5 @@
-"""The tiny model of the trainer's unit tests, for tests that run its process."""
+"""The tiny models of the trainer's unit tests, for tests that run its process."""
 
-from tests.unit.trainer.conftest import model_dir
+from tests.unit.trainer.conftest import loader, model_dir, vision_dir
 
-__all__ = ["model_dir"]
+__all__ = ["loader", "model_dir", "vision_dir"]

@@ -12,6 +12,7 @@ import torch
 
 from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.learner import rng
+from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup, bind_store, init_process_group
 from synth.trainer.learner.model.policy import load_policy
@@ -20,6 +21,7 @@ from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
+from tests.unit.trainer.vision import vision_batch
 
 STEPS, MIDDLE, WORLD_SIZE = 10, 5, 2
 _DEADLINE_S = 280
@@ -35,7 +37,15 @@ CONFIGS: dict[str, TrainConfig] = {
     "rl lora": rl_config(**_RL, mode="lora", sharding="parameters", loss="grpo", reference="shared", kl_beta=0.1),
     # Dropout masks depend on the number of ranks: one rank trains other weights.
     "sft dropout": sft_config(**_SFT, mode="lora", lora=AdapterConfig(dropout=0.1)),
+    # Of a model that sees: a rank may have a micro-batch without an image, and both may.
+    "vision full": rl_config(**_RL, sharding="parameters", reference="shared", kl_beta=0.1),
+    "vision gradients": rl_config(
+        **_RL, sharding="gradients", freeze_vision_tower=False, activation_checkpointing=True
+    ),
+    "vision lora": rl_config(**_RL, mode="lora", sharding="replicated"),
 }
+#: Of a batch of `vision_batch`, the sequences that have something to learn: all, those of text, an image and a text.
+_TRAINED = {3: [2, 5, 8], 4: [0, 2], 6: [1]}
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,18 @@ class TrainedRun:
     loss_now: float | None
 
 
+@dataclass(frozen=True)
+class Models:
+    """The models that are trained: one of text, and one that sees the images of a folder."""
+
+    text: Path
+    vision: Path
+    images: Path
+
+
 def train(
     name: str,
-    model_dir: Path,
+    models: Models,
     folder: Path,
     *,
     process_group: ProcessGroup = SINGLE_PROCESS,
@@ -62,7 +81,9 @@ def train(
     }
     config = type(config)(**changed)
     rng.seed_everything(config.seed, threads=1, deterministic=True)
-    policy = load_policy(model_dir, config, dropout=isinstance(config, SftTrainConfig))
+    loader = ImageLoader.load(models.vision, models.images) if name.startswith("vision") else None
+    model_dir = models.text if loader is None else models.vision
+    policy = load_policy(model_dir, config, images=loader, dropout=isinstance(config, SftTrainConfig))
     if isinstance(config, RlTrainConfig):
         reference = load_reference(policy, config, process_group=process_group)
         policy.shard(process_group)
@@ -79,7 +100,10 @@ def train(
     values: dict[int, dict[str, float]] = {}
     for step in range(trainer.state.step + 1, STEPS + 1):
         # Step 7 has one sequence, so that one rank runs a dummy; step 8 has nothing to learn from.
-        batch = random_batch(step, version=max(0, step - 2), zero={7: 15, 8: 16}.get(step, 2))
+        if loader is not None:
+            batch = vision_batch(loader, step, only=_TRAINED.get(step))
+        else:
+            batch = random_batch(step, version=max(0, step - 2), zero={7: 15, 8: 16}.get(step, 2))
         result = trainer.step(batch) if isinstance(config, RlTrainConfig) else trainer.step()
         values[step] = result.values
         if step == MIDDLE:
@@ -89,7 +113,7 @@ def train(
     return TrainedRun(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)
 
 
-def train_on_two_ranks(model_dir: Path, folder: Path, resumes: dict[str, Path]) -> None:
+def train_on_two_ranks(models: Models, folder: Path, resumes: dict[str, Path]) -> None:
     """Two processes train each of `CONFIGS`, and resume from the checkpoints of `resumes`; see `read_trained`.
 
     resumes: the folders of checkpoints, by config; those that the processes have written themselves by then included.
@@ -98,7 +122,7 @@ def train_on_two_ranks(model_dir: Path, folder: Path, resumes: dict[str, Path]) 
     with bind_store() as store_socket:
         port: int = store_socket.getsockname()[1]
     processes = [
-        spawn.Process(target=_rank, args=(rank, port, model_dir, folder, resumes), daemon=True)
+        spawn.Process(target=_rank, args=(rank, port, models, folder, resumes), daemon=True)
         for rank in range(WORLD_SIZE)
     ]
     for process in processes:
@@ -114,7 +138,7 @@ def read_trained(folder: Path) -> TrainedRun:
     return TrainedRun({int(k): v for k, v in found["values"].items()}, found["loss_then"], found["loss_now"])
 
 
-def _rank(rank: int, port: int, model_dir: Path, folder: Path, resumes: dict[str, Path]) -> None:
+def _rank(rank: int, port: int, models: Models, folder: Path, resumes: dict[str, Path]) -> None:
     torch.set_num_threads(1)
     store_socket = bind_store(port) if rank == 0 else None
     process_group = init_process_group(rank, WORLD_SIZE, device="cpu", port=port, store_socket=store_socket)
@@ -122,7 +146,7 @@ def _rank(rank: int, port: int, model_dir: Path, folder: Path, resumes: dict[str
     for name, run, resume in runs:
         here = folder / name / run
         here.mkdir(parents=True, exist_ok=True)
-        trained = train(name, model_dir, here, process_group=process_group, resume=resume)
+        trained = train(name, models, here, process_group=process_group, resume=resume)
         if process_group.is_main:
             (here / "trained.json").write_text(json.dumps(vars(trained)))
     process_group.barrier()

@@ -13,7 +13,16 @@ import torch
 
 from synth.weights.policy_file import load_tensors
 from tests.service.trainer.learner_process import LearnerProcess
-from tests.service.trainer.rank_group import CONFIGS, MIDDLE, STEPS, TrainedRun, read_trained, train, train_on_two_ranks
+from tests.service.trainer.rank_group import (
+    CONFIGS,
+    MIDDLE,
+    STEPS,
+    Models,
+    TrainedRun,
+    read_trained,
+    train,
+    train_on_two_ranks,
+)
 from tests.service.trainer.test_learner import start_message
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 
@@ -21,30 +30,35 @@ from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 60
 RANK_INVARIANT = tuple(name for name in CONFIGS if name != "sft dropout")
-RESUMED = ("rl full", "rl lora")
+RESUMED = ("rl full", "rl lora", "vision full")
 #: Metrics of the clock and of the machine, which differ from run to run.
 _WALL_CLOCK_METRICS = ("seconds", "tokens_per_second", "peak_memory")
 
 
 @pytest.fixture(scope="session")
-def alone(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, TrainedRun]]:
+def models(model_dir: Path, vision_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(model_dir, vision_dir, tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def alone(models: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, TrainedRun]]:
     """Every config of `RANK_INVARIANT`, trained by one rank."""
     folder = tmp_path_factory.mktemp("alone")
     trained: dict[str, tuple[Path, TrainedRun]] = {}
     for name in RANK_INVARIANT:
         (folder / name).mkdir()
-        trained[name] = (folder / name, train(name, model_dir, folder / name))
+        trained[name] = (folder / name, train(name, models, folder / name))
     return trained
 
 
 @pytest.fixture(scope="session")
 def two_rank_runs(
-    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, alone: dict[str, tuple[Path, TrainedRun]]
+    models: Models, tmp_path_factory: pytest.TempPathFactory, alone: dict[str, tuple[Path, TrainedRun]]
 ) -> Path:
     """Every config trained by two ranks, and some resumed from the middle; a folder for each."""
     folder = tmp_path_factory.mktemp("together")
     resumes = {name: alone[name][0] / "checkpoint" for name in RESUMED}
-    train_on_two_ranks(model_dir, folder, resumes | {"sft dropout": folder / "sft dropout" / "straight" / "checkpoint"})
+    train_on_two_ranks(models, folder, resumes | {"sft dropout": folder / "sft dropout" / "straight" / "checkpoint"})
     return folder
 
 
@@ -84,9 +98,9 @@ def test_two_ranks_go_on_from_the_checkpoint_of_one(
 
 @pytest.mark.parametrize("name", RANK_INVARIANT)
 def test_one_rank_goes_on_from_the_checkpoint_of_two(
-    name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path, model_dir: Path, tmp_path: Path
+    name: str, alone: dict[str, tuple[Path, TrainedRun]], two_rank_runs: Path, models: Models, tmp_path: Path
 ) -> None:
-    one = train(name, model_dir, tmp_path, resume=two_rank_runs / name / "straight" / "checkpoint")
+    one = train(name, models, tmp_path, resume=two_rank_runs / name / "straight" / "checkpoint")
     assert one.loss_now == pytest.approx(one.loss_then, abs=1e-5)
     assert_same_metrics(one, alone[name][1], range(MIDDLE + 1, STEPS + 1))
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
+from synth.trainer.learner.data.images import ImageLoader
 from tests.unit.inference.tiny_model import save_tiny_model
 
 # ChatML as Qwen3 writes it: thinking of turns before the last question is stripped.
@@ -37,3 +39,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def vision_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_qwen3_vl(tmp_path_factory.mktemp("models") / "tiny-vl").path
+
+
+@pytest.fixture(scope="session")
+def loader(vision_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ImageLoader:
+    """What the tiny vision model is shown, and the folder of it."""
+    return ImageLoader.load(vision_dir, tmp_path_factory.mktemp("images"))

@@ -6,6 +6,8 @@ same all through a job, so that its log-probabilities can be compared from versi
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -19,12 +21,17 @@ _TOKENS = 64
 
 
 def canary_tokens(sequences: Sequences) -> list[int] | None:
-    """The last tokens of the first sequence, which were sampled; None where there is no sequence of two tokens."""
-    if not len(sequences):
-        return None
-    start, end = int(sequences.cu_seqlens[0]), int(sequences.cu_seqlens[1])
-    tokens = sequences.tokens[max(start, end - _TOKENS) : end].tolist()
-    return tokens if len(tokens) > 1 else None
+    """The last tokens of a sequence, which were sampled: of the first that has at least two, None where none has.
+
+    They begin after the sequence's last image, as the canary is a forward of text.
+    """
+    for start, end in itertools.pairwise(sequences.cu_seqlens.tolist()):
+        tokens = sequences.tokens[max(start, end - _TOKENS) : end]
+        media = np.flatnonzero(np.isin(tokens, sequences.banned))
+        tokens = tokens[media[-1] + 1 if len(media) else 0 :]
+        if len(tokens) > 1:
+            return tokens.tolist()
+    return None
 
 
 @torch.no_grad()

@@ -20,12 +20,15 @@ import msgspec
 import torch
 
 from synth.events import Canary
+from synth.images.processor import is_vision_folder
 from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, parse_train_config
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
 from synth.trainer.learner.checkpoint.fingerprint import fingerprint
+from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
+from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.owner_channel import OwnerChannel
@@ -33,7 +36,18 @@ from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from synth.trainer.learner.training_state import Resumed, TrainingState
 from synth.trainer.learner.turns import Turns
-from synth.trainer.protocol import Done, Failed, Finish, Pause, Paused, Ready, Start, Stepped, TrainBatch
+from synth.trainer.protocol import (
+    IMAGES_FOLDER,
+    Done,
+    Failed,
+    Finish,
+    Pause,
+    Paused,
+    Ready,
+    Start,
+    Stepped,
+    TrainBatch,
+)
 from synth.trajectories import RolloutBatch
 
 
@@ -156,6 +170,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     work = Path(start.work_dir)
     cache = Path(start.cache_dir) if start.cache_dir else None
     tokenizer = load_tokenizer(Path(start.model_dir))
+    loader = _image_loader(start)
     process_group = channel.init_process_group(config)
     with process_group.main_process_first():
         data, validation = (
@@ -166,6 +181,7 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
                 tokenizer,
                 sequence_length=config.sequence_length,
                 examples=config.examples if name == "dataset" else None,
+                images=None if loader is None else SftImages(loader, config.max_images_per_message),
                 cache=None if cache is None else cache / f"{name}.safetensors",
                 progress=lambda rows: channel.send_progress("tokenise", rows, 0),
             )
@@ -202,7 +218,14 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
 def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: bool) -> Policy:
     rng.seed_everything(config.seed, threads=config.threads, deterministic=config.deterministic)
     channel.send_progress("load", 0, 1)
-    return load_policy(Path(start.model_dir), config, adapter_dir=_adapter_dir(start), dropout=dropout)
+    model_dir, images = Path(start.model_dir), _image_loader(start)
+    return load_policy(model_dir, config, adapter_dir=_adapter_dir(start), images=images, dropout=dropout)
+
+
+def _image_loader(start: Start) -> ImageLoader | None:
+    """What a model that sees is shown; None for one that sees none."""
+    model_dir = Path(start.model_dir)
+    return ImageLoader.load(model_dir, Path(start.work_dir) / IMAGES_FOLDER) if is_vision_folder(model_dir) else None
 
 
 def _adapter_dir(start: Start) -> Path | None:

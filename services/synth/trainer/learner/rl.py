@@ -143,8 +143,24 @@ class RlTrainer:
                 f"iteration {step} holds tokens sampled by version {int(batch.versions.max())}; expected at most "
                 f"{step - 1}, the version in training",
             )
+        loader, banned = self.policy.images, ()
+        if loader is not None:
+            banned = loader.banned
+            if batch.processor and batch.processor != loader.fingerprint:
+                raise TrainingFailed(
+                    "processor_differs",
+                    f"the images of iteration {step} were processed as {batch.processor} by what sampled it, and the "
+                    f"trainer processes them as {loader.fingerprint}; expected one result, which takes the same "
+                    "preprocessor_config.json, Pillow and transformers in both",
+                )
+            if np.isin(batch.tokens[batch.loss_mask], banned).any():
+                raise TrainingFailed(
+                    "bad_batch",
+                    f"iteration {step} holds sampled tokens that stand for media ({banned}); expected an engine that "
+                    "never samples them",
+                )
         weights = batch.loss_mask.astype(np.float32)
-        return Sequences(batch.tokens, weights, batch.cu_seqlens, batch.masks), lag_T
+        return Sequences(batch.tokens, weights, batch.cu_seqlens, batch.masks, batch.images, banned), lag_T
 
     def _within_staleness(self, batch: RolloutBatch, lag_T: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """bool [S]: which sequences have no token older than `max_staleness`."""
@@ -172,7 +188,12 @@ class RlTrainer:
             )
             micro_batches = [
                 collate(
-                    sequences, micro_batch_indices, packing=self.config.packing, device=self.policy.device, dummy=dummy
+                    sequences,
+                    micro_batch_indices,
+                    packing=self.config.packing,
+                    device=self.policy.device,
+                    images=self.policy.images,
+                    dummy=dummy,
                 )
                 for micro_batch_indices, dummy in process_group.shard_micro_batches(plan)
             ]

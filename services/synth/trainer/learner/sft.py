@@ -13,7 +13,7 @@ from pathlib import Path
 from synth.trainer.config import SftTrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import collate, plan_micro_batches
-from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.data.sft_dataset import IMAGE_COUNTS, SftDataset
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
@@ -89,6 +89,7 @@ class SftTrainer:
             "truncated_rows": self.data.counts["truncated_rows"],
             "truncated_tokens": self.data.counts["truncated_tokens"],
             "untrained_rows": self.data.counts["untrained_rows"],
+            **{name: self.data.counts[name] for name in IMAGE_COUNTS if name in self.data.counts},
             "peak_memory_bytes": sums["memory/max"],
             **self._validate(step),
         }
@@ -110,7 +111,12 @@ class SftTrainer:
         loss, trained = 0.0, 0
         for done, (micro_batch_indices, dummy) in enumerate(micro_batches, start=1):
             micro = collate(
-                sequences, micro_batch_indices, packing=config.packing, device=self.policy.device, dummy=dummy
+                sequences,
+                micro_batch_indices,
+                packing=config.packing,
+                device=self.policy.device,
+                images=self.policy.images,
+                dummy=dummy,
             )
             logp_N, _ = self.policy.logprobs(micro)
             micro_loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight

@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from synth.trainer.config import RlTrainConfig, config_as_json
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from synth.trainer.learner.checkpoint.fingerprint import check_same_loss, fingerprint
-from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
 from synth.trainer.learner.optim.adamw import Optimizer
@@ -92,22 +89,14 @@ class TrainingState:
             self.policy.write_model(folder, master_weights=True)
             self.reports = {}
             return
-        probe = (
-            {}
-            if self.probe is None
-            else {
-                "tokens": torch.from_numpy(self.probe.tokens),
-                "weights": torch.from_numpy(self.probe.weights),
-                "cu_seqlens": torch.from_numpy(self.probe.cu_seqlens.astype(np.int64)),
-            }
-        )
         save_checkpoint(
             folder,
             state,
             write_model=functools.partial(self.policy.write_model, master_weights=True),
             weights_file=self.policy.weights_file,
             optimizer=optimizer,
-            probe=probe,
+            probe={} if self.probe is None else sequences_to_tensors(self.probe),
+            images=self._probe_images(),
             best_file=best_file,
         )
         self.reports = {}
@@ -121,7 +110,7 @@ class TrainingState:
         state = found.state
         if (
             _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
-            or found.weights.keys() != self.policy.trainable_names()
+            or found.weights.keys() != self.policy.model_names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
@@ -132,8 +121,8 @@ class TrainingState:
         self.step, self.best = state.step, state.best
         self.probe_temperature, self.canary = state.probe_temperature, state.canary
         if found.probe:
-            tokens, weights, cu_seqlens = (found.probe[n].numpy() for n in ("tokens", "weights", "cu_seqlens"))
-            self.probe = Sequences(tokens, weights, cu_seqlens)
+            self.probe = sequences_from_tensors(found.probe)
+            self._take_images(found.images)
         now = self._probe_loss()
         here = fingerprint(self.policy.config)
         if now is not None and state.probe_loss is not None:
@@ -149,6 +138,20 @@ class TrainingState:
 
     def _probe_loss(self) -> float | None:
         return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.probe_temperature)
+
+    def _probe_images(self) -> list[Path]:
+        loader = self.policy.images
+        if self.probe is None or loader is None:
+            return []
+        shown = dict.fromkeys(loader.path(image) for images in self.probe.images for image in images)
+        return list(shown)
+
+    def _take_images(self, files: list[Path]) -> None:
+        # The ranks share one folder.
+        with self.policy.process_group.main_process_first():
+            for file in files:
+                assert self.policy.images is not None
+                self.policy.images.add(file)
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from synth.bus.worker import Lease
 from synth.events import JobPaused, JobSucceeded
 from synth.jobs.resolved import RlJob, SftJob
 from synth.trainer.owner.history import AttemptHistory
+from synth.trainer.owner.images import ImageFetcher
+from synth.trainer.protocol import IMAGES_FOLDER
 from synth.trainer.settings import TrainerSettings
 
 
@@ -36,6 +38,12 @@ class Attempt:
     lease: Lease
     work_dir: Path
     pausing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def images(self) -> ImageFetcher:
+        """Fetches images to where the learner looks for them."""
+        at_once = self.settings.image_fetches
+        return ImageFetcher(self.blobs, self.fence.org, self.work_dir / IMAGES_FOLDER, at_once)
 
 
 Train = Callable[[Attempt, "RlJob | SftJob"], Awaitable[JobSucceeded | JobPaused]]

@@ -27,6 +27,8 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     if settings.device == "cuda":
         given["world_size"] = job.parallelism.world_size or settings.max_world_size
         given["dtype"] = job.parallelism.dtype or settings.dtype
+    if job.vision is not None:
+        given["max_images_per_message"] = job.vision.max_images_per_message
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
         given["steps"] = job.iterations

@@ -64,14 +64,20 @@ class RolloutFeed:
         return self._requested_evaluations - self._announced.evaluated
 
     async def wait_batch(self, k: int) -> tuple[RolloutBatched, Path]:
-        """The batch of iteration k, as an event and as a file; waits for the collector."""
+        """The batch of iteration k, as an event and as a file; waits for the collector. Its images are fetched then.
+
+        Raises `JobFailure` for an image that cannot be had.
+        """
         # The collector may be at those before it, and at evaluations.
         rollouts = (1 + self._job.async_level) * self._job.most_rollouts + self._evaluated_rollouts
         await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}", rollouts=rollouts)
         event = self._announced.batches[k]
         # Batch k - 1 is trained by now. Its file is missing where the blobs of a local store are read in place.
         self._file(k - 1).unlink(missing_ok=True)
-        return event, await self._attempt.blobs.fetch(event.batch, self._file(k))
+        path = await self._attempt.blobs.fetch(event.batch, self._file(k))
+        if self._job.vision is not None:
+            await self._attempt.images.fetch_batch(path)
+        return event, path
 
     async def wait_evaluations(self) -> None:
         """Wait until every evaluation that was requested is in the log."""

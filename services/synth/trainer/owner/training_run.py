@@ -260,7 +260,12 @@ async def _build_start(
     (work_dir / "tokens").mkdir(parents=True, exist_ok=True)
     resume = await blobs.fetch_tree(announced.checkpoint.tree, work_dir / "resume") if announced.checkpoint else None
     files = (verified.training_data, verified.validation_data)
-    data = [str(await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl")) if ref else None for ref in files]
+    data = [await blobs.fetch(ref, work_dir / f"data-{ref.sha256[:16]}.jsonl") if ref else None for ref in files]
+    if job.vision is not None:
+        attempt.lease.progress("fetch the images", deadline=attempt.settings.model_io_s)
+        for path in data:
+            if path is not None:
+                await attempt.images.fetch_dataset(path, most=job.vision.max_images_per_message)
     return Start(
         kind="rl" if isinstance(job, RlJob) else "sft",
         config=msgspec.to_builtins(build_train_config(job, attempt.settings)),
@@ -268,8 +273,8 @@ async def _build_start(
         adapter_dir=str(source.adapter) if source.adapter else None,
         work_dir=str(work_dir),
         resume_dir=str(resume) if resume else None,
-        dataset=data[0],
-        validation=data[1],
+        dataset=str(data[0]) if data[0] else None,
+        validation=str(data[1]) if data[1] else None,
         cache_dir=str(work_dir / "tokens"),
         turn=_turn(attempt),
     )

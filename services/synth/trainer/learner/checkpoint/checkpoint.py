@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +25,16 @@ from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.fingerprint import Fingerprint
 from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_atomically
 
-OPTIMIZER, PROBE, RNG, BEST, _MANIFEST = (
+OPTIMIZER, PROBE, RNG, BEST, _MANIFEST, _IMAGES = (
     f"{RESUME_FOLDER}/{name}"
-    for name in ("optimizer.safetensors", "probe.safetensors", "rng.json", "best.safetensors", "manifest.json")
+    for name in (
+        "optimizer.safetensors",
+        "probe.safetensors",
+        "rng.json",
+        "best.safetensors",
+        "manifest.json",
+        "images",
+    )
 )
 
 
@@ -66,7 +73,8 @@ class _Manifest(msgspec.Struct, frozen=True):
 class LoadedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that was read and verified.
 
-    weights: from `Policy.trainable_state_dict`. rng: from `rng.capture`.
+    weights: by the names of the model's file. images: the files of the probe's images, each named by its sha256. rng:
+    from `rng.capture`.
     """
 
     state: CheckpointState
@@ -75,6 +83,7 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
     probe: dict[str, Tensor]
     rng: dict[str, Any]
     best_file: Path | None
+    images: list[Path]
 
 
 def save_checkpoint(
@@ -85,18 +94,22 @@ def save_checkpoint(
     weights_file: str,
     optimizer: dict[str, Tensor],
     probe: dict[str, Tensor],
+    images: Iterable[Path] = (),
     best_file: Path | None = None,
 ) -> None:
     """Write a checkpoint folder; it appears under its name only when all of it is durable.
 
     write_model: makes the folder, with the model in it. weights_file: the name of its float32 master weights.
     optimizer: from `Optimizer.state_dict`. probe: the arrays of a `Sequences`, empty before anything was trained.
+    images: the files of the probe's images, which the job may be without when it resumes.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     write_model(partial)
     (partial / RESUME_FOLDER).mkdir()
     save_tensors(partial / OPTIMIZER, optimizer)
     save_tensors(partial / PROBE, probe)
+    for image in images:
+        write_atomically(_made(partial / _IMAGES) / image.name, image.read_bytes())
     write_atomically(partial / RNG, msgspec.json.encode(rng.capture()))
     if best_file is not None:
         shutil.copyfile(best_file, partial / BEST)
@@ -133,7 +146,13 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint:
         probe=load_tensors(folder / PROBE)[0],
         rng=msgspec.json.decode((folder / RNG).read_bytes()),
         best_file=folder / BEST if BEST in manifest.files else None,
+        images=[folder / name for name in manifest.files if name.startswith(f"{_IMAGES}/")],
     )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _sha256(path: Path) -> str:

@@ -11,12 +11,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from synth.images.positions import mrope_positions
+from synth.images.prompt_image import PromptImage
+from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
+from synth.trainer.learner.data.images import ImageLoader
 from synth.trajectories import TokenMasks
 
 
@@ -25,13 +30,16 @@ class Sequences:
     """S token sequences, flat over their T tokens.
 
     tokens: int32 [T]. weights: float32 [T], 0 where a token is not trained. cu_seqlens: int [S+1].
-    masks: of the T tokens, which could be sampled in their place; None where any could.
+    masks: of the T tokens, which could be sampled in their place; None where any could. images: of each sequence, those
+    that its tokens show, in their order; empty where no sequence shows any. banned: the ids that are sampled nowhere.
     """
 
     tokens: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
     cu_seqlens: npt.NDArray[Any]
     masks: TokenMasks | None = None
+    images: tuple[tuple[PromptImage, ...], ...] = ()
+    banned: tuple[int, ...] = ()
 
     def lengths(self, indices: list[int]) -> dict[int, int]:
         """The number of tokens of each of these sequences, by index."""
@@ -52,7 +60,32 @@ class Sequences:
             tokens=np.concatenate([self.tokens[s] for s in spans]),
             weights=np.concatenate([self.weights[s] for s in spans]),
             cu_seqlens=np.cumsum([0, *(s.stop - s.start for s in spans)]),
+            images=tuple(self.images[i] for i in indices) if self.images else (),
+            banned=self.banned,
         )
+
+    def images_of(self, indices: list[int]) -> tuple[PromptImage, ...]:
+        """The images of these sequences, end to end."""
+        return tuple(image for i in indices for image in self.images[i]) if self.images else ()
+
+
+def sequences_to_tensors(sequences: Sequences) -> dict[str, Tensor]:
+    """The sequences, without their masks, as tensors to be stored; `sequences_from_tensors` reads them."""
+    arrays = {
+        "tokens": sequences.tokens,
+        "weights": sequences.weights,
+        "cu_seqlens": sequences.cu_seqlens.astype(np.int64),
+        "banned": np.asarray(sequences.banned, np.int64),
+        "images": np.frombuffer(bytearray(msgspec.json.encode(sequences.images)), np.uint8),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def sequences_from_tensors(tensors: dict[str, Tensor]) -> Sequences:
+    """Read what `sequences_to_tensors` made."""
+    images = msgspec.json.decode(tensors["images"].numpy().tobytes(), type=tuple[tuple[PromptImage, ...], ...])
+    tokens, weights, cu_seqlens = (tensors[name].numpy() for name in ("tokens", "weights", "cu_seqlens"))
+    return Sequences(tokens, weights, cu_seqlens, images=images, banned=tuple(tensors["banned"].tolist()))
 
 
 @dataclass(frozen=True)
@@ -65,6 +98,9 @@ class MicroBatch:
     target_N: int64, that token. source_N: the position of that token in `Sequences.tokens`.
     cu_seqlens: int64 [len(sequence_indices)+1], the offsets of each sequence's trained tokens in the N tokens of this
     micro-batch. allowed: the tokens that each of the N could have been; None where any could.
+    images: those of its sequences, end to end; their patches are made for the forward, as a step has many of them.
+    mrope_3BL: int64, the positions on three axes where it has images, else None. banned: int64, the ids that no token
+    could have been; None where there are none.
     dummy: run only because a sharded forward needs every rank: it adds nothing to any gradient or metric.
     """
 
@@ -76,6 +112,9 @@ class MicroBatch:
     source_N: npt.NDArray[np.int64]
     cu_seqlens: Tensor
     allowed: AllowedTokens | None = None
+    images: tuple[PromptImage, ...] = ()
+    mrope_3BL: Tensor | None = None
+    banned: Tensor | None = None
     dummy: bool = False
 
     def gather(self, values_T: npt.NDArray[Any]) -> Tensor:
@@ -147,9 +186,14 @@ def collate(
     *,
     packing: Literal["packed", "padded"],
     device: torch.device | str = "cpu",
+    images: ImageLoader | None = None,
     dummy: bool = False,
 ) -> MicroBatch:
-    """Lay some sequences out for one forward."""
+    """Lay some sequences out for one forward.
+
+    images: of the model, where it sees. Raises `TrainingFailed` (bad_image) where the images of a sequence are not
+    those that its tokens show, and where a model that sees none would be shown one.
+    """
     starts = [int(sequences.cu_seqlens[i]) for i in indices]
     lengths = [int(sequences.cu_seqlens[i + 1]) - s for i, s in zip(indices, starts, strict=True)]
     width = sum(lengths) if packing == "packed" else max(lengths)
@@ -167,6 +211,8 @@ def collate(
         predicts.append(trained - start - 1 + offset)
     source = np.concatenate(sources)
     positions = np.concatenate([np.arange(n) for n in lengths]) if packing == "packed" else None
+    shown = sequences.images_of(indices)
+    mrope = _mrope(sequences, indices, offsets, shape, images) if shown else None
     return MicroBatch(
         sequence_indices=indices,
         input_ids_BL=torch.from_numpy(input_ids).reshape(shape).to(device),
@@ -176,5 +222,27 @@ def collate(
         source_N=source,
         cu_seqlens=torch.tensor([0, *itertools.accumulate(len(s) for s in sources)], device=device),
         allowed=None if sequences.masks is None else AllowedTokens.of(sequences.masks, source, device),
+        images=shown,
+        mrope_3BL=None if mrope is None else torch.from_numpy(mrope).to(device),
+        banned=torch.tensor(sequences.banned, device=device) if sequences.banned else None,
         dummy=dummy,
     )
+
+
+def _mrope(
+    sequences: Sequences, indices: list[int], offsets: list[int], shape: tuple[int, int], images: ImageLoader | None
+) -> npt.NDArray[np.int64]:
+    """int64 [3, B, L]: the positions of these sequences, each at its offset in B·L."""
+    if images is None:
+        raise TrainingFailed("bad_image", "the batch shows images, and the model sees none; expected a vision model")
+    positions = np.zeros((3, shape[0] * shape[1]), np.int64)
+    for i, offset in zip(indices, offsets, strict=True):
+        tokens = sequences.tokens[sequences.cu_seqlens[i] : sequences.cu_seqlens[i + 1]]
+        try:
+            own, _ = mrope_positions(
+                tokens, sequences.images[i], image_token=images.image_token, merge_size=images.merge_size
+            )
+        except ValueError as error:
+            raise TrainingFailed("bad_image", f"sequence {i}: {error}") from error
+        positions[:, offset : offset + len(tokens)] = own
+    return positions.reshape(3, *shape)

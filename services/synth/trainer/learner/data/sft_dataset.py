@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +18,31 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from synth.chat.messages import TrainingRow, images_in
 from synth.chat.template import ChatTemplate
 from synth.errors import UserError
+from synth.images.prompt_image import PromptImage
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.data.packing import Sequences
+from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
+from synth.trainer.learner.data.sft_images import SftImages
 from synth.weights.policy_file import load_tensors, save_tensors
 
-_FORMAT = "sft-3"
+log = logging.getLogger(__name__)
+
+_FORMAT = "sft-4"
+#: In the counts of a model that sees alone.
+IMAGE_COUNTS = ("images_trimmed", "images_truncated")
 _decoder = msgspec.json.Decoder(TrainingRow)
 
 
 @dataclass(frozen=True)
 class SftDataset:
-    """Tokenised rows. counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows."""
+    """Tokenised rows.
+
+    counts: rows, sequences, truncated_rows, truncated_tokens, untrained_rows; for a model that sees, images_trimmed
+    (more than a message may have) and images_truncated (beyond the length of a sequence).
+    """
 
     sequences: Sequences
     counts: dict[str, float]
@@ -44,6 +54,14 @@ class _Piece:
 
     text: str
     weight: float
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A sequence as text, and the images that it shows."""
+
+    pieces: list[_Piece]
+    images: tuple[PromptImage, ...]
 
 
 def load_tokenizer(model_dir: Path) -> Any:
@@ -79,27 +97,30 @@ def encode_file(
     *,
     sequence_length: int,
     examples: int | None = None,
+    images: SftImages | None = None,
     cache: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SftDataset:
     """Tokenise a JSONL file once: a cache written for the same file, tokenizer and template is read instead.
 
-    examples: only the first rows. progress: called with the number of rows rendered.
-    Raises `TrainingFailed` (bad_dataset).
+    examples: only the first rows. images: for a model that sees. progress: called with the number of rows rendered.
+    Raises `TrainingFailed` (bad_dataset, bad_image).
     """
-    key = _cache_key(dataset, tokenizer, (sequence_length, examples))
+    seen = None if images is None else (images.loader.fingerprint, images.max_per_message)
+    key = _cache_key(dataset, tokenizer, (sequence_length, examples, seen))
     if cache is not None and cache.is_file():
         tensors, header = load_tensors(cache)
         if header.get("key") == key:
-            arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
-            return SftDataset(Sequences(**arrays), json.loads(header["counts"]))
+            return SftDataset(sequences_from_tensors(tensors), json.loads(header["counts"]))
     data = encode_rows(
-        itertools.islice(read_rows(dataset), examples), tokenizer, sequence_length=sequence_length, progress=progress
+        itertools.islice(read_rows(dataset), examples),
+        tokenizer,
+        sequence_length=sequence_length,
+        images=images,
+        progress=progress,
     )
     if cache is not None:
-        s = data.sequences
-        arrays = {"tokens": s.tokens, "weights": s.weights, "cu_seqlens": s.cu_seqlens}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = sequences_to_tensors(data.sequences)
         save_tensors(cache, tensors, header={"key": key, "counts": json.dumps(data.counts)})
     return data
 
@@ -109,48 +130,68 @@ def encode_rows(
     tokenizer: Any,
     *,
     sequence_length: int,
+    images: SftImages | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SftDataset:
     """Render and tokenise chat rows.
 
     A row is one sequence; where the template renders earlier turns anew (Qwen3 strips their `<think>` blocks), each
     assistant turn that no longer continues the text before it opens another, so that every turn is trained in the
-    context that a server would give it. Raises `TrainingFailed` (bad_dataset) for a row with an image, for one that the
-    template cannot render, and when nothing at all is trained.
+    context that a server would give it. A sequence that is too long ends before the first image that would be cut.
+    images: for a model that sees. Raises `TrainingFailed`: bad_dataset for a row that the template cannot render, for
+    an image without `images`, and when nothing at all is trained; bad_image.
     """
-    template = ChatTemplate(tokenizer)
-    per_sequence: list[list[_Piece]] = []
+    template = ChatTemplate(tokenizer, sees=images is not None)
+    per_sequence: list[_Rendered] = []
     count = {"rows": 0, "sequences": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
+    count |= {} if images is None else dict.fromkeys(IMAGE_COUNTS, 0)
     for row in rows:
         count["rows"] += 1
-        if images_in(row.messages):
+        shown = images_in(row.messages)
+        if shown and images is None:
             raise TrainingFailed(
                 "bad_dataset",
-                f"row {count['rows']} shows an image, and the trainer renders text; expected rows of text; "
-                "upload the conversations without their images",
+                f"row {count['rows']} shows an image, and the model sees none; expected rows of text, or a vision "
+                "model; upload the conversations without their images",
             )
+        if shown and images is not None:
+            row, trimmed = images.trim(row)
+            count["images_trimmed"] += trimmed
+            if trimmed:
+                log.debug("row %d: %d images more than a message may have are left out", count["rows"], trimmed)
         try:
-            rendered = _render(row, template)
+            rendered = _render(row, template, images)
         except UserError as error:
             raise TrainingFailed("bad_dataset", f"row {count['rows']}: {error}") from error
         count["untrained_rows"] += not rendered
         per_sequence += rendered
         if progress is not None:
             progress(count["rows"])
-    texts = [piece.text for pieces in per_sequence for piece in pieces]
+    texts = [piece.text for rendered in per_sequence for piece in rendered.pieces]
     encoded = iter(template.encode_all(texts))
     tokens: list[np.ndarray[Any, Any]] = []
     weights: list[np.ndarray[Any, Any]] = []
-    for pieces in per_sequence:
-        ids, weight = _tokens(pieces, [next(encoded) for _ in pieces], tokenizer.eos_token_id)
-        count["truncated_rows"] += len(ids) > sequence_length
-        count["truncated_tokens"] += max(0, len(ids) - sequence_length)
-        ids, weight = ids[:sequence_length], weight[:sequence_length]
+    kept_images: list[tuple[PromptImage, ...]] = []
+    for rendered in per_sequence:
+        ids, weight = _tokens(rendered.pieces, [next(encoded) for _ in rendered.pieces], tokenizer.eos_token_id)
+        kept = rendered.images
+        length = min(len(ids), sequence_length)
+        if images is not None:
+            try:
+                ids, weight = images.expand(ids, weight, kept)
+            except UserError as error:
+                raise TrainingFailed("bad_dataset", str(error)) from error
+            length, kept = images.whole_within(min(len(ids), sequence_length), ids, kept)
+            count["images_truncated"] += len(rendered.images) - len(kept)
+        count["truncated_rows"] += len(ids) > length
+        count["truncated_tokens"] += len(ids) - length
+        ids, weight = ids[:length], weight[:length]
         if not weight[1:].any():
             count["untrained_rows"] += 1
             continue
         tokens.append(ids)
         weights.append(weight)
+        kept_images.append(kept)
     if not tokens:
         raise TrainingFailed(
             "bad_dataset",
@@ -163,15 +204,18 @@ def encode_rows(
             tokens=np.concatenate(tokens),
             weights=np.concatenate(weights),
             cu_seqlens=np.cumsum([0, *(len(t) for t in tokens)], dtype=np.int64),
+            images=tuple(kept_images) if any(kept_images) else (),
+            banned=() if images is None else images.loader.banned,
         ),
         {name: float(value) for name, value in count.items()},
     )
 
 
-def _render(row: TrainingRow, template: ChatTemplate) -> list[list[_Piece]]:
+def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) -> list[_Rendered]:
     """The sequences of a row, as alternating context and completion; those without a trained turn are left out."""
     prepared = template.prepare(row.conversation())
     sequences: list[list[_Piece]] = []
+    shown: list[tuple[PromptImage, ...]] = []
     so_far = ""
     for i, message in enumerate(row.messages):
         if message.role != "assistant":
@@ -180,12 +224,16 @@ def _render(row: TrainingRow, template: ChatTemplate) -> list[list[_Piece]]:
         if not (so_far and prompt.startswith(so_far)):
             so_far = ""
             sequences.append([])
+            shown.append(())
         sequences[-1] += [
             _Piece(prompt[len(so_far) :], 0.0),
             _Piece(whole[len(prompt) :], 1.0 if message.weight is None else float(message.weight)),
         ]
         so_far = whole
-    return [pieces for pieces in sequences if any(p.weight for p in pieces)]
+        if images is not None:
+            shown[-1] = images.shown_by(row.messages[:i])
+    rendered = map(_Rendered, sequences, shown)
+    return [sequence for sequence in rendered if any(p.weight for p in sequence.pieces)]
 
 
 def _tokens(pieces: list[_Piece], encoded: list[list[int]], eos_id: int) -> tuple[Any, Any]:
@@ -202,7 +250,7 @@ def _tokens(pieces: list[_Piece], encoded: list[list[int]], eos_id: int) -> tupl
     return np.asarray(ids, dtype=np.int32), np.asarray(weights, dtype=np.float32)
 
 
-def _cache_key(dataset: Path, tokenizer: Any, options: tuple[int, int | None]) -> str:
+def _cache_key(dataset: Path, tokenizer: Any, options: tuple[Any, ...]) -> str:
     digest = hashlib.sha256(f"{_FORMAT}\n{options}\n{tokenizer.chat_template}\n".encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     with dataset.open("rb") as file:

@@ -27,21 +27,23 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     allowed: AllowedTokens | None = None,
+    banned: Tensor | None = None,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(target) and the entropy of the distribution at each position, at the given temperature.
 
-    hidden_ND, head_VD: any float dtype. target_N: int64. allowed: the tokens among which p is, where not all. Returns
-    logp_N (float32, nats, with gradient into hidden and head) and entropy_N (float32, nats, without gradient).
+    hidden_ND, head_VD: any float dtype. target_N: int64. allowed: the tokens among which p is, where not all. banned:
+    int64, the tokens that have no probability anywhere. Returns logp_N (float32, nats, with gradient into hidden and
+    head) and entropy_N (float32, nats, without gradient).
     chunk_elements: how many logits exist at one time. With more than one chunk, the backward computes each chunk's
     logits again: 1.4 times the time, for a peak memory that no longer grows with N.
     """
     on_gpu = hidden_ND.is_cuda
     chunk_size = max(1, (chunk_elements or (GPU_CHUNK_ELEMENTS if on_gpu else CHUNK_ELEMENTS)) // head_VD.shape[0])
     if hidden_ND.shape[0] <= chunk_size and not on_gpu:
-        forbidden_NV = _forbidden(allowed, slice(None), head_VD)
+        forbidden_NV = _forbidden(allowed, banned, slice(None), head_VD)
         return _unchunked(hidden_ND, head_VD, target_N, temperature, forbidden_NV)
-    return _ChunkedLogprobs.apply(hidden_ND, head_VD, target_N, temperature, allowed, chunk_size)  # pyright: ignore[reportReturnType]
+    return _ChunkedLogprobs.apply(hidden_ND, head_VD, target_N, temperature, allowed, banned, chunk_size)  # pyright: ignore[reportReturnType]
 
 
 def _unchunked(
@@ -63,8 +65,16 @@ def _logits(hidden_ND: Tensor, head_VD: Tensor, temperature: float, forbidden_NV
     return logits_NV if temperature == 1.0 else logits_NV / temperature
 
 
-def _forbidden(allowed: AllowedTokens | None, positions: slice, head_VD: Tensor) -> Tensor | None:
-    return None if allowed is None else allowed.forbidden(positions, head_VD.shape[0])
+def _forbidden(
+    allowed: AllowedTokens | None, banned: Tensor | None, positions: slice, head_VD: Tensor
+) -> Tensor | None:
+    """bool, [C, V] or, where all positions are alike, [1, V]; None where every token could come."""
+    forbidden = None if allowed is None else allowed.forbidden(positions, head_VD.shape[0])
+    if banned is None:
+        return forbidden
+    banned_1V = torch.zeros((1, head_VD.shape[0]), dtype=torch.bool, device=head_VD.device)
+    banned_1V[0, banned] = True
+    return banned_1V if forbidden is None else forbidden | banned_1V
 
 
 def _matmul_float32(left: Tensor, right: Tensor) -> Tensor:
@@ -94,15 +104,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         target_N: Tensor,
         temperature: float,
         allowed: AllowedTokens | None,
+        banned: Tensor | None,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
         wide_VD = head_VD if _on_tensor_cores(hidden_ND, head_VD) else head_VD.to(_wide_dtype(head_VD))
         chunks = [
-            _unchunked(hidden_ND[chunk], wide_VD, target_N[chunk], temperature, _forbidden(allowed, chunk, wide_VD))
+            _unchunked(
+                hidden_ND[chunk], wide_VD, target_N[chunk], temperature, _forbidden(allowed, banned, chunk, wide_VD)
+            )
             for chunk in _chunks(len(target_N), chunk_size)
         ]
         ctx.save_for_backward(hidden_ND, head_VD, target_N)
-        ctx.temperature, ctx.allowed, ctx.chunk_size = temperature, allowed, chunk_size
+        ctx.temperature, ctx.allowed, ctx.banned, ctx.chunk_size = temperature, allowed, banned, chunk_size
         logp_N, entropy_N = torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
@@ -118,7 +131,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for chunk in _chunks(hidden_ND.shape[0], ctx.chunk_size):
             hidden_CD, target_C, grad_C = hidden_ND[chunk].to(wide_VD.dtype), target_N[chunk], grad_N[chunk]
             # d logp(target) / d logits = (onehot(target) − softmax) / T
-            forbidden_CV = _forbidden(ctx.allowed, chunk, wide_VD)
+            forbidden_CV = _forbidden(ctx.allowed, ctx.banned, chunk, wide_VD)
             grad_CV = _logits(hidden_CD, wide_VD, ctx.temperature, forbidden_CV).softmax(-1).neg_()
             grad_CV[torch.arange(len(target_C), device=target_C.device), target_C] += 1
             grad_CV *= grad_C[:, None] / ctx.temperature
@@ -128,7 +141,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_head_VD is not None:
                 grad_head_VD += _matmul_float32(grad_CV.T, hidden_CD)
         grad_head = None if grad_head_VD is None else grad_head_VD.to(head_VD.dtype)
-        return grad_hidden_ND, grad_head, None, None, None, None
+        return grad_hidden_ND, grad_head, None, None, None, None, None
 
 
 def _chunks(length: int, size: int) -> list[slice]:

@@ -36,7 +36,9 @@ def mean_nll(
     policy.model.eval()
     try:
         for done, (indices, dummy) in enumerate(micro_batches, start=1):
-            micro = collate(sequences, indices, packing=config.packing, device=policy.device, dummy=dummy)
+            micro = collate(
+                sequences, indices, packing=config.packing, device=policy.device, images=policy.images, dummy=dummy
+            )
             logp_N, _ = policy.logprobs(micro, temperature=temperature)
             if not micro.dummy:
                 weight_N = micro.gather(sequences.weights)

@@ -1,8 +1,7 @@
 """The model in training: loaded from a local folder, trained in full or through a LoRA adapter, and written.
 
 Master weights are float32. With dtype "bf16" the forward runs under autocast and the served weights are cast, because
-AdamW at a learning rate of 1e-6 would lose most of its updates to the rounding of bfloat16 weights. Only the LoRA paths
-import peft.
+AdamW at a learning rate of 1e-6 would lose most of its updates to the rounding of bfloat16 weights.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from synth.images.qwen3_vl import ImagePatches, hidden_states, is_qwen3_vl
 from synth.trainer.config import SftTrainConfig, TrainConfig
-from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
+from synth.trainer.learner.model.base_model import load_base_model
 from synth.trainer.learner.model.logprobs import token_logprobs
+from synth.trainer.learner.model.lora import add_adapter, merge_adapter
 from synth.trainer.learner.model.qlora import replace_with_nf4
-from synth.trainer.learner.model.varlen_attention import choose_attention, varlen_kwargs
-from synth.weights.policy_file import Kind, load_tensors, merge_lora, save_tensors, write_atomically, write_policy
+from synth.trainer.learner.model.varlen_attention import varlen_kwargs
+from synth.weights.policy_file import Kind, save_tensors, write_atomically, write_policy
 
 if TYPE_CHECKING:
     from synth.trainer.learner.distributed.fsdp import ShardedModel
@@ -43,7 +45,7 @@ class Policy:
 
     model: the Hugging Face model, with LoRA layers in place unless the mode is "full" (`peft_model` wraps it then).
     process_group: the ranks that train it, set by `shard`; then every rank calls each method that computes, gathers or
-    writes.
+    writes. images: what a model that sees is shown; None for one that sees none.
     """
 
     model: Any
@@ -51,6 +53,7 @@ class Policy:
     model_dir: Path
     config: TrainConfig
     process_group: ProcessGroup = SINGLE_PROCESS
+    images: ImageLoader | None = None
     _sharded_model: ShardedModel | None = field(default=None, repr=False)
 
     @property
@@ -64,7 +67,8 @@ class Policy:
     @property
     def eos_ids(self) -> set[int]:
         """The tokens that end a turn, by the generation config, else the model config."""
-        found = getattr(self.model.generation_config, "eos_token_id", None) or self.model.config.eos_token_id
+        found = getattr(self.model.generation_config, "eos_token_id", None)
+        found = found or self.model.config.get_text_config().eos_token_id
         return set(found) if isinstance(found, list) else {found} - {None}
 
     def shard(self, process_group: ProcessGroup) -> None:
@@ -86,6 +90,10 @@ class Policy:
     def trainable_names(self) -> set[str]:
         """The names in a `trainable_state_dict`."""
         return {self._saved_name(name) for name in self.trainable_parameters()}
+
+    def model_names(self) -> set[str]:
+        """The names in a `write_model`: the trained parameters, and in mode "full" the frozen ones."""
+        return set(self._state_dict())
 
     def trainable_state_dict(self) -> dict[str, Tensor]:
         """The trained parameters in float32, on the CPU, by their names in a model file.
@@ -114,20 +122,46 @@ class Policy:
         # There is no attention mask: rows are padded on the right, where causal attention never looks, and packed
         # sequences are told apart by their ends, or by position ids that restart.
         with self._autocast():
-            out = self.model.base_model(
-                input_ids=micro.input_ids_BL,
-                position_ids=micro.position_ids_BL,
-                use_cache=False,
-                **varlen_kwargs(micro.position_ids_BL),
-            )
-        hidden_ND, head_VD = (
-            out.last_hidden_state.flatten(0, 1)[micro.predict_N],
-            self.model.get_output_embeddings().weight,
-        )
+            hidden_BLD = self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
+        hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], self.model.get_output_embeddings().weight
         if isinstance(self.config, SftTrainConfig):
             # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
             hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
-        return token_logprobs(hidden_ND, head_VD, micro.target_N, temperature=temperature, allowed=micro.allowed)
+        return token_logprobs(
+            hidden_ND, head_VD, micro.target_N, temperature=temperature, allowed=micro.allowed, banned=micro.banned
+        )
+
+    def _read(self, micro: MicroBatch) -> Tensor:
+        out = self.model.base_model(
+            input_ids=micro.input_ids_BL,
+            position_ids=micro.position_ids_BL,
+            use_cache=False,
+            **varlen_kwargs(micro.position_ids_BL),
+        )
+        return out.last_hidden_state
+
+    def _seen(self, micro: MicroBatch) -> Tensor:
+        ids_BL = micro.input_ids_BL
+        patches = self.images.patches(micro.images, ids_BL.device) if self.images is not None else None
+        unseen = patches is None and self._sharded_model is not None
+        if unseen:
+            # Another rank may have an image, and the shards of the vision tower are gathered from every rank.
+            patches = ImagePatches.blank(self.model, ids_BL.device)
+        positions_3BL = micro.mrope_3BL
+        if positions_3BL is None:
+            # Text has one position on all axes.
+            text_BL = micro.position_ids_BL
+            text_BL = torch.arange(ids_BL.shape[1], device=ids_BL.device)[None] if text_BL is None else text_BL
+            positions_3BL = text_BL.expand(3, *ids_BL.shape)
+        return hidden_states(
+            self.model,
+            ids_BL,
+            positions_3BL,
+            patches,
+            unseen=unseen,
+            use_cache=False,
+            **varlen_kwargs(micro.position_ids_BL),
+        )
 
     def write_serving_weights(self, path: Path, *, version: int) -> dict[str, str]:
         """Write the weights to serve, in the served dtype. Returns the digest of each tensor, on rank 0."""
@@ -205,41 +239,26 @@ class Policy:
 
 
 def load_policy(
-    model_dir: Path, config: TrainConfig, *, adapter_dir: Path | None = None, dropout: bool = True
+    model_dir: Path,
+    config: TrainConfig,
+    *,
+    adapter_dir: Path | None = None,
+    images: ImageLoader | None = None,
+    dropout: bool = True,
 ) -> Policy:
     """Load a model folder (never the network) for training.
 
     model_dir: for mode "qlora" one that `nf4.write_rounded_model` wrote.
     adapter_dir: the LoRA adapter of the source model. Mode "full" merges it into the float32 base; the other modes
-    continue it where rank and targets agree. dropout: False switches every dropout off, as RL needs a ratio of
-    exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
+    continue it where rank and targets agree. images: what a model that sees is shown. dropout: False switches every
+    dropout off, as RL needs a ratio of exactly 1. Raises `TrainingFailed` (bad_model, adapter_differs).
     """
-    from transformers.models.auto.configuration_auto import AutoConfig
-    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    try:
-        # A frozen base can have the served dtype; a trained model is the float32 master.
-        bf16_base = config.mode != "full" and config.dtype == "bf16"
-        model_config: Any = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            str(model_dir),
-            config=model_config,
-            dtype=torch.bfloat16 if bf16_base else torch.float32,
-            attn_implementation=choose_attention(model_config, torch.device(config.device), _compute_dtype(config)),
-            local_files_only=True,
-        )
-    except (OSError, ValueError) as error:
-        raise TrainingFailed("bad_model", f"{model_dir.name} cannot be loaded as a causal LM: {error}") from error
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
-    model.config.use_cache = False
+    model = load_base_model(model_dir, config, _compute_dtype(config))
     if config.mode == "full" and adapter_dir is not None:
         merge_adapter(model, adapter_dir)
     if config.mode == "qlora":
         replace_with_nf4(model, model_dir)
-    peft_model = _add_adapter(model, config, adapter_dir, dropout=dropout) if config.mode != "full" else None
+    peft_model = add_adapter(model, config, adapter_dir, dropout=dropout) if config.mode != "full" else None
     if not dropout:
         _disable_dropout(model)
     if not config.sharded:
@@ -253,84 +272,7 @@ def load_policy(
         )
         # Otherwise the first block's input has no gradient, and with a frozen base nothing would be trained.
         model.enable_input_require_grads()
-    return Policy(model=model, peft_model=peft_model, model_dir=model_dir, config=config)
-
-
-def merge_adapter(model: Any, adapter_dir: Path) -> None:
-    """Merge the adapter of a folder into the loaded float32 model."""
-    adapter_config = json.loads((adapter_dir / "adapter_config.json").read_text())
-    adapter, _ = load_tensors(adapter_dir / "adapter_model.safetensors")
-    model.load_state_dict(
-        merge_lora(without_tied_duplicates(model.state_dict()), adapter, adapter_config), strict=False
-    )
-    model.tie_weights()
-
-
-def without_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without the second name of a tensor that has two, such as a tied LM head."""
-    seen: set[int] = set()
-    return {n: t for n, t in state.items() if not (t.data_ptr() in seen or seen.add(t.data_ptr()))}
-
-
-def _add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, dropout: bool) -> Any:
-    from synth.weights.peft_compat import LoraConfig, PeftModel, get_peft_model
-
-    target_modules = _lora_target_modules(model, config)
-    if adapter_dir is not None:
-        peft_model: Any = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
-        found = peft_model.peft_config["default"]
-        agrees = (found.r, found.lora_alpha) == (config.lora.r, config.lora.alpha)
-        if not agrees or set(peft_model.targeted_module_names) != target_modules:
-            raise TrainingFailed(
-                "adapter_differs",
-                f"the source adapter has rank {found.r}, alpha {found.lora_alpha} and "
-                f"{len(peft_model.targeted_module_names)} target modules; the job asks for rank {config.lora.r}, "
-                f"alpha {config.lora.alpha} and {len(target_modules)}; ask for the same, or merge the adapter into its "
-                "base first and start from that",
-            )
-        for layer in peft_model.modules():
-            if isinstance(getattr(layer, "lora_dropout", None), nn.ModuleDict):
-                layer.lora_dropout["default"] = nn.Dropout(config.lora.dropout if dropout else 0.0)
-        return _leave_casts_to_autocast(peft_model, config)
-    peft_model = get_peft_model(
-        model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            r=config.lora.r,
-            lora_alpha=config.lora.alpha,
-            lora_dropout=config.lora.dropout if dropout else 0.0,
-            target_modules=sorted(target_modules),
-        ),
-    )
-    return _leave_casts_to_autocast(peft_model, config)
-
-
-def _leave_casts_to_autocast(peft_model: Any, config: TrainConfig) -> Any:
-    # peft casts the input of each adapter to float32, and autocast casts it back: the same numbers, for more time.
-    if config.dtype == "bf16":
-        for layer in peft_model.modules():
-            if hasattr(layer, "lora_A"):
-                layer.cast_input_dtype_enabled = False
-    return peft_model
-
-
-def _lora_target_modules(model: Any, config: TrainConfig) -> set[str]:
-    from synth.weights.peft_compat import LoraConfig, check_target_module_exists
-
-    head = model.get_output_embeddings()
-    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    if config.lora.targets == "all-linear":
-        return {n for n, m in linear.items() if m is not head}
-    lora_config = LoraConfig(target_modules=config.lora.targets)
-    target_modules = {n for n in linear if check_target_module_exists(lora_config, n)}
-    if not target_modules or any(linear[n] is head for n in target_modules):
-        named = "the LM head" if target_modules else "no linear layer"
-        raise TrainingFailed(
-            "bad_recipe",
-            f"config.lora.targets {config.lora.targets!r} name {named}; "
-            'expected linear layers below the head; use "all-linear"',
-        )
-    return target_modules
+    return Policy(model=model, peft_model=peft_model, model_dir=model_dir, config=config, images=images)
 
 
 def _disable_dropout(model: Any) -> None:

@@ -20,6 +20,7 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.allowed_tokens import AllowedTokens
 from synth.trainer.learner.data.packing import MicroBatch
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from synth.trainer.learner.model.base_model import use_attention_of
 from synth.trainer.learner.model.policy import Policy, load_policy
 
 _REFERENCE_ADAPTER = "reference"
@@ -115,12 +116,12 @@ def load_reference(
     on_cpu = msgspec.structs.replace(config, device="cpu", activation_checkpointing=False)
     # A new adapter draws random numbers, though it does nothing here; what training draws must not depend on that.
     with torch.random.fork_rng(devices=[]):
-        copy = load_policy(policy.model_dir, on_cpu, adapter_dir=adapter_dir, dropout=False)
+        copy = load_policy(policy.model_dir, on_cpu, adapter_dir=adapter_dir, images=policy.images, dropout=False)
     copy.model.requires_grad_(False).eval()
     copy.config = msgspec.structs.replace(on_cpu, device=device.type)
     if device.type == config.device:
         # Another attention kernel than the policy's would give a KL above 0, and be slower.
-        copy.model.set_attn_implementation(policy.model.config._attn_implementation)
+        use_attention_of(copy.model, policy.model)
     if not config.sharded:
         copy.model.to(device)
     copy.shard(process_group)

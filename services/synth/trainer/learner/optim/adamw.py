@@ -41,7 +41,7 @@ class Optimizer:
         A gradient of exactly zero (everything clipped or rejected) changes nothing; Adam's momentum alone would.
         Raises `TrainingFailed` (nan_gradient) before any parameter has changed.
         """
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        gradients = self._gradients()
         self._process_group.all_reduce_(gradient for gradient in gradients if not is_dtensor(gradient))
         norm = float(gather_full(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)))
         if not math.isfinite(norm):
@@ -52,6 +52,17 @@ class Optimizer:
             self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         return norm
+
+    def _gradients(self) -> list[Tensor]:
+        """The gradients of all parameters; none where nothing was put through the model."""
+        if all(p.grad is None for p in self._parameters.values()):
+            return []
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                # Nothing that this rank computed depends on it, such as a vision tower without images; on another rank
+                # something may.
+                parameter.grad = torch.zeros_like(parameter)
+        return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def move(self, device: torch.device) -> None:
         """Move the state; the parameters are moved by their policy, before."""

@@ -1,0 +1,126 @@
+"""The images of sequences, as patches: read from a folder in which each file is named by its sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from synth.errors import SynthError, UserError
+from synth.images.format import NotAnImage
+from synth.images.processor import ImageProcessor
+from synth.images.prompt_image import PromptImage
+from synth.images.qwen3_vl import ImagePatches, media_tokens
+from synth.trainer.errors import TrainingFailed
+
+#: Patches that are kept: an image is read two or three times in a step, once for each forward that it is in.
+CACHE_BYTES = 1 << 29
+
+
+class ImageLoader:
+    """What a vision model is shown.
+
+    image_token: the id that stands for a merged patch. banned: the ids of media, which are never sampled.
+    """
+
+    def __init__(
+        self, folder: Path, processor: ImageProcessor, model_config: Any, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        """folder: of the images' files. model_config: the Hugging Face config of the model."""
+        self.folder = folder
+        self.image_token = int(model_config.image_token_id)
+        self.banned = media_tokens(model_config)
+        self._processor = processor
+        self._described: dict[str, PromptImage] = {}
+        self._pixels: OrderedDict[PromptImage, npt.NDArray[np.float32]] = OrderedDict()
+        self._free_bytes = cache_bytes
+
+    @classmethod
+    def load(cls, model_dir: Path, folder: Path) -> ImageLoader:
+        """The loader of a model folder's own processor. Raises `TrainingFailed` (bad_model)."""
+        from transformers.models.auto.configuration_auto import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
+            return cls(folder, ImageProcessor.load(model_dir), config)
+        except (OSError, ValueError, SynthError) as error:
+            raise TrainingFailed("bad_model", f"{model_dir.name} cannot be shown images: {error}") from error
+
+    @property
+    def fingerprint(self) -> str:
+        """`ImageProcessor.fingerprint`."""
+        return self._processor.fingerprint
+
+    @property
+    def merge_size(self) -> int:
+        """Patches that become one token, on each axis."""
+        return self._processor.merge_size
+
+    def describe(self, uri: str) -> PromptImage:
+        """What a prompt says of the image of a blob. Raises `TrainingFailed` (bad_image)."""
+        sha256 = uri.rpartition("/")[2]
+        if sha256 not in self._described:
+            body = self._read(sha256)
+            try:
+                self._described[sha256] = self._processor.describe(body, sha256=sha256, uri=uri)
+            except NotAnImage as error:
+                raise TrainingFailed("bad_image", f"{uri}: {error}") from error
+        return self._described[sha256]
+
+    def patches(self, images: Sequence[PromptImage], device: torch.device | str) -> ImagePatches | None:
+        """The patches of these images; None without any. Raises `TrainingFailed` (bad_image)."""
+        return ImagePatches.of([self._patches_of(image) for image in images], images, device)
+
+    def path(self, image: PromptImage) -> Path:
+        """The file of an image."""
+        return self.folder / image.sha256
+
+    def add(self, file: Path) -> None:
+        """Take a file, named by its sha256, into the folder; one that is there already stays."""
+        target = self.folder / file.name
+        if target.exists():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / f".{file.name}.{os.getpid()}"
+        partial.write_bytes(file.read_bytes())
+        partial.replace(target)
+
+    def _patches_of(self, image: PromptImage) -> npt.NDArray[np.float32]:
+        if image in self._pixels:
+            self._pixels.move_to_end(image)
+            return self._pixels[image]
+        body = self._read(image.sha256)
+        try:
+            pixels = self._processor.pixels(body, image)
+        except (NotAnImage, UserError) as error:
+            raise TrainingFailed("bad_image", f"{image.uri}: {error}") from error
+        self._pixels[image] = pixels
+        self._free_bytes -= pixels.nbytes
+        while self._free_bytes < 0 and len(self._pixels) > 1:
+            _, oldest = self._pixels.popitem(last=False)
+            self._free_bytes += oldest.nbytes
+        return pixels
+
+    def _read(self, sha256: str) -> bytes:
+        path = self.folder / sha256
+        try:
+            body = path.read_bytes()
+        except OSError as error:
+            raise TrainingFailed(
+                "bad_image", f"the image {sha256} is not in {self.folder}: {error.strerror}; expected its file there"
+            ) from error
+        found = hashlib.sha256(body).hexdigest()
+        if found != sha256:
+            raise TrainingFailed(
+                "bad_image",
+                f"{path} is not the image that it is named for: its {len(body)} bytes have sha256 {found}; expected "
+                f"{sha256}",
+            )
+        return body

@@ -1,0 +1,76 @@
+"""The images of chat rows: which are shown, and the tokens that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from synth.chat.messages import Message, TrainingMessage, TrainingRow, image_parts
+from synth.errors import Problem, UserError
+from synth.images.prompt_image import PromptImage
+from synth.trainer.learner.data.images import ImageLoader
+from synth.trainer.row_images import shown_blobs
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SftImages:
+    """What the images of a dataset are read with. max_per_message: the first ones of a message that are shown."""
+
+    loader: ImageLoader
+    max_per_message: int
+
+    def trim(self, row: TrainingRow) -> tuple[TrainingRow, int]:
+        """The row with the images that are shown, and how many were left out."""
+        messages: list[TrainingMessage] = []
+        trimmed = 0
+        for message in row.messages:
+            left_out = {id(part) for part in image_parts(message)[self.max_per_message :]}
+            if left_out and isinstance(message.content, list):
+                kept = [part for part in message.content if id(part) not in left_out]
+                messages.append(msgspec.structs.replace(message, content=kept))
+                trimmed += len(left_out)
+            else:
+                messages.append(message)
+        return msgspec.structs.replace(row, messages=messages), trimmed
+
+    def shown_by(self, messages: Sequence[Message]) -> tuple[PromptImage, ...]:
+        """The images of these messages. Raises `UserError`, and `TrainingFailed` (bad_image)."""
+        return tuple(self.loader.describe(uri) for uri in shown_blobs(messages, most=self.max_per_message))
+
+    def expand(self, ids: Int32, weights: Float32, images: tuple[PromptImage, ...]) -> tuple[Int32, Float32]:
+        """A sequence with as many image tokens for each image as it has; the template writes one for each.
+
+        Raises `UserError` where the template does not show them all.
+        """
+        places = np.flatnonzero(ids == self.loader.image_token)
+        if len(places) != len(images):
+            raise UserError(
+                Problem(
+                    what=f"the chat template shows {len(places)} images, and the messages have {len(images)}",
+                    expected="a template that shows every image",
+                    fix="check the template",
+                )
+            )
+        counts = np.ones(len(ids), np.int64)
+        counts[places] = [image.tokens for image in images]
+        return np.repeat(ids, counts), np.repeat(weights, counts)
+
+    def whole_within(
+        self, length: int, ids: Int32, images: tuple[PromptImage, ...]
+    ) -> tuple[int, tuple[PromptImage, ...]]:
+        """The most tokens, up to `length`, that hold no part of an image alone, and the images that they show."""
+        places = np.flatnonzero(ids == self.loader.image_token)
+        used = 0
+        for k, image in enumerate(images):
+            start = int(places[used])
+            if start + image.tokens > length:
+                return min(length, start), images[:k]
+            used += image.tokens
+        return length, images

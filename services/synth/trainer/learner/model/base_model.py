@@ -1,0 +1,61 @@
+"""A model folder as a Hugging Face model: a causal language model, or one that sees images too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from synth.images.qwen3_vl import is_qwen3_vl
+from synth.trainer.config import TrainConfig
+from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.model.varlen_attention import choose_attention
+
+#: The modules of the vision tower that make embeddings of its features.
+_PROJECTOR = ("merger.", "deepstack_merger_list.")
+
+
+def load_base_model(model_dir: Path, config: TrainConfig, compute_dtype: torch.dtype) -> Any:
+    """Load the weights of a folder (never the network), on the CPU.
+
+    Frozen weights have the dtype of the computation, those that may be trained are float32. With a vision tower that is
+    frozen, its projector alone is trained. Raises `TrainingFailed` (bad_model).
+    """
+    from transformers.models.auto.configuration_auto import AutoConfig
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        model_config: Any = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
+        sees = getattr(model_config, "vision_config", None) is not None
+        attention = choose_attention(model_config, torch.device(config.device), compute_dtype)
+        auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model: Any = auto.from_pretrained(
+            str(model_dir),
+            config=model_config,
+            dtype=torch.float32 if config.mode == "full" else compute_dtype,
+            # The kernels for packed text are causal; an image's patches all attend to one another.
+            attn_implementation={"text_config": attention, "vision_config": "sdpa"} if sees else attention,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        raise TrainingFailed("bad_model", f"{model_dir.name} cannot be loaded as a causal LM: {error}") from error
+    if sees and not is_qwen3_vl(model):
+        raise TrainingFailed(
+            "bad_model", f"{model_dir.name} is a {model_config.model_type}, which sees; expected a Qwen3-VL"
+        )
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
+    model.config.use_cache = False
+    if sees and config.mode == "full" and config.freeze_vision_tower:
+        for name, parameter in model.model.visual.named_parameters():
+            parameter.requires_grad_(name.startswith(_PROJECTOR))
+    return model
+
+
+def use_attention_of(model: Any, other: Any) -> None:
+    """Let a model compute attention as another of the same kind does."""
+    attention = other.config.get_text_config()._attn_implementation
+    model.set_attn_implementation({"text_config": attention} if is_qwen3_vl(model) else attention)

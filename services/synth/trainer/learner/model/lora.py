@@ -1,0 +1,103 @@
+"""LoRA adapters: added to a model or continued, and merged into it. Only what adds one imports peft."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from synth.images.qwen3_vl import is_qwen3_vl
+from synth.models.table import LORA_TARGETS, PROJECTOR
+from synth.trainer.config import TrainConfig
+from synth.trainer.errors import TrainingFailed
+from synth.weights.policy_file import load_tensors, merge_lora
+
+#: What a list of targets may call the projector, by the name that other vision models give it.
+MM_PROJECTOR = "mm_projector"
+
+
+def merge_adapter(model: Any, adapter_dir: Path) -> None:
+    """Merge the adapter of a folder into the loaded float32 model."""
+    adapter_config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    adapter, _ = load_tensors(adapter_dir / "adapter_model.safetensors")
+    model.load_state_dict(
+        merge_lora(without_tied_duplicates(model.state_dict()), adapter, adapter_config), strict=False
+    )
+    model.tie_weights()
+
+
+def without_tied_duplicates(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without the second name of a tensor that has two, such as a tied LM head."""
+    seen: set[int] = set()
+    return {n: t for n, t in state.items() if not (t.data_ptr() in seen or seen.add(t.data_ptr()))}
+
+
+def add_adapter(model: Any, config: TrainConfig, adapter_dir: Path | None, *, dropout: bool) -> Any:
+    """Put the LoRA layers that a config asks for into a model, new ones or those of `adapter_dir`: peft's model.
+
+    Raises `TrainingFailed` (bad_recipe, adapter_differs).
+    """
+    from synth.weights.peft_compat import LoraConfig, PeftModel, get_peft_model
+
+    target_modules = _lora_target_modules(model, config)
+    if adapter_dir is not None:
+        peft_model: Any = PeftModel.from_pretrained(model, str(adapter_dir), is_trainable=True)
+        found = peft_model.peft_config["default"]
+        agrees = (found.r, found.lora_alpha) == (config.lora.r, config.lora.alpha)
+        if not agrees or set(peft_model.targeted_module_names) != target_modules:
+            raise TrainingFailed(
+                "adapter_differs",
+                f"the source adapter has rank {found.r}, alpha {found.lora_alpha} and "
+                f"{len(peft_model.targeted_module_names)} target modules; the job asks for rank {config.lora.r}, "
+                f"alpha {config.lora.alpha} and {len(target_modules)}; ask for the same, or merge the adapter into its "
+                "base first and start from that",
+            )
+        for layer in peft_model.modules():
+            if isinstance(getattr(layer, "lora_dropout", None), nn.ModuleDict):
+                layer.lora_dropout["default"] = nn.Dropout(config.lora.dropout if dropout else 0.0)
+        return _leave_casts_to_autocast(peft_model, config)
+    peft_model = get_peft_model(
+        model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=config.lora.r,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=config.lora.dropout if dropout else 0.0,
+            target_modules=sorted(target_modules),
+        ),
+    )
+    return _leave_casts_to_autocast(peft_model, config)
+
+
+def _leave_casts_to_autocast(peft_model: Any, config: TrainConfig) -> Any:
+    # peft casts the input of each adapter to float32, and autocast casts it back: the same numbers, for more time.
+    if config.dtype == "bf16":
+        for layer in peft_model.modules():
+            if hasattr(layer, "lora_A"):
+                layer.cast_input_dtype_enabled = False
+    return peft_model
+
+
+def _lora_target_modules(model: Any, config: TrainConfig) -> set[str]:
+    from synth.weights.peft_compat import LoraConfig, check_target_module_exists
+
+    head = model.get_output_embeddings()
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    targets = config.lora.targets
+    if targets == "all-linear" and is_qwen3_vl(model):
+        targets = LORA_TARGETS["qwen3-vl"]
+    if targets == "all-linear":
+        return {n for n, m in linear.items() if m is not head}
+    target_modules = {n for n in linear if check_target_module_exists(LoraConfig(target_modules=targets), n)}
+    if isinstance(targets, list) and MM_PROJECTOR in targets and is_qwen3_vl(model):
+        target_modules |= {n for n in linear if check_target_module_exists(LoraConfig(target_modules=PROJECTOR), n)}
+    if not target_modules or any(linear[n] is head for n in target_modules):
+        named = "the LM head" if target_modules else "no linear layer"
+        raise TrainingFailed(
+            "bad_recipe",
+            f"config.lora.targets {config.lora.targets!r} name {named}; "
+            'expected linear layers below the head; use "all-linear"',
+        )
+    return target_modules

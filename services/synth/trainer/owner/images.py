@@ -1,0 +1,130 @@
+"""Brings the images that a dataset or a batch names to the learner: each a file of a folder, named by its sha256."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from synth.blobs import BlobMissing, BlobStore
+from synth.chat.messages import TrainingRow
+from synth.errors import Problem, UserError
+from synth.events import BlobRef
+from synth.trainer.owner.errors import JobFailure
+from synth.trainer.row_images import digest_of, shown_blobs
+from synth.trajectories import read_batch_images
+
+_rows = msgspec.json.Decoder(TrainingRow)
+
+
+@dataclass(frozen=True)
+class ImageFetcher:
+    """Fetches the images of an organisation's job into a folder. at_once: how many at one time."""
+
+    blobs: BlobStore
+    org: str
+    folder: Path
+    at_once: int
+
+    async def fetch_dataset(self, dataset: Path, *, most: int) -> None:
+        """Fetch those that the rows of a file show, `most` of a message.
+
+        Raises `JobFailure` (bad_dataset, bad_image).
+        """
+        await self._fetch(await asyncio.to_thread(dataset_images, dataset, most=most))
+
+    async def fetch_batch(self, batch: Path) -> None:
+        """Fetch those of a rollout batch. Raises `JobFailure` (bad_image)."""
+        shown = await asyncio.to_thread(read_batch_images, batch)
+        await self._fetch(image.uri for image in shown)
+
+    async def _fetch(self, uris: Iterable[str]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        places = asyncio.Semaphore(self.at_once)
+
+        async def fetch(uri: str) -> None:
+            async with places:
+                await self._fetch_one(uri)
+
+        wanted = [uri for uri in dict.fromkeys(uris) if not (self.folder / digest_of(uri)).exists()]
+        fetching = [asyncio.ensure_future(fetch(uri)) for uri in wanted]
+        try:
+            await asyncio.gather(*fetching)
+        finally:
+            for one in fetching:
+                one.cancel()
+            await asyncio.gather(*fetching, return_exceptions=True)
+
+    async def _fetch_one(self, uri: str) -> None:
+        if not uri.startswith(f"blob://orgs/{self.org}/") or ".." in uri:
+            raise _unusable(uri, "is no blob of this organisation")
+        sha256 = digest_of(uri)
+        partial = self.folder / f".{sha256}.partial"
+        try:
+            if await self._write(uri, partial) != sha256:
+                raise _unusable(uri, "is not what was stored: its sha256 differs")
+            partial.replace(self.folder / sha256)
+        except BlobMissing as error:
+            raise _unusable(uri, "is not in the blob store") from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    async def _write(self, uri: str, target: Path) -> str:
+        """Write the blob to a new file; its sha256."""
+        if self.blobs.root is not None:
+            return await asyncio.to_thread(_link, self.blobs.root / uri.removeprefix("blob://"), target, uri)
+        found = hashlib.sha256()
+        with target.open("wb") as out:
+            async for piece in self.blobs.stream(BlobRef(uri=uri, size=0, sha256=digest_of(uri))):
+                found.update(piece)
+                out.write(piece)
+        return found.hexdigest()
+
+
+def dataset_images(dataset: Path, *, most: int) -> list[str]:
+    """The blobs of the images that the rows of a file show, each once, `most` of a message.
+
+    Raises `JobFailure` (bad_dataset) for a row that shows an image that is no blob. A line that is no row has none: the
+    learner, which reads every line, says what is wrong with it.
+    """
+    found: dict[str, None] = {}
+    with dataset.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if b"image" not in line:
+                continue
+            try:
+                found |= dict.fromkeys(shown_blobs(_rows.decode(line).messages, most=most))
+            except UserError as error:
+                raise JobFailure("bad_dataset", Problem(what=f"row {number}: {error}")) from error
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+    return list(found)
+
+
+def _link(blob: Path, target: Path, uri: str) -> str:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(blob, target)
+    except FileNotFoundError as error:
+        raise BlobMissing(f"{uri} is not in the blob store") from error
+    except OSError:  # another file system
+        shutil.copyfile(blob, target)
+    with target.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unusable(uri: str, why: str) -> JobFailure:
+    return JobFailure(
+        "bad_image",
+        Problem(
+            what=f"the image {uri} {why}",
+            expected="every image of the dataset and of the rollouts in the blob store",
+            fix="upload the file again, or run the job again",
+        ),
+    )
