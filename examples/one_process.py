@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from synth.chat.messages import TrainingRow
-from synth.cli.make_model import make_tiny_qwen3
+from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine

@@ -15,8 +15,8 @@ from synth.blobs import BlobStore
 from synth.datasets.check import PROBLEMS_KEPT
 from synth.datasets.conversations import line_problem
 from synth.events import BlobRef, FileReady, FileRejected, LineProblem
-from synth.files.image_source import FileImages, ImageSource
 from synth.files.image_rows import DraftRow, draft_row, fill_slot
+from synth.files.image_source import FileImages, ImageSource
 from synth.files.settings import FilesSettings
 from synth.images.source import ImageRefused
 
