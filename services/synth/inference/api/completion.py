@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,8 +33,8 @@ from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDel
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.limits import clamp_max_tokens
 from synth.inference.engines.protocol import Engine
+from synth.inference.recording.completion_record import make_record
 from synth.inference.recording.recorder import ChoiceRecording, CidClosed
-from synth.trajectories import CompletionRecord, TokenMasks, TokenSet
 
 # The status that proxies log for a client that went away; nobody reads it.
 _CLIENT_CLOSED_REQUEST = 499
@@ -278,7 +277,7 @@ class Completion:
         reply, rest = choice.parser.close(last.finish_reason or "abort")
         recording = choice.recording
         if recording is not None and not recording.settled:
-            record = await self._record(choice, malformed_call=reply.malformed_call)
+            record = await make_record(self._prompt, choice.deltas, self._chat, malformed_call=reply.malformed_call)
             recording.finish(replace(record, chat=recording.chat(self._conversation, reply.message)))
             # The app's text lacks the stop string, so the turn cannot be continued token by token as it was sampled.
             if last.finish_reason != "abort" and last.stop_text in (None, CALL_END):
@@ -297,7 +296,7 @@ class Completion:
             return
         try:
             if any(delta.token_ids for delta in choice.deltas):
-                record = await self._record(choice)
+                record = await make_record(self._prompt, choice.deltas, self._chat)
                 reply, _ = choice.parser.close("abort")
                 chat = choice.recording.chat(self._conversation, reply.message)
                 choice.recording.finish(replace(record, chat=chat))
@@ -305,13 +304,6 @@ class Completion:
         except SynthError:
             pass  # what ended the stream too: its grammar cannot be followed
         choice.recording.fail()
-
-    async def _record(self, choice: _Choice, *, malformed_call: bool = False) -> CompletionRecord:
-        record = await _record(self._prompt_ids, choice.deltas, never=self._chat.media, malformed_call=malformed_call)
-        if self._chat.processor is None or not self._prompt.images:
-            return record
-        shown = tuple(image.shown for image in self._prompt.images)
-        return replace(record, images=shown, processor=self._chat.processor.fingerprint)
 
     def _usage(self, replies: Sequence[ParsedReply]) -> Usage:
         usage = Usage(len(self._prompt_ids))
@@ -376,46 +368,3 @@ async def _shown_images(
         most=most,
         history=recordings[0].history if recordings else None,
     )
-
-
-async def _record(
-    prompt_ids: list[int], deltas: Sequence[ReplyDelta], *, never: Sequence[int], malformed_call: bool
-) -> CompletionRecord:
-    """The record of a reply. A token that a grammar allowed no other than is not sampled (decision 33).
-
-    never: tokens that no reply has, whatever its grammar allows.
-    """
-    constrained = any(delta.grammar is not None for delta in deltas)
-    # Thousands of masks take a second.
-    allowed = await asyncio.to_thread(_allowed_tokens, deltas, never) if constrained else []
-    masks = TokenMasks.of(allowed)
-    sampled = np.asarray([delta.sampled for delta in deltas for _ in delta.token_ids], np.bool_)
-    logprobs = np.asarray([logprob for delta in deltas for logprob in delta.logprobs], np.float32)
-    if masks is not None:
-        sampled &= np.asarray([one is None or one.excluded or len(one.ids) > 1 for one in allowed])
-        logprobs = np.where(sampled, logprobs, 0).astype(np.float32)
-    return CompletionRecord(
-        prompt_ids=np.asarray(prompt_ids, np.int32),
-        sampled_ids=np.asarray([i for delta in deltas for i in delta.token_ids], np.int32),
-        logprobs=logprobs,
-        versions=np.asarray([version for delta in deltas for version in delta.versions], np.int32),
-        sampled=sampled,
-        finish_reason=deltas[-1].finish_reason or "abort",
-        masks=masks,
-        malformed_call=malformed_call,
-    )
-
-
-def _allowed_tokens(deltas: Sequence[ReplyDelta], never: Sequence[int]) -> list[TokenSet | None]:
-    """For each token of a reply, the tokens that could have come in its place; None where any could."""
-    allowed: list[TokenSet | None] = []
-    grammar = next((delta.grammar for delta in deltas if delta.grammar is not None), None)
-    ids = [token_id for delta in deltas if delta.grammar is not None for token_id in delta.token_ids]
-    masks = iter(()) if grammar is None else grammar.masks(ids)
-    for delta in deltas:
-        for _ in delta.token_ids:
-            mask = None if delta.grammar is None else next(masks)
-            if mask is not None:
-                mask[list(never)] = False
-            allowed.append(None if mask is None else TokenSet.of(mask))
-    return allowed

@@ -94,7 +94,6 @@ class JobSampling:
     def of(cls, job: RlJob | EvalJob) -> JobSampling:
         """Take the sampling from a job's settings."""
         rollout, asked = job.rollout, job.rollout.sampling
-        vision = job.vision if isinstance(job, RlJob) else None
         return cls(
             temperature=asked.temperature,
             max_tokens=asked.max_tokens,
@@ -103,7 +102,7 @@ class JobSampling:
             thinking=asked.thinking,
             thinking_budget=asked.thinking_budget,
             constrain_tools=rollout.constrain_tools,
-            max_images_per_message=vision.max_images_per_message if vision is not None else None,
+            max_images_per_message=job.vision.max_images_per_message if job.vision is not None else None,
         )
 
 
