@@ -1,0 +1,136 @@
+"""A model that sees: trained on rows with images, by rollouts of two pictures, served, and read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from synth.taskapp.sdk import Episode, TaskApp
+from task_apps.colours.dataset import rows
+from task_apps.colours.pictures import messages, picture
+from tests.e2e.platform import Platform, rl
+from tests.e2e.task_apps import KEY, Served, served
+
+pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
+
+MODEL = "tiny-qwen3-vl"
+SFT = """
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "fft"
+[job]
+model = "tiny-qwen3-vl"
+[model]
+max_images_per_message = 1
+vision_processor_id = "tiny-qwen3-vl"
+freeze_vision_tower = false
+[training]
+mode = "full_finetune"
+[hyperparameters]
+total_steps = 40
+global_batch = 16
+sequence_length = 64
+learning_rate = 3e-3
+packing = false
+micro_batch_tokens = 1024
+"""
+
+
+def gallery() -> TaskApp:
+    """Two pictures, one after the other in one conversation; pays by the length of what is said of them."""
+    app = TaskApp("gallery", name="Gallery", description="Two pictures.", max_turns=2, keys=[KEY])
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        assert ep.policy_config["supports_vision"] is True
+        assert ep.policy_config["use_vision"] is True
+        conversation: list[dict[str, object]] = []
+        said = 0
+        for k in range(2):
+            conversation += messages(2 * ep.seed + k)
+            reply = await ep.chat(conversation)
+            conversation.append({"role": "assistant", "content": reply.content})
+            said += len(reply.content)
+        ep.step(reward=(said % 8) / 8, done=True)
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def gallery_app() -> Iterator[Served]:
+    with served(gallery()) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def taught(platform: Platform) -> str:
+    """A model that was trained on pictures."""
+    platform.shell.ok("models", "make", MODEL)
+    file = platform.shell.folder / "colours.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows(64, seed=0)))
+    job = platform.submit(SFT, "--dataset", str(file))
+    model = platform.succeeded(job)["model"]
+    losses = [step["loss"] for step in platform.steps(job)]
+    assert losses[-1] < 0.5 * losses[0]
+    [ready] = [e for e in platform.shell.json("files", "ls") if e["filename"] == "colours.jsonl"]
+    assert ready["images"] == 64
+    return model
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_two_pictures_are_one_sequence_on_which_trainer_and_engine_agree(
+    platform: Platform, gallery_app: Served, taught: str, mode: str
+):
+    rank = 8 if mode == "lora" else None
+    job = platform.submit(rl(taught, gallery_app.url, env="gallery", turns=2, lora=rank, iterations=2))
+    model = platform.succeeded(job)["model"]
+    steps = platform.steps(job)
+    for step in steps:
+        assert step["groups_kept"] > 0
+        assert step["branch_breaks"] == 0
+        assert step["sequences"] == step["groups_kept"] * 4
+        assert step["ppo_kl_first"] < 1e-8
+    assert steps[0]["mismatch_max_lag0"] <= 1e-4
+    assert all(step["mismatch_max_lag0"] <= 1e-4 for step in steps if "mismatch_max_lag0" in step)
+    assert "base64" not in platform.shell.ok("jobs", "events", job, "-o", "json")
+    [rollout, *_] = platform.api.get(f"/api/jobs/{job}/rollouts", params={"limit": 1}).json()["data"]
+    detail = platform.api.get(f"/api/jobs/{job}/rollouts/{rollout['id']}")
+    assert "base64" not in detail.text
+    shown = [
+        part["image"]
+        for turn in detail.json()["transcript"]["turns"]
+        for message in turn["messages"]
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
+    assert len(shown) == 2
+    digest = shown[0].rpartition("/")[2]
+    assert platform.api.get(f"/api/images/{digest}").content.startswith(b"\x89PNG")
+    assert f"[image {digest[:12]}]" in platform.shell.ok("rollouts", "show", job, rollout["id"])
+    reply = platform.api.post(
+        "/v1/chat/completions", json={"model": model, "messages": messages(1), "max_tokens": 4, "temperature": 0}
+    )
+    assert reply.status_code == 200, reply.text
+
+
+def test_pictures_are_for_models_that_see(platform: Platform, gallery_app: Served, taught: str):
+    refused = platform.api.post("/v1/chat/completions", json={"model": "tiny-qwen3", "messages": messages(1)})
+    assert refused.status_code == 400
+    assert "sees no images" in refused.json()["error"]["message"]
+    bad: httpx.Response = platform.api.post(
+        "/v1/chat/completions",
+        json={
+            "model": taught,
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture(1)[:90]}}]}],
+        },
+    )
+    assert bad.status_code == 400
+    assert "messages[0].content[0]" in bad.json()["error"]["message"]
+    text = rl("tiny-qwen3", gallery_app.url, env="gallery")
+    asked = platform.shell.run("submit", platform.write(text), "--set", "rollout.use_vision=true")
+    assert asked.returncode == 2
+    assert "sees no images" in asked.stderr
