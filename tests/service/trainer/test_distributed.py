@@ -68,7 +68,7 @@ def assert_same_metrics(two: TrainedRun, one: TrainedRun, steps: range) -> None:
         assert two.values[step].keys() == one.values[step].keys()
         for name, value in one.values[step].items():
             if not name.startswith(_WALL_CLOCK_METRICS):
-                assert two.values[step][name] == pytest.approx(value, abs=1e-5), (step, name)
+                assert two.values[step][name] == pytest.approx(value, abs=1e-5, rel=1e-5), (step, name)
 
 
 def assert_close_weights(one: Path, other: Path) -> None:

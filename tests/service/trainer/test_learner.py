@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from synth.trainer.config import AdapterConfig
+from synth.trainer.learner.data.images import ImageLoader
+from synth.trainer.protocol import IMAGES_FOLDER
 from synth.weights.policy_file import read_policy
 from tests.service.trainer.learner_process import LearnerProcess
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 from tests.unit.trainer.sft_rows import addition_rows, sft_config, write_rows
+from tests.unit.trainer.vision import square_rows, vision_batch
 
 STEPS, CUT = 20, 10
 # Files that have the same bytes after an uninterrupted run and after a resumed one; the manifest holds wall times.
@@ -292,3 +295,35 @@ def test_a_checkpoint_is_a_model_and_the_last_one_is_the_model_that_is_published
     published = {file.name: file.read_bytes() for file in model.iterdir()}
     assert {file.name: file.read_bytes() for file in checkpoint.iterdir() if file.is_file()} == published
     assert any(name.endswith("model.safetensors") for name in published)
+
+
+def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_dir: Path, tmp_path: Path) -> None:
+    work = tmp_path / "sft"
+    dataset = write_rows(tmp_path / "d.jsonl", square_rows(work / IMAGES_FOLDER, 4))
+    config = sft_config(steps=1, batch_size=4)
+    with LearnerProcess() as child:
+        child.send(**start_message(work, vision_dir, "sft", config, dataset=str(dataset), cache_dir=str(work)))
+        assert child.recv()["event"] == "ready"
+        stepped = child.recv()
+        assert stepped["event"] == "step"
+        assert stepped["values"]["images_trimmed"] == 0
+        done = child.recv()
+    assert (Path(done["model"]) / "preprocessor_config.json").exists()
+    loader = ImageLoader.load(Path(done["model"]), tmp_path / "rl" / IMAGES_FOLDER)
+    batch = tmp_path / "batch"
+    batch.write_bytes(vision_batch(loader, 1).to_bytes())
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "rl", Path(done["model"]), "rl", rl_config(**OPEN_GATES)))
+        assert child.recv()["event"] == "ready"
+        child.send(op="step", iteration=1, batch=str(batch))
+        stepped = child.recv()
+        assert stepped["event"] == "step", stepped
+        assert stepped["values"]["trained_tokens"] > 0
+        for file in loader.folder.iterdir():
+            if file.is_file():
+                file.unlink()
+        batch.write_bytes(vision_batch(ImageLoader.load(vision_dir, tmp_path / "elsewhere"), 2).to_bytes())
+        child.send(op="step", iteration=2, batch=str(batch))
+        failed = child.recv()
+    assert (failed["event"], failed["code"]) == ("error", "bad_image")
+    assert "is not in" in failed["detail"]

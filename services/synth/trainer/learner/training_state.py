@@ -69,6 +69,7 @@ class TrainingState:
         if indices:
             self.probe = sequences.select(indices[:_PROBE_SEQUENCES])
             self.probe_temperature = temperature
+            self._keep_images()
 
     def save(self, folder: Path, *, best_file: Path | None = None) -> None:
         """Write the resume checkpoint of the step that was just done. Every rank calls this; rank 0 writes."""
@@ -139,12 +140,15 @@ class TrainingState:
     def _probe_loss(self) -> float | None:
         return None if self.probe is None else mean_nll(self.policy, self.probe, temperature=self.probe_temperature)
 
+    def _keep_images(self) -> None:
+        if self.probe is not None and self.policy.images is not None:
+            self.policy.images.keep(image for images in self.probe.images for image in images)
+
     def _probe_images(self) -> list[Path]:
         loader = self.policy.images
         if self.probe is None or loader is None:
             return []
-        shown = dict.fromkeys(loader.path(image) for images in self.probe.images for image in images)
-        return list(shown)
+        return list(dict.fromkeys(loader.kept(image) for images in self.probe.images for image in images))
 
     def _take_images(self, files: list[Path]) -> None:
         # The ranks share one folder.
@@ -152,6 +156,7 @@ class TrainingState:
             for file in files:
                 assert self.policy.images is not None
                 self.policy.images.add(file)
+        self._keep_images()
 
 
 def _job_fields(config: dict[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,14 @@ class ImageFetcher:
         await self._fetch(await asyncio.to_thread(dataset_images, dataset, most=most))
 
     async def fetch_batch(self, batch: Path) -> None:
-        """Fetch those of a rollout batch. Raises `JobFailure` (bad_image)."""
+        """Fetch those of a rollout batch, and remove those of the batches before. Raises `JobFailure` (bad_image)."""
         shown = await asyncio.to_thread(read_batch_images, batch)
+        wanted = {image.sha256 for image in shown}
+        if self.folder.is_dir():
+            for file in self.folder.iterdir():
+                # What the learner keeps of them is in a folder of its own.
+                if file.is_file() and file.name not in wanted:
+                    file.unlink()
         await self._fetch(image.uri for image in shown)
 
     async def _fetch(self, uris: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
+from synth.trajectories import RolloutBatch
 from synth.weights.policy_file import load_tensors, read_policy
 from tests.unit.trainer.batches import LOSSES, OPEN_GATES, rl_config
 from tests.unit.trainer.sft_rows import sft_config, training_rows
@@ -163,6 +164,8 @@ def test_a_run_that_resumes_elsewhere_goes_on_to_the_byte(
         straight.step(batch)
         if straight.state.step == 2:
             straight.state.save(tmp_path / "checkpoint")
+            # The owner removes the images of a batch that was trained.
+            assert {file.name for file in (loader.folder / "kept").iterdir()} <= _digests(batch)
     # Another machine has the images of the batches that it trains, not those of the probe.
     elsewhere = ImageLoader.load(vision_dir, tmp_path / "images")
     resumed = rl_trainer(vision_dir, elsewhere, mode=mode)
@@ -170,8 +173,27 @@ def test_a_run_that_resumes_elsewhere_goes_on_to_the_byte(
     assert found.loss_now == found.loss_then is not None
     for images in batches[2].images:
         for image in images:
-            elsewhere.add(loader.path(image))
+            elsewhere.add(loader.folder / image.sha256)
     resumed.step(batches[2])
     for name, trainer in (("a", straight), ("b", resumed)):
         trainer.policy.write_serving_weights(tmp_path / name, version=3)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_checkpoint_is_saved_when_the_images_of_its_batch_are_gone(
+    vision_dir: Path, loader: ImageLoader, tmp_path: Path
+) -> None:
+    own = ImageLoader.load(vision_dir, tmp_path / "images")
+    batch = vision_batch(own, 1)
+    trainer = rl_trainer(vision_dir, own)
+    trainer.step(batch)
+    for name in _digests(batch):
+        (own.folder / name).unlink()
+    own = trainer.policy.images = ImageLoader.load(vision_dir, tmp_path / "images")  # reads every file anew
+    trainer.state.save(tmp_path / "checkpoint")
+    found = rl_trainer(vision_dir, loader).state.resume(tmp_path / "checkpoint")
+    assert found.loss_now == found.loss_then is not None
+
+
+def _digests(batch: RolloutBatch) -> set[str]:
+    return {image.sha256 for images in batch.images for image in images}

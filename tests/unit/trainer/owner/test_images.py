@@ -70,6 +70,12 @@ async def test_the_images_of_a_batch_are_fetched_once(
     assert names(fetcher.folder) == {digest_of(uri) for uri in uris}
     await blobs.delete(list(uris))
     await fetcher.fetch_batch(tmp_path / "batch")
+    text = vision_batch(loader, 2)
+    text = dataclasses.replace(text, images=tuple(() for _ in text.images))
+    (tmp_path / "batch").write_bytes(text.to_bytes())
+    (fetcher.folder / "kept").mkdir()
+    await fetcher.fetch_batch(tmp_path / "batch")
+    assert names(fetcher.folder) == {"kept"}
 
 
 async def test_images_that_cannot_be_had_end_the_job(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from synth.trainer.errors import TrainingFailed
 
 #: Patches that are kept: an image is read two or three times in a step, once for each forward that it is in.
 CACHE_BYTES = 1 << 29
+#: The folder, in that of the images, of those that are kept.
+_KEPT = "kept"
 
 
 class ImageLoader:
@@ -78,9 +81,22 @@ class ImageLoader:
         """The patches of these images; None without any. Raises `TrainingFailed` (bad_image)."""
         return ImagePatches.of([self._patches_of(image) for image in images], images, device)
 
-    def path(self, image: PromptImage) -> Path:
-        """The file of an image."""
-        return self.folder / image.sha256
+    def kept(self, image: PromptImage) -> Path:
+        """The file of an image that is kept."""
+        return self.folder / _KEPT / image.sha256
+
+    def keep(self, images: Iterable[PromptImage]) -> None:
+        """Keep the files of these images, and of no others, when those of a trained batch are removed."""
+        kept = self.folder / _KEPT
+        kept.mkdir(parents=True, exist_ok=True)
+        wanted = {image.sha256 for image in images}
+        for sha256 in wanted - {file.name for file in kept.iterdir()}:
+            # Another rank may do the same.
+            with contextlib.suppress(FileExistsError):
+                os.link(self.folder / sha256, kept / sha256)
+        for file in kept.iterdir():
+            if file.name not in wanted:
+                file.unlink(missing_ok=True)
 
     def add(self, file: Path) -> None:
         """Take a file, named by its sha256, into the folder; one that is there already stays."""
@@ -111,7 +127,7 @@ class ImageLoader:
     def _read(self, sha256: str) -> bytes:
         path = self.folder / sha256
         try:
-            body = path.read_bytes()
+            body = (path if path.exists() else self.folder / _KEPT / sha256).read_bytes()
         except OSError as error:
             raise TrainingFailed(
                 "bad_image", f"the image {sha256} is not in {self.folder}: {error.strerror}; expected its file there"
