@@ -29,6 +29,7 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         given["dtype"] = job.parallelism.dtype or settings.dtype
     if job.vision is not None:
         given["max_images_per_message"] = job.vision.max_images_per_message
+        given["freeze_vision_tower"] = job.vision.freeze_vision_tower
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
         given["steps"] = job.iterations

@@ -82,3 +82,17 @@ def test_a_job_that_asks_for_more_gpus_than_there_are_fails(job_of) -> None:
         check_world_size(job_of("world_size = 4"), here, where="j:5 [hyperparameters].world_size")
     assert caught.value.code == "too_few_gpus"
     assert caught.value.problem.where == "j:5 [hyperparameters].world_size"
+
+
+def test_what_a_file_says_of_images_reaches_the_training_process(tmp_path: Path) -> None:
+    (tmp_path / "sees").mkdir()
+    (tmp_path / "sees" / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    said = "[model]\nmax_images_per_message = 3\nfreeze_vision_tower = false\n"
+    sft = f'[job]\nmodel = "sees"\ndata = "file_1"\n{said}[hyperparameters]\nn_epochs = 1\n'
+    rl = _JOB.replace('[model]\nbase = "tiny-qwen3"\n', f'{said}base = "sees"\n')
+    for text, cap in ((sft, 3), (rl, None)):
+        job = resolve_job(read_toml(text, name="j"), overrides=Overrides(), registry=Registry(tmp_path)).job
+        assert isinstance(job, SftJob | RlJob)
+        config = build_train_config(job, TrainerSettings())
+        assert config.freeze_vision_tower is False
+        assert getattr(config, "max_images_per_message", None) == cap
