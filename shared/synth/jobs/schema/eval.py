@@ -81,7 +81,8 @@ class EvalSection(Section):
     provider: Name | None = None
     """of another service's models"""
     use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`; true for a model that
+    sees when not said"""
     image_only_mode: bool | None = None
     """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_steps: Positive | None = None

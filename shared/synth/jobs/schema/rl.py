@@ -124,7 +124,8 @@ class RolloutSection(Section):
     constrain_tools: bool = False
     """whether a `tool_choice` that the task app forces is enforced: the tokens that force it are not trained"""
     use_vision: bool | None = None
-    """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`; true for a model that
+    sees when not said"""
     image_only_mode: bool | None = None
     """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_images_per_step: Positive | None = None
