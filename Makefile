@@ -64,10 +64,10 @@ CLIENTS := synth-ai-0.2.16 synth-ai-0.2.23 openai-1 openai-2 openai pydantic-ai
 install-synth-ai: .venv-clients/synth-ai-0.2.23/installed ## make .venv-clients/synth-ai-0.2.23, with the published client
 
 test-clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed) ## the published clients, unmodified, against a cluster
-	@$(BIN)/pytest tests/clients
+	@$(BIN)/pytest tests/clients --numprocesses 2 --dist loadfile
 
 test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and the pages of docs/, run as written
-	@$(BIN)/pytest tests/docs
+	@$(BIN)/pytest tests/docs --numprocesses 2 --dist loadgroup
 
 test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
 	@.venv-vllm/bin/python -m pytest tests/vllm

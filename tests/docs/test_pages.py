@@ -23,6 +23,7 @@ def name(page: Path) -> str:
     return page.name
 
 
+@pytest.mark.xdist_group("from nothing")
 @pytest.mark.parametrize("page", FROM_NOTHING, ids=name)
 def test_a_page_that_begins_with_nothing_runs_as_written(page: Path, tmp_path: Path):
     session = Session(tmp_path / "synth")
@@ -53,11 +54,13 @@ def session(cluster: Session) -> Iterator[Session]:
         cluster.background.pop().end()
 
 
+@pytest.mark.xdist_group("against a cluster")
 @pytest.mark.parametrize("page", OTHERS, ids=name)
 def test_a_page_runs_as_written(page: Path, session: Session):
     session.run_page(page)
 
 
+@pytest.mark.xdist_group("against a cluster")
 def test_the_sample_job_of_the_task_app_page_learns(session: Session):
     session.run_page(TASK_APPS)
     [job] = [job for job in session.made() if job["kind"] == "rl"]
@@ -68,6 +71,7 @@ def test_the_sample_job_of_the_task_app_page_learns(session: Session):
     assert sum(reward[-4:]) / 4 > 2 * sum(reward[:4]) / 4, reward
 
 
+@pytest.mark.xdist_group("against a cluster")
 def test_the_tool_agent_of_the_agents_page_learns(session: Session):
     session.run_page(AGENTS)
     [job] = [job for job in session.made() if job["kind"] == "rl"]
