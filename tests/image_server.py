@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 64, 48) + b"\x08\x02\0\0\0" + b"\0" * 32
-GIF = b"GIF89a" + struct.pack("<HH", 3, 2) + b"\0" * 16
+GIF = bytes.fromhex("474946383761030002008000000000000000002c00000000030002000008060001081c1810003b")
 
 Answer = tuple[int, bytes] | tuple[int, bytes, str]
 Route = Callable[[int], Answer | Awaitable[Answer]]

@@ -116,7 +116,8 @@ def main() -> int:
             client,
             service.blobs,
             settings.image_limits,
-            asyncio.Semaphore(settings.image_fetches_at_once),
+            at_once=settings.image_fetches_at_once,
+            request_bytes=settings.max_request_image_bytes,
             per_message=settings.max_chat_images_per_message,
         )
         recorder = Recorder(read_own_cid, max_bytes=settings.recorder_bytes)

@@ -82,6 +82,9 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """The largest request (images travel inside it, a third larger than their files); the gateway has a setting of the
     same name."""
 
+    max_request_image_bytes: int = Field(default=256 << 20, ge=1)
+    """All images of one chat together, those that are fetched among them: they are in memory while it is answered."""
+
     max_chat_images_per_message: int | None = Field(default=None, ge=0)
     """The most images that a message of a chat shows which belongs to no training job; further ones are left out, and
     the reply's `warnings` say so. Unset: as many as the context holds. A training job has its own

@@ -44,11 +44,15 @@ class JobCreated(Event, frozen=True, kw_only=True):
 
 @event("job.validated", by=Role.VALIDATOR, reads={Role.VERIFIER: Reading.QUEUE, **_TASK_OWNERS}, write=Write.CAS)
 class JobValidated(Event, frozen=True, kw_only=True):
-    """The TOML is right. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind."""
+    """The TOML is right. job: the resolved job (`synth.jobs.resolved`) as JSON, tagged by its kind.
+
+    name: of the job, where its file says one and whoever submitted it did not.
+    """
 
     job: dict[str, Any]
     origins: dict[str, str]
     warnings: list[str]
+    name: str | None = None
 
 
 @event("job.rejected", by=Role.VALIDATOR, write=Write.CAS)

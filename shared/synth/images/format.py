@@ -45,12 +45,27 @@ def _read_header(body: bytes) -> ImageFormat | None:
             return None
         return ImageFormat("png", *struct.unpack_from(">II", body, 16))
     if body.startswith((b"GIF87a", b"GIF89a")):
-        return ImageFormat("gif", *struct.unpack_from("<HH", body, 6))
+        return _gif(body)
     if body.startswith(b"RIFF") and body[8:12] == b"WEBP":
         return _webp(body)
     if body.startswith(b"\xff\xd8\xff"):
         return _jpeg(body)
     return None
+
+
+def _gif(body: bytes) -> ImageFormat | None:
+    """The size that decoders give it: of its screen, or of a first frame that is larger."""
+    width, height = struct.unpack_from("<HH", body, 6)
+    at = 13 + (3 << (body[10] & 7) + 1 if body[10] & 0x80 else 0)
+    while body[at] == 0x21:  # an extension: its sub-blocks, each behind its length, up to one of length 0
+        at += 2
+        while body[at]:
+            at += body[at] + 1
+        at += 1
+    if body[at] != 0x2C:
+        return None
+    left, top, frame_width, frame_height = struct.unpack_from("<HHHH", body, at + 1)
+    return ImageFormat("gif", max(width, left + frame_width), max(height, top + frame_height))
 
 
 def _webp(body: bytes) -> ImageFormat | None:

@@ -116,16 +116,24 @@ class ImageProcessor:
 
 
 def open_image(body: bytes) -> Image:
-    """The image of a file in RGB: of an animation its first frame, and of a transparent one its colours.
+    """The image of a file in RGB, as it is stored: of an animation the first frame, of a transparent one the colours.
 
-    Raises `NotAnImage` where it cannot be decoded.
+    Raises `NotAnImage` where it cannot be decoded, or has another size than its header says.
     """
     from PIL import Image as images
 
-    read_image_format(body)
+    header = read_image_format(body)
     try:
         with images.open(io.BytesIO(body), formats=("PNG", "JPEG", "WEBP", "GIF")) as opened:
+            if opened.size != (header.width, header.height):
+                raise NotAnImage(f"an image of {opened.size}, whose header says {(header.width, header.height)}")
+            if opened.mode.startswith("I;16"):
+                # Pillow would cut off what is above 255.
+                grey = (np.asarray(opened).astype(np.uint32) // 257).astype(np.uint8)
+                return images.fromarray(grey).convert("RGB")
             return opened.convert("RGB")
+    except NotAnImage:
+        raise
     # Pillow raises whatever its decoders do for a broken file, SyntaxError and struct.error among it.
     except Exception as error:
         raise NotAnImage(f"an image that cannot be decoded: {error}") from error

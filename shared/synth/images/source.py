@@ -18,6 +18,8 @@ from synth.http_guard import AddressRefused, ReplyTooLarge, fetch
 from synth.images.format import NotAnImage, read_image_format
 
 _DATA = re.compile(r"data:image/(png|jpe?g|webp|gif)(?:;[a-z]+=[^;,]*)*;base64,", re.IGNORECASE)
+#: The name of an image that is stored: of an organisation, by the sha256 of its file.
+BLOB = re.compile(r"blob://orgs/(?P<org>[^/]+)/images/(?P<digest>[0-9a-f]{64})")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -33,7 +35,7 @@ class ImageSettings(BaseSettings):
     """Its largest width times height."""
 
     image_fetches_at_once: int = Field(default=8, ge=1)
-    """Images that one process fetches at the same time."""
+    """Images that are read at the same time: in the files service of one process, in chats of one organisation."""
 
     image_deadline_s: float = Field(default=20.0, gt=0)
     """Seconds within which an image is fetched, its redirects included."""

@@ -154,11 +154,11 @@ def _eval(job: EvalJob) -> Table:
         "eval": {
             "model": job.model,
             "task_app_url": rollout.task_url,
-            "app_id": rollout.app_id,
             "seeds": _listed(job.seeds),
             **_rollout(rollout),
             "concurrency": rollout.max_concurrent_rollouts,
             **sampling,
+            "max_images_per_message": job.vision.max_images_per_message if job.vision else None,
             "env_config": rollout.env_config,
             "policy_config": {**rollout.policy_config, **beside},
             "tags": job.tags,

@@ -139,7 +139,6 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int
     group_timeout_s: float | None = None
     constrain_tools: bool = False
-    app_id: str | None = None
     evaluation_env_config: dict[str, Any] = {}
 
     def longest_s(self, rollouts: int) -> float:
@@ -201,6 +200,7 @@ class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"
 class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """RL. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
+    label: the job's name, where whoever submits it gives none.
     async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
     groups without a signal are refilled.
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
@@ -208,7 +208,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     """
 
-    label: str
+    label: str | None
     iterations: int
     batch_size: int
     group_size: int

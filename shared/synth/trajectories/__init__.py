@@ -5,7 +5,7 @@ Each is one safetensors body (ragged: flat arrays and offsets). Nothing here is 
 
 from __future__ import annotations
 
-from synth.trajectories.batch import RolloutBatch, read_batch_images
+from synth.trajectories.batch import ProcessorsDiffer, RolloutBatch, read_batch_images
 from synth.trajectories.masks import TokenMasks, TokenSet
 from synth.trajectories.records import (
     ClosedRollout,
@@ -23,6 +23,7 @@ __all__ = [
     "Branch",
     "ClosedRollout",
     "CompletionRecord",
+    "ProcessorsDiffer",
     "RecordedTrajectory",
     "RolloutBatch",
     "RolloutMeta",

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from safetensors import safe_open
 
+from synth.errors import Problem, UserError
 from synth.images.prompt_image import PromptImage
 from synth.trajectories.masks import TokenMasks, join_masks
 from synth.trajectories.packing import (
@@ -24,6 +25,19 @@ from synth.trajectories.packing import (
 )
 from synth.trajectories.trajectory import Branch
 from synth.transcripts.batch_header import BatchMeta
+
+
+class ProcessorsDiffer(UserError):
+    """The images of one batch were processed in several ways, by replicas that differ."""
+
+    def __init__(self, fingerprints: set[str]) -> None:
+        self.problem = Problem(
+            what=f"images of one batch were processed in {len(fingerprints)} ways: {', '.join(sorted(fingerprints))}",
+            expected="one release of Pillow and of the model's preprocessor_config.json in every inference replica",
+            fix="let all replicas be of one release, then resume the job",
+            where="vision_processor_id",
+        )
+        super().__init__(self.problem)
 
 
 @dataclass(frozen=True)
@@ -60,12 +74,12 @@ class RolloutBatch:
     ) -> RolloutBatch:
         """Concatenate branches (one sequence each) into a batch; the three lists are parallel.
 
-        Raises ValueError where their images were not processed alike: no trainer could repeat both.
+        Raises `ProcessorsDiffer` where their images were not processed alike: no trainer could repeat both.
         """
         lengths = [len(b.tokens) for b in branches]
         processors = {b.processor for b in branches if b.images}
         if len(processors) > 1:
-            raise ValueError(f"the images of a batch were processed in {len(processors)} ways: {sorted(processors)}")
+            raise ProcessorsDiffer(processors)
         return cls(
             tokens=concatenate([b.tokens for b in branches], np.int32),
             loss_mask=concatenate([b.loss_mask for b in branches], np.bool_),

@@ -54,3 +54,13 @@ def test_any_bytes_are_an_image_or_none(begin: bytes, rest: bytes):
         return
     assert found.width > 0
     assert found.height > 0
+
+
+def test_a_gif_is_as_large_as_its_first_frame_makes_it():
+    """A screen of 3×2 says nothing of the frame, and decoders make room for it."""
+    large = bytearray(GIF)
+    at = GIF.index(b"\x2c")
+    large[at + 5 : at + 9] = struct.pack("<HH", 4000, 3000)
+    assert read_image_format(bytes(large)) == ImageFormat("gif", 4000, 3000)
+    with pytest.raises(NotAnImage):
+        read_image_format(GIF[:13] + b"\x3b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -67,7 +66,7 @@ def read_images(**settings: Any) -> ChatImages:
     """From this machine too; a store in memory."""
     limits = ImageLimits(**{"seconds": 5.0, **settings})
     client = guarded_client(GuardPolicy(allow_loopback=True), timeout=5)
-    return ChatImages(client, BlobStore(MemoryStore(), None), limits, asyncio.Semaphore(4))
+    return ChatImages(client, BlobStore(MemoryStore(), None), limits, at_once=4)
 
 
 def serve(

@@ -63,7 +63,7 @@ def problem(text: str, registry: Registry) -> Problem:
     [
         ("[rollout]", "use_vision = true", {"use_vision": True}),
         ("[rollout.policy_config]", "use_vision = true\nimage_only_mode = false", {"use_vision": True}),
-        ("[rollout]", "image_only_mode = true\nmax_images_per_step = 2", {"max_images_per_step": 2}),
+        ("[rollout]", "image_only_mode = true\nmax_images_per_step = 1", {"max_images_per_step": 1}),
         ("[policy]", 'stop_sequences = ["END"]\ntop_p = 1', {"stop": ["END"]}),
     ],
 )

@@ -190,3 +190,20 @@ def test_an_evaluation_of_a_model_that_sees_has_its_cap() -> None:
     assert isinstance(found.job, EvalJob)
     assert found.job.vision == VisionSettings(max_images_per_message=1, processor_id=SEES)
     assert not any("vision" in warning for warning in found.warnings)
+
+
+def test_a_message_keeps_as_many_images_as_an_observation_is_asked_to_have() -> None:
+    asked = RL.format(model="").replace("max_turns = 1", "max_turns = 1\nmax_images_per_step = 3")
+    found = resolved(asked)
+    assert isinstance(found.job, RlJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=3, processor_id="Qwen/Qwen3-VL-4B-Instruct")
+    text = asked.replace('label = "x"', 'label = "x"\nmax_images_per_message = 2')
+    with pytest.raises(UserError, match=r"max_images_per_step = 3, and a message keeps the first 2 images.*= 3"):
+        resolved(text)
+
+
+def test_an_evaluation_says_how_many_images_a_message_keeps() -> None:
+    text = f'[eval]\nmodel = "{SEES}"\nseeds = [1]\ntask_app_url = "http://127.0.0.1:1"\nmax_images_per_message = 4\n'
+    found = resolved(text)
+    assert isinstance(found.job, EvalJob)
+    assert found.job.vision == VisionSettings(max_images_per_message=4, processor_id=SEES)

@@ -96,7 +96,7 @@ class Completion:
 
         seconds: for all of it. Raises what the constructor raises, and `UserError` for an image that cannot be had.
         """
-        shown = await _shown_images(request, binding, recordings, images)
+        shown = await _shown_images(request, binding, recordings, images, seconds=seconds)
         must_call = forced_functions(request, binding.sampling)
         grammars = await compile_output_grammars(
             request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
@@ -354,7 +354,12 @@ async def _gather_or_cancel(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _shown_images(
-    request: ChatRequest, binding: ModelBinding, recordings: Sequence[ChoiceRecording], images: ChatImages
+    request: ChatRequest,
+    binding: ModelBinding,
+    recordings: Sequence[ChoiceRecording],
+    images: ChatImages,
+    *,
+    seconds: float,
 ) -> ShownImages:
     """The request's messages with their images. A text model is shown none: its template refuses them."""
     job = binding.sampling
@@ -366,5 +371,7 @@ async def _shown_images(
         binding.chat.processor,
         org=binding.org,
         most=most,
+        context=binding.engine.max_context,
+        seconds=seconds,
         history=recordings[0].history if recordings else None,
     )

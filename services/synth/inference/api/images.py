@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import httpx
 import msgspec
@@ -24,16 +24,15 @@ from synth.events import BlobRef
 from synth.images.format import NotAnImage
 from synth.images.processor import ImageProcessor, open_image
 from synth.images.prompt_image import PromptImage
-from synth.images.source import ImageLimits, ImageRefused, check_image, read_image
+from synth.images.source import BLOB, ImageLimits, ImageRefused, check_image, read_image
 from synth.inference.chat.prompts import TokenHistory
+from synth.inference.engines.limits import ContextOverflow, late_completion
 from synth.inference.engines.protocol import EngineImage
 from synth.runtime import logs
 
 log = logs.get("inference")
 
 LEFT_OUT = Counter("synth_chat_images_left_out", "Images beyond what a message may show, which were left out")
-
-_BLOB = re.compile(r"blob://orgs/(?P<org>[^/]+)/images/(?P<digest>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +47,22 @@ class ShownImages:
 
 @dataclass(frozen=True, slots=True)
 class ChatImages:
-    """Reads the images of all requests. slots: bounds how many the process reads at one time.
+    """Reads the images of all requests.
 
-    per_message: the most that a message of a call outside a rollout shows; None: any number.
+    at_once: how many of one organisation are read at one time, so that none waits for another's slow servers.
+    request_bytes: of all images of one request. per_message: the most that a message of a call outside a rollout shows;
+    None: any number.
     """
 
     client: httpx.AsyncClient
     blobs: BlobStore
     limits: ImageLimits
-    slots: asyncio.Semaphore
+    at_once: int = 8
+    request_bytes: int = 256 << 20
     per_message: int | None = None
+    _slots: WeakValueDictionary[str, asyncio.Semaphore] = field(
+        default_factory=WeakValueDictionary[str, asyncio.Semaphore], repr=False
+    )
 
     async def show(
         self,
@@ -66,12 +71,16 @@ class ChatImages:
         *,
         org: str,
         most: int | None,
+        context: int,
+        seconds: float,
         history: TokenHistory | None,
     ) -> ShownImages:
         """Read the images of these messages.
 
-        most: a message keeps its first ones. history: of a rollout, whose images are stored, and in which an address
-        stands for one image. Raises `UserError` with every image that cannot be had, each by its place.
+        most: a message keeps its first ones. context: tokens of the model's context. seconds: for all of them.
+        history: of a rollout, whose images are stored, and in which an address stands for one image. Raises `UserError`
+        with every image that cannot be had, each by its place, and for more images than a request or the context holds;
+        `Transient` when the time is over.
         """
         messages, warnings = _leave_out(messages, most)
         # Where an image may not stand it is refused before any is fetched.
@@ -81,13 +90,49 @@ class ChatImages:
             for place, address in _addresses(message, f"messages[{i}].content"):
                 places.setdefault(address, place)
         reader = _Reader(self, processor, org, history)
-        found = await asyncio.gather(*(reader.read(address, place) for address, place in places.items()))
-        problems = [one for one in found if isinstance(one, Problem)]
-        if problems:
-            raise UserError(problems)
-        by_address = {address: one for address, one in zip(places, found, strict=True) if isinstance(one, EngineImage)}
+        try:
+            async with asyncio.timeout(seconds):
+                by_address = await self._read_all(reader, places, context=context)
+        except TimeoutError:
+            raise late_completion(seconds) from None
         named = [_with_uris(message, by_address) for message in messages]
         return ShownImages(named, {one.shown.uri: one for one in by_address.values()}, warnings)
+
+    async def _read_all(self, reader: _Reader, places: dict[str, str], *, context: int) -> dict[str, EngineImage]:
+        """The images at these addresses, some at a time; no more are read once they cannot all be shown."""
+        found: dict[str, EngineImage] = {}
+        problems: list[Problem] = []
+        tokens = size = 0
+        slots = self._slots.setdefault(reader.org, asyncio.Semaphore(self.at_once))
+        waiting = iter(places.items())
+
+        async def read() -> None:
+            nonlocal tokens, size
+            for address, place in waiting:
+                if tokens >= context or size > self.request_bytes:
+                    return
+                async with slots:
+                    one = await reader.read(address, place)
+                if isinstance(one, Problem):
+                    problems.append(one)
+                    continue
+                found[address] = one
+                tokens += one.shown.tokens
+                size += len(one.body)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self.at_once, len(places))):
+                group.create_task(read())
+        if not problems and size > self.request_bytes:
+            what = f"the images of the request have more than {self.request_bytes:,} bytes"
+            expected = "fewer or smaller ones (SYNTH_MAX_REQUEST_IMAGE_BYTES)"
+            problems.append(Problem(what=what, expected=expected, where="messages"))
+        if not problems and tokens >= context:
+            raise ContextOverflow(prompt=tokens, asked=1, context=context, image_tokens=tokens)
+        if problems:
+            order = {place: n for n, place in enumerate(places.values())}
+            raise UserError(sorted(problems, key=lambda problem: order.get(problem.where, 0)))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +146,7 @@ class _Reader:
 
     async def read(self, address: str, place: str) -> EngineImage | Problem:
         try:
-            async with self.source.slots:
-                return await self._read(address)
+            return await self._read(address)
         except (ImageRefused, NotAnImage) as error:
             return Problem(
                 what=str(error),
@@ -126,7 +170,7 @@ class _Reader:
         return image
 
     async def _body(self, address: str) -> bytes:
-        blob = _BLOB.fullmatch(address)
+        blob = BLOB.fullmatch(address)
         if blob is not None and blob["org"] == self.org:
             return await self._stored(address, blob["digest"])
         if address[:5].lower() == "blob:":
@@ -159,9 +203,11 @@ def _leave_out(messages: list[Message], most: int | None) -> tuple[list[Message]
     warnings: list[str] = []
     for i, message in enumerate(messages):
         shown = image_parts(message)
-        if most is not None and len(shown) > most and isinstance(message.content, list):
+        if most is not None and len(shown) > most:
             gone = {id(part) for part in shown[most:]}
-            parts = [part for part in message.content if id(part) not in gone]
+            # A content that is one part without a list is that image.
+            content = message.content if isinstance(message.content, list) else []
+            parts = [part for part in content if id(part) not in gone]
             message = msgspec.structs.replace(message, content=parts)
             LEFT_OUT.inc(len(gone))
             log.debug("images left out", message=i, images=len(shown), most=most)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from synth.errors import SynthError
-from synth.inference.engines.protocol import Delta, Engine, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.protocol import Delta, Engine, EngineImage, EngineStats, SamplingParams, WeightProof
 from synth.inference.serving.model_pool import EngineFactory, ModelFiles, ServedModel
 from synth.runtime import logs
 from synth.runtime.device_turn import POLL_S, DeviceTurn, TurnTimeout, timeout_message
@@ -179,6 +179,7 @@ class TurnTakingEngine:
         request_id: str,
         timeout: float,
         stream: bool = False,
+        images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         aborted = self._waiting[request_id] = asyncio.Event()
         try:
@@ -193,7 +194,7 @@ class TurnTakingEngine:
                     yield Delta([], [], [], finish_reason="abort")
                     return
                 deltas = self._engine.generate(
-                    prompt_ids, params, request_id=request_id, timeout=timeout, stream=stream
+                    prompt_ids, params, request_id=request_id, timeout=timeout, stream=stream, images=images
                 )
                 async with aclosing(cast(AsyncGenerator[Delta], deltas)):
                     async for delta in deltas:

@@ -22,6 +22,7 @@ from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
 from synth.rollouts.event_log import request_from_event
 from synth.rollouts.jobs.context import CollectionContext
 from synth.runtime import logs
+from synth.trajectories import ProcessorsDiffer
 
 log = logs.get("collect")
 
@@ -118,17 +119,21 @@ class _RunningRequests:
             "rollouts_late": float(sum(result.late.values())),
             "rollouts_spent": float(result.num_rollouts),
         }
-        batch = build_batch(
-            result.rollouts,
-            job_id=self._context.history.job_id,
-            iteration=request.iteration,
-            temperature=job.rollout.sampling.temperature,
-            groups=result.groups,
-            group_size=request.group_size,
-            by_std=job.advantage_std,
-            values=values,
-            late=result.late,
-        )
+        try:
+            batch = build_batch(
+                result.rollouts,
+                job_id=self._context.history.job_id,
+                iteration=request.iteration,
+                temperature=job.rollout.sampling.temperature,
+                groups=result.groups,
+                group_size=request.group_size,
+                by_std=job.advantage_std,
+                values=values,
+                late=result.late,
+            )
+        except ProcessorsDiffer as error:
+            await self._context.event_log.publish_blocked(request.iteration, error.problem)
+            return
         await self._context.event_log.publish_batch(batch, values)
         log.info("batch", iteration=request.iteration, sequences=batch.sequences, reward=values.get("reward_mean"))
 

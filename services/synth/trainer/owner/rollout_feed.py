@@ -76,6 +76,7 @@ class RolloutFeed:
         self._file(k - 1).unlink(missing_ok=True)
         path = await self._attempt.blobs.fetch(event.batch, self._file(k))
         if self._job.vision is not None:
+            self._attempt.lease.progress("fetch the images", deadline=self._attempt.settings.model_io_s)
             await self._attempt.images.fetch_batch(path)
         return event, path
 

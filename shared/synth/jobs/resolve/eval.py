@@ -75,7 +75,6 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         max_retries=context.take("rollout.max_retries", section, "max_retries"),
         constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
         group_timeout_s=context.record("rollout.group_timeout_s", None, "default"),
-        app_id=context.take("rollout.app_id", section, "app_id"),
     )
     tags = context.tags(*([config.tags] if section.tags is config.tags else [config.tags, section.tags]))
     if spec is None or seeds is None or context.problems:
@@ -86,7 +85,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         seeds=seeds,
         rollout=rollout,
         tags=tags,
-        vision=resolve_vision(spec, None, context),
+        vision=resolve_vision(spec, None, context, max_images=[(section, "max_images_per_message")]),
     )
 
 
@@ -128,6 +127,8 @@ def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: 
     named: str | None = context.first(key, [(section, "env_name"), (beside, "env_name")])
     if named is None and section.app_id is not None:
         return context.record(key, section.app_id, context.document.where(context.at(section, "app_id")))
+    if section.app_id not in (None, named):
+        context.warn(context.at(section, "app_id"), f"has no effect: env_name = {named!r} says what is played")
     return named
 
 

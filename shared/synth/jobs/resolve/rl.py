@@ -57,7 +57,6 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
     clip_low, clip_high = resolve_clip(training, loss, context)
     reference = resolve_reference(config, mode, context)
     lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
-    label = context.first("label", [(config.model, "label"), (config.policy, "label")])
     iterations = _iterations(config, context)
     train_seeds = _train_seeds(config, evaluation, context)
     if spec is None:
@@ -67,7 +66,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         base_model=spec.base,
         mode=mode,
         lora=lora,
-        label=label or context.record("label", spec.base, "default"),
+        label=context.first("label", [(config.model, "label"), (config.policy, "label")]),
         iterations=iterations,
         batch_size=context.take("batch_size", training, "batch_size"),
         group_size=context.take("group_size", training, "group_size"),
@@ -109,6 +108,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
             ("model",),
             context,
             max_images=[(config.model, "max_images_per_message"), (training, "max_images_per_message")],
+            per_step=[(config.rollout, "max_images_per_step")],
             processor=[(config.model, "vision_processor_id")],
             frozen=[(config.model, "freeze_vision_tower")],
             mode=mode,
@@ -235,7 +235,6 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
         max_retries=context.take("rollout.max_retries", section, "max_retries"),
         constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
         group_timeout_s=context.take("rollout.group_timeout_s", section, "group_timeout_s"),
-        app_id=context.record("rollout.app_id", None, "default"),
         evaluation_env_config=_evaluation_env_config(config, context),
     )
 

@@ -61,6 +61,7 @@ def resolve_vision(
     context: ResolveContext,
     *,
     max_images: Keys = (),
+    per_step: Keys = (),
     processor: Keys = (),
     frozen: Keys = (),
     mode: Mode = "full",
@@ -69,7 +70,8 @@ def resolve_vision(
 
     at: the key that names the model; None says nothing of what the registry adds. max_images, processor, frozen: the
     keys that may say how many images a message keeps, who prepares them, and whether the vision tower stays as it is.
-    mode: what the job trains of the model.
+    per_step: the keys that ask the task app for so many images an observation; a message keeps as many, if nothing says
+    how many it keeps. mode: what the job trains of the model.
     """
     if spec is None or spec.vision is None:
         for section, key in (*max_images, *processor, *frozen):
@@ -77,6 +79,19 @@ def resolve_vision(
                 context.warn(context.at(section, key), f"has no effect: {spec.id!r} sees no images")
         return context.record("vision", None, "registry")
     images = context.first("vision.max_images_per_message", max_images)
+    for section, key in per_step:
+        if section is None or not is_written(section, key):
+            continue
+        asked = getattr(section, key)
+        if images is None:
+            images = context.first("vision.max_images_per_message", [(section, key)])
+        elif asked > images:
+            context.problem(
+                context.at(section, key),
+                f"{key} = {asked}, and a message keeps the first {images} images (max_images_per_message)",
+                expected=f"at most {images}",
+                fix=f"set max_images_per_message = {asked}, or ask for fewer",
+            )
     processor_id = context.first("vision.processor_id", processor)
     written_images, written_processor = images is not None, processor_id is not None
     if not written_images:

@@ -27,7 +27,7 @@ class EvalSection(Section):
     """`[eval]`: rollouts of one model over fixed seeds."""
 
     app_id: Name | None = None
-    """the task app's id, checked against what the app says of itself"""
+    """the environment that the task app is asked for, where `env_name` does not say it"""
     model: Name | None = None
     """a base or fine-tuned model's id; `--model` replaces it"""
     task_app_url: Name | None = None
@@ -83,6 +83,8 @@ class EvalSection(Section):
     use_vision: bool | None = None
     """whether observations carry an image: given to the task app as `policy.config.use_vision`; true for a model that
     sees when not said"""
+    max_images_per_message: Positive | None = None
+    """images that a message keeps, the first ones, for a model that sees; 1 when not said, as in training"""
     image_only_mode: bool | None = None
     """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
     max_steps: Positive | None = None

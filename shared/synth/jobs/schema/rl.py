@@ -79,7 +79,7 @@ class ModelSection(Section):
     trainer_mode: Literal["full", "lora", "qlora"] | None = None
     """full: every weight; lora: an adapter; qlora: one on a base in 4 bits. lora where `[lora]` is given, else full"""
     label: str | None = None
-    """a name to find the job by"""
+    """the job's name, unless `submit --name` gives it one; without either, its file's"""
     supports_vision: bool | None = None
     """whether prompts may carry images; what is said has to be true of the model"""
     max_images_per_message: Positive | None = None

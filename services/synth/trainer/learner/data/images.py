@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections import OrderedDict
@@ -91,9 +90,12 @@ class ImageLoader:
         kept.mkdir(parents=True, exist_ok=True)
         wanted = {image.sha256 for image in images}
         for sha256 in wanted - {file.name for file in kept.iterdir()}:
-            # Another rank may do the same.
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(self.folder / sha256, kept / sha256)
+            except FileExistsError:
+                pass  # another rank did the same
+            except OSError:  # a file system without hard links
+                _copy(self.folder / sha256, kept / sha256)
         for file in kept.iterdir():
             if file.name not in wanted:
                 file.unlink(missing_ok=True)
@@ -104,9 +106,7 @@ class ImageLoader:
         if target.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f".{file.name}.{os.getpid()}"
-        partial.write_bytes(file.read_bytes())
-        partial.replace(target)
+        _copy(file, target)
 
     def _patches_of(self, image: PromptImage) -> npt.NDArray[np.float32]:
         if image in self._pixels:
@@ -140,3 +140,10 @@ class ImageLoader:
                 f"{sha256}",
             )
         return body
+
+
+def _copy(file: Path, target: Path) -> None:
+    """Copy a file, which is whole as soon as it is there. Ranks may copy the same one at the same time."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial.write_bytes(file.read_bytes())
+    partial.replace(target)

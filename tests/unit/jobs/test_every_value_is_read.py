@@ -1,0 +1,82 @@
+"""Every value of a resolved job is read by what runs the job: a key that is accepted and read by nobody is a lie."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from synth.jobs import resolved
+from synth.trainer.config import RlTrainConfig, SftTrainConfig
+
+ROOT = Path(__file__).parents[3]
+#: The parts of a resolved job, and the names by which code holds each.
+PARTS: dict[type[msgspec.Struct], set[str]] = {
+    resolved.RlJob: {"job"},
+    resolved.SftJob: {"job"},
+    resolved.EvalJob: {"job"},
+    resolved.RolloutSettings: {"rollout", "rollout_settings", "r"},
+    resolved.Sampling: {"sampling", "asked"},
+    resolved.EvaluationSettings: {"evaluation"},
+    resolved.WatchSettings: {"watch", "settings"},
+    resolved.LoraSettings: {"lora"},
+    resolved.VisionSettings: {"vision"},
+    resolved.Parallelism: {"parallelism"},
+}
+#: What the file says of GPUs is checked and resolved into `parallelism`; the job keeps it as it was said.
+KEPT_AS_SAID = {(resolved.RlJob, "topology")}
+#: The rules of the collapse watch name their thresholds by texts.
+BY_NAME = "services/synth/trainer/collapse/"
+#: Code that resolves jobs, writes them as files, or shows them: it reads every value, and acts on none.
+SHOWING = (
+    "shared/synth/jobs/resolve/",
+    "shared/synth/jobs/schema/",
+    "shared/synth/jobs/parse/",
+    "services/synth/cli/tui/",
+)
+SHOWING += ("shared/synth/jobs/as_file.py", "services/synth/cli/comparison", "services/synth/cli/job_text")
+#: The trainer is given the fields that its configuration has too, by their names.
+GIVEN_TO_THE_TRAINER = {
+    field.name for config in (RlTrainConfig, SftTrainConfig) for field in msgspec.structs.fields(config)
+}
+
+
+def _holder(node: ast.expr) -> str:
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.lstrip("_")
+
+
+def _reads(file: Path) -> Iterator[tuple[str, str]]:
+    """(holder, attribute) of every attribute that a file reads."""
+    inside = file.name == "resolved.py"
+    named = str(file.relative_to(ROOT)).startswith(BY_NAME)
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            holder = _holder(node.value)
+            # A method of a part reads its own fields.
+            yield ("job" if inside and holder == "self" else holder), node.attr
+        if named and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield "watch", node.value
+
+
+@pytest.fixture(scope="module")
+def reads() -> set[tuple[str, str]]:
+    files = [file for source in ("shared", "services") for file in (ROOT / source).rglob("*.py")]
+    acting = [file for file in files if not str(file.relative_to(ROOT)).startswith(SHOWING)]
+    return {read for file in acting for read in _reads(file)}
+
+
+FIELDS = [(part, field.name) for part in PARTS for field in msgspec.structs.fields(part)]
+
+
+@pytest.mark.parametrize(("part", "field"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_value_of_a_job_is_read(part: type[Any], field: str, reads: set[tuple[str, str]]):
+    given = issubclass(part, resolved.TrainingJob) and field in GIVEN_TO_THE_TRAINER
+    given = given or (part, field) in KEPT_AS_SAID
+    assert given or any((holder, field) in reads for holder in PARTS[part]), (
+        f"{part.__name__}.{field} is read by nobody"
+    )
