@@ -127,3 +127,12 @@ def test_an_experimental_model_is_trained_only_by_those_who_ask_for_it():
     assert "--allow-experimental" in refused.problems[0].fix
     asked = msgspec.structs.replace(created, allow_experimental=True)
     assert isinstance(validate(asked, Registry(None)), JobValidated)
+
+
+def test_the_label_of_a_file_names_the_job_that_was_given_no_name():
+    config = RL.replace("[model]\n", '[model]\nlabel = "sums"\n').replace("tiny-qwen3", "Qwen/Qwen3-0.6B")
+    created = JobCreated(config=config, config_name="j.toml", body_sha256="")
+    for name, expected in ((None, "sums"), ("mine", None)):
+        found = validate(msgspec.structs.replace(created, name=name), Registry(None))
+        assert isinstance(found, JobValidated)
+        assert found.name == expected

@@ -121,6 +121,13 @@ async def test_a_rejected_job_shows_every_problem(user, bus_as):
     assert job["code"] == "rejected"
 
 
+async def test_a_label_in_the_file_is_the_jobs_name(user, bus_as):
+    id = (await user.submit())["id"]
+    validated = JobValidated(job={"kind": "rl", "model": "tiny"}, origins={}, warnings=[], name="sums")
+    await job_histories.append(await bus_as("validator"), user.org, id, validated)
+    assert (await until_state(user, id, "validated"))["name"] == "sums"
+
+
 async def test_jobs_are_named_and_found_by_their_tags(user, bus_as):
     tagged, other = (await user.submit(**BODY, name="second try"))["id"], (await user.submit())["id"]
     job = {"kind": "rl", "model": "tiny", "tags": {"team": "a", "run": 7, "fresh": True}}
