@@ -31,7 +31,7 @@ freeze_vision_tower = false
 [training]
 mode = "full_finetune"
 [hyperparameters]
-total_steps = 40
+total_steps = 100
 global_batch = 16
 sequence_length = 64
 learning_rate = 3e-3
@@ -53,7 +53,8 @@ def gallery() -> TaskApp:
         for k in range(2):
             conversation += messages(2 * ep.seed + k)
             reply = await ep.chat(conversation)
-            conversation.append({"role": "assistant", "content": reply.content})
+            # Whole, as it came: what a reply says beside its content is part of the conversation too.
+            conversation.append({name: value for name, value in reply.message.items() if value is not None})
             said += len(reply.content)
         ep.step(reward=(said % 8) / 8, done=True)
 

@@ -121,6 +121,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("models", "download"), (model,)),
         Screen(("models", "rm"), ("rl:nobody:job_nope", "--yes"), code=6),
         Screen(("models", "make", "tiny-qwen3"), code=2, whole=("--replace",)),
+        Screen(("models", "make", "tiny-qwen3-vl"), ("--head-dim", "12"), code=2, whole=("--head-dim",)),
         Screen(("config", "check"), (again, "--dataset", "math.jsonl")),
         Screen(("config", "explain"), (again, "--dataset", "math.jsonl"), whole=("hyperparameters.learning_rate",)),
         Screen(("config", "init"), ("sft",)),
