@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -117,6 +117,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.reasoning_content or self.reasoning or ""
 
 
+_M = TypeVar("_M", bound=Message)
+
+
 class TrainingMessage(Message, frozen=True, gc=False, kw_only=True):
     """A message of a training file. weight: how much an assistant's turn is learnt from, 0 … 1."""
 
@@ -184,6 +187,16 @@ def image_parts(message: Message) -> list[ContentPart]:
         return [msgspec.convert(content, ContentPart)]
     parts = content if isinstance(content, list) else []
     return [part for part in parts if isinstance(part, ContentPart) and part.type in IMAGE_TYPES]
+
+
+def keep_first_images(message: _M, most: int) -> tuple[_M, int]:
+    """The message with its first `most` images, and how many were left out."""
+    gone = {id(part) for part in image_parts(message)[most:]}
+    if not gone:
+        return message, 0
+    # A content that is one part without a list is that image.
+    content = message.content if isinstance(message.content, list) else []
+    return msgspec.structs.replace(message, content=[part for part in content if id(part) not in gone]), len(gone)
 
 
 def image_address(part: ContentPart) -> str:

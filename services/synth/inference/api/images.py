@@ -18,7 +18,15 @@ import msgspec
 from prometheus_client import Counter
 
 from synth.blobs import BlobMissing, BlobStore
-from synth.chat.messages import IMAGE_TYPES, ContentPart, Message, image_address, image_parts, template_messages
+from synth.chat.messages import (
+    IMAGE_TYPES,
+    ContentPart,
+    Message,
+    image_address,
+    image_parts,
+    keep_first_images,
+    template_messages,
+)
 from synth.errors import Problem, UserError
 from synth.events import BlobRef
 from synth.images.format import NotAnImage
@@ -120,9 +128,13 @@ class ChatImages:
                 tokens += one.shown.tokens
                 size += len(one.body)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.at_once, len(places))):
-                group.create_task(read())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.at_once, len(places))):
+                    group.create_task(read())
+        except ExceptionGroup as failed:
+            # The first ends the others; who asked is told of it by its own kind.
+            raise failed.exceptions[0] from failed
         if not problems and size > self.request_bytes:
             what = f"the images of the request have more than {self.request_bytes:,} bytes"
             expected = "fewer or smaller ones (SYNTH_MAX_REQUEST_IMAGE_BYTES)"
@@ -202,18 +214,14 @@ def _leave_out(messages: list[Message], most: int | None) -> tuple[list[Message]
     kept: list[Message] = []
     warnings: list[str] = []
     for i, message in enumerate(messages):
-        shown = image_parts(message)
-        if most is not None and len(shown) > most:
-            gone = {id(part) for part in shown[most:]}
-            # A content that is one part without a list is that image.
-            content = message.content if isinstance(message.content, list) else []
-            parts = [part for part in content if id(part) not in gone]
-            message = msgspec.structs.replace(message, content=parts)
-            LEFT_OUT.inc(len(gone))
-            log.debug("images left out", message=i, images=len(shown), most=most)
-            warnings.append(
-                f"messages[{i}] shows {len(shown)} images, and a message may show {most}: the others are left out"
-            )
+        if most is not None:
+            message, gone = keep_first_images(message, most)
+            if gone:
+                LEFT_OUT.inc(gone)
+                log.debug("images left out", message=i, images=most + gone, most=most)
+                warnings.append(
+                    f"messages[{i}] shows {most + gone} images, and a message may show {most}: the others are left out"
+                )
         kept.append(message)
     return kept, tuple(warnings)
 

@@ -204,6 +204,12 @@ async def test_an_image_of_the_organisation_is_read_by_its_blob_and_no_other_one
     assert "not stored here" in (await served.ask(cid(), messages=[show(uri(BLUE))])).text
 
 
+async def test_a_stored_image_that_is_not_whole_is_told_as_what_it_is(served: Served):
+    await served.images.blobs.put_bytes(uri(RED).removeprefix("blob://"), BLUE)
+    got = await served.ask(cid(), messages=[show(uri(RED), data_uri(BLUE))])
+    assert "is not what was written" in got.text
+
+
 def bomb(side: int) -> bytes:
     """A small file of side × side pixels."""
 

@@ -19,6 +19,7 @@ from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage
 from synth.images.qwen3_vl import ImagePatches, media_tokens
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.row_images import digest_of
 
 #: Patches that are kept: an image is read two or three times in a step, once for each forward that it is in.
 CACHE_BYTES = 1 << 29
@@ -67,7 +68,7 @@ class ImageLoader:
 
     def describe(self, uri: str) -> PromptImage:
         """What a prompt says of the image of a blob. Raises `TrainingFailed` (bad_image)."""
-        sha256 = uri.rpartition("/")[2]
+        sha256 = digest_of(uri)
         if sha256 not in self._described:
             body = self._read(sha256)
             try:

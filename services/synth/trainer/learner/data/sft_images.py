@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from synth.chat.messages import Message, TrainingMessage, TrainingRow, image_parts
+from synth.chat.messages import Message, TrainingRow, keep_first_images
 from synth.errors import Problem, UserError
 from synth.images.prompt_image import PromptImage
 from synth.trainer.learner.data.images import ImageLoader
@@ -28,17 +28,8 @@ class SftImages:
 
     def trim(self, row: TrainingRow) -> tuple[TrainingRow, int]:
         """The row with the images that are shown, and how many were left out."""
-        messages: list[TrainingMessage] = []
-        trimmed = 0
-        for message in row.messages:
-            left_out = {id(part) for part in image_parts(message)[self.max_per_message :]}
-            if left_out and isinstance(message.content, list):
-                kept = [part for part in message.content if id(part) not in left_out]
-                messages.append(msgspec.structs.replace(message, content=kept))
-                trimmed += len(left_out)
-            else:
-                messages.append(message)
-        return msgspec.structs.replace(row, messages=messages), trimmed
+        kept = [keep_first_images(message, self.max_per_message) for message in row.messages]
+        return msgspec.structs.replace(row, messages=[message for message, _ in kept]), sum(gone for _, gone in kept)
 
     def shown_by(self, messages: Sequence[Message]) -> tuple[PromptImage, ...]:
         """The images of these messages. Raises `UserError`, and `TrainingFailed` (bad_image)."""
