@@ -58,7 +58,7 @@ class ImageReader:
 
     def __init__(self, processor: ImageProcessor, *, image_token: int, cache_bytes: int) -> None:
         self._processor = processor
-        self._image_token = image_token
+        self.image_token = image_token
         self._cache_bytes = cache_bytes
         self._recent: OrderedDict[str, Float32] = OrderedDict()
         self._recent_bytes = 0
@@ -67,12 +67,12 @@ class ImageReader:
 
     async def read(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
         """The images of a prompt; None for text. Raises `UserError` for images that its ids do not show."""
-        if not images and self._image_token not in prompt_ids:
+        if not images and self.image_token not in prompt_ids:
             return None
         shown = tuple(image.shown for image in images)
         try:
             positions, after = mrope_positions(
-                np.asarray(prompt_ids), shown, image_token=self._image_token, merge_size=self._processor.merge_size
+                np.asarray(prompt_ids), shown, image_token=self.image_token, merge_size=self._processor.merge_size
             )
         except ValueError as error:
             raise UserError(
@@ -110,6 +110,14 @@ class ImageReader:
         self._recent.move_to_end(digest)
         while self._recent_bytes > self._cache_bytes:
             self._recent_bytes -= self._recent.popitem(last=False)[1].nbytes
+
+
+def check_no_images(images: Sequence[EngineImage]) -> None:
+    """Raises `UserError` for images that a text model is shown."""
+    if images:
+        raise UserError(
+            Problem(what=f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
+        )
 
 
 def row_positions(prompts: Sequence[ImagePrompt | None], length: int, device: torch.device) -> Tensor:

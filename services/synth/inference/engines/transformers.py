@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import Permanent, Problem, SynthError, Transient, UserError
+from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.deadlines import Deadlines
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
 from synth.inference.engines.protocol import Delta, EngineImage, EngineStats, SamplingParams, WeightProof
@@ -157,10 +157,9 @@ class TransformersEngine:
     async def _read_images(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
         if self._images is not None:
             return await self._images.read(prompt_ids, images)
-        if images:
-            raise UserError(
-                Problem(what=f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
-            )
+        from synth.inference.engines.image_prompts import check_no_images
+
+        check_no_images(images)
         return None
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:

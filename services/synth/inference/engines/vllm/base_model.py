@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,12 +10,14 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 
 from synth.errors import Permanent
-from synth.images.processor import is_vision_folder
+from synth.images.processor import ImageProcessor
+from synth.images.qwen3_vl import MODEL_TYPES
 from synth.inference.engines.loading import stop_ids
 from synth.inference.tokenizers import load_tokenizer
 
 _HEAD = "lm_head.weight"
 _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_PROJECTOR = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class BaseModelInfo:
     """files: its safetensors files. shapes: of every tensor by its Hugging Face name, without a tied LM head.
 
     tied: whether the LM head is the embedding. vocabulary: the rows of the embedding.
-    stop_ids: the ids that end a completion.
+    stop_ids: the ids that end a completion. image_token: what stands for an image's patches, and image_processor: what
+    makes them; None in a text model.
     """
 
     files: list[Path]
@@ -30,6 +34,8 @@ class BaseModelInfo:
     tied: bool
     vocabulary: int
     stop_ids: list[int]
+    image_token: int | None = None
+    image_processor: ImageProcessor | None = None
 
     @property
     def embedding(self) -> str:
@@ -41,7 +47,8 @@ class BaseModelInfo:
         found: dict[str, tuple[int, int]] = {}
         for name, shape in self.shapes.items():
             layer = name.removesuffix(".weight")
-            if layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer and len(shape) == 2:
+            in_language_model = layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer
+            if (in_language_model or _PROJECTOR.search(layer)) and len(shape) == 2:
                 found[layer] = (shape[0], shape[1])
         return found
 
@@ -49,7 +56,8 @@ class BaseModelInfo:
 def read_base_model_info(model_dir: Path) -> BaseModelInfo:
     """Read the headers only.
 
-    Raises `Permanent` for a directory without a tokenizer or a model in safetensors, and for a vision model.
+    Raises `Permanent` for a directory without a tokenizer or a model in safetensors, and for one that sees and is no
+    Qwen3-VL.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -61,13 +69,11 @@ def read_base_model_info(model_dir: Path) -> BaseModelInfo:
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: {error}") from error
     if not shapes:
         raise Permanent(f"no model can be loaded from {model_dir.name!r}: expected weights in safetensors files")
-    if is_vision_folder(model_dir):
-        raise Permanent(
-            f"{model_dir.name!r} is a vision model, and this engine shows its models no images; serve it with the "
-            "engine 'transformers' (SYNTH_ENGINE)"
-        )
     text = config.get_text_config()
-    tied = bool(text.tie_word_embeddings)
+    if text is not config and config.model_type not in MODEL_TYPES:
+        raise Permanent(f"model type {config.model_type!r} is no text model and no Qwen3-VL; no engine can serve it")
+    # transformers ties by what the whole config says.
+    tied = bool(config.tie_word_embeddings)
     if tied:
         shapes.pop(_HEAD, None)
     try:
@@ -80,6 +86,8 @@ def read_base_model_info(model_dir: Path) -> BaseModelInfo:
         tied=tied,
         vocabulary=text.vocab_size,
         stop_ids=sorted(stop_ids(ends, load_tokenizer(model_dir).eos_id)),
+        image_token=None if text is config else int(config.image_token_id),
+        image_processor=None if text is config else ImageProcessor.load(model_dir),
     )
 
 

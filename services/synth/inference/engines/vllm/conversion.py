@@ -24,7 +24,7 @@ def vllm_params(params: SamplingParams, *, stop_ids: list[int], stream: bool) ->
     from vllm import SamplingParams as VllmParams  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-    from synth.inference.engines.vllm.banned_tokens import BANNED
+    from synth.inference.engines.vllm.plugin.banned_tokens import BANNED
 
     if 0 < params.temperature < _MIN_TEMPERATURE:
         raise UserError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from synth.errors import Permanent, Problem, Transient, UserError
+from synth.errors import Permanent, Transient
 from synth.inference.engines.deadlines import Deadlines
 from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
 from synth.inference.engines.live_weights import check_fit, read_weights
@@ -118,22 +118,14 @@ class VllmEngine:
         images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         self._check()
-        if images:
-            raise UserError(
-                Problem(
-                    what=f"{len(images)} images, and the vLLM engine is given no images",
-                    expected="text",
-                    fix="serve the model with SYNTH_ENGINE=transformers",
-                    where="messages",
-                )
-            )
         asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
         vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
         deadline = self._deadlines.begin(timeout)
         name = self._open[request_id] = self._host.new_request_id()
         try:
             async with self._host.adapters.using(self._adapter) as lora:
-                deltas = self._deltas(prompt_ids, vllm_params, name, lora, self._version)
+                prompt = self._host.read_prompt(prompt_ids, images)
+                deltas = self._deltas(prompt, vllm_params, name, lora, self._version)
                 async with aclosing(deltas):
                     while True:
                         try:
@@ -236,12 +228,12 @@ class VllmEngine:
         return proof
 
     async def _deltas(
-        self, prompt_ids: Sequence[int], params: Any, name: str, lora: Any, version: int
+        self, prompt: Awaitable[Any], params: Any, name: str, lora: Any, version: int
     ) -> AsyncGenerator[Delta]:
         """Convert vLLM's outputs to deltas, every token with its version."""
         sent = 0
         processor = self._host.llm.output_processor
-        outputs = self._host.generate(prompt_ids, params, name=name, lora=lora)
+        outputs = self._host.generate(await prompt, params, name=name, lora=lora)
         async with aclosing(outputs):
             async for output in outputs:
                 self._check()  # when the host or the policy has ended, that is an error and not an abort

@@ -5,33 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
-import secrets
 import shutil
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry
-
 from synth.errors import Permanent, SynthError, Transient
+from synth.inference.engines.image_prompts import ImageReader, check_no_images
 from synth.inference.engines.limits import vllm_lora_rank
-from synth.inference.engines.settings import CPU_KV_BYTES, WORKAROUNDS, EngineSettings
+from synth.inference.engines.protocol import EngineImage
+from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
-from synth.inference.engines.vllm.plugin import FILE_BACKEND
-from synth.models.memory import gpu_kv_bytes
+from synth.inference.engines.vllm.launch import launch
+from synth.inference.engines.vllm.prompts import multimodal_input, text_input
 
 log = logging.getLogger(__name__)
-
-# Prompts share whole blocks. vLLM's default on a CPU, 128 tokens, is longer than many prompts.
-_CPU_BLOCK_SIZE = 32
-# With a KV budget, which there always is, only the fraction of the memory that vLLM wants to find free at its start.
-_MEMORY_FRACTION = 0.01
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_hosts = itertools.count(1)
 
 T = TypeVar("T")
 
@@ -67,6 +58,7 @@ class VllmHost:
         self.engines: set[HostedEngine] = set()
         self.weights_replaced = False
         self._folder = folder
+        self._images = _image_reader(model, settings)
         self._failure: str | None = None
         self._closed = False
         self.asleep = False
@@ -85,7 +77,7 @@ class VllmHost:
         rank = None if max_lora_rank is None else vllm_lora_rank(max_lora_rank)
         _check_workarounds(settings)
         model = await asyncio.to_thread(read_base_model_info, model_dir)
-        launching = asyncio.ensure_future(asyncio.to_thread(_launch, model_dir, model, settings, rank))
+        launching = asyncio.ensure_future(asyncio.to_thread(launch, model_dir, model, settings, rank))
         try:
             llm = await asyncio.shield(launching)
         except asyncio.CancelledError:
@@ -154,16 +146,30 @@ class VllmHost:
         """A request id that is unique on this host."""
         return f"request-{next(self._names)}"
 
+    async def read_prompt(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> Any:
+        """vLLM's input for these ids, which show these images. Raises `UserError` where the ids do not show them."""
+        if self._images is None:
+            check_no_images(images)
+            return text_input(prompt_ids)
+        shown = await self._images.read(prompt_ids, images)
+        if shown is None:
+            return text_input(prompt_ids)
+        return multimodal_input(
+            prompt_ids, shown, image_token=self._images.image_token, dtype=self.llm.model_config.dtype
+        )
+
     async def generate(
-        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None, first: bool = False
+        self, prompt: Any, params: Any, *, name: str, lora: Any = None, first: bool = False
     ) -> AsyncGenerator[Any]:
-        """vLLM's outputs for one request. first: before all that wait. Raises `Transient` when the engine ends."""
+        """vLLM's outputs for one request. prompt: of `read_prompt`. first: before all that wait.
+
+        Raises `Transient` when the engine ends.
+        """
         from vllm.exceptions import VLLMError  # pyright: ignore[reportMissingImports]
 
         self.check()
         self.open_requests += 1
         try:
-            prompt = {"prompt_token_ids": list(prompt_ids)}
             outputs = self.llm.generate(prompt, params, name, lora_request=lora, priority=-1 if first else 0)
             async with aclosing(outputs):
                 async for output in outputs:
@@ -181,7 +187,7 @@ class VllmHost:
                 outputs = [
                     output
                     async for output in self.generate(
-                        prompt_ids, params, name=self.new_request_id(), lora=lora, first=True
+                        text_input(prompt_ids), params, name=self.new_request_id(), lora=lora, first=True
                     )
                 ]
         except TimeoutError:
@@ -300,90 +306,16 @@ class VllmHost:
             await selftest.check_lora_mask(self)
 
 
+def _image_reader(model: BaseModelInfo, settings: EngineSettings) -> ImageReader | None:
+    if model.image_processor is None or model.image_token is None:
+        return None
+    return ImageReader(model.image_processor, image_token=model.image_token, cache_bytes=settings.pixel_cache_bytes)
+
+
 def _check_workarounds(settings: EngineSettings) -> None:
     unknown = settings.workarounds - WORKAROUNDS
     if unknown:
         raise Permanent(f"workarounds names {sorted(unknown)}; expected some of {sorted(WORKAROUNDS)}")
-
-
-def _launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None) -> Any:
-    """Start vLLM, and block until its process is ready. Its registry and stats become attributes of it."""
-    process.prepare(settings.threads, start_s=settings.start_s)
-    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
-    from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
-
-    from synth.inference.engines.vllm import banned_tokens
-
-    cpu = process.on_cpu()
-    if cpu:
-        _check_heads(model_dir)
-    lora: dict[str, Any] = {
-        "enable_lora": True,
-        "max_lora_rank": rank,
-        "max_loras": settings.max_batch_adapters,
-        "max_cpu_loras": max(settings.max_adapters, settings.max_batch_adapters),
-        # Without the LM head: if it can have an adapter, vLLM on a CPU dies of a request for prompt logprobs.
-        "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in model.adaptable()}) or None,
-    }
-    config = AsyncEngineArgs(
-        model=str(model_dir),
-        served_model_name=f"{model_dir.name}-{next(_hosts)}",
-        dtype=_DTYPES[settings.dtype] if settings.dtype else "float32" if cpu else "auto",
-        seed=settings.seed if settings.seed is not None else secrets.randbits(31),
-        max_model_len=-1,  # as long as the model's context and the KV cache allow
-        block_size=_CPU_BLOCK_SIZE if cpu else None,
-        kv_cache_memory_bytes=settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else _gpu_kv_bytes(model, settings)),
-        gpu_memory_utilization=_MEMORY_FRACTION,
-        max_num_seqs=settings.max_num_seqs,
-        logprobs_mode="processed_logprobs",
-        logits_processors=[banned_tokens.PATH],
-        # llguidance, with which the service compiles the same schemas (`synth.inference.grammar`).
-        structured_outputs_config={"backend": "guidance"},
-        generation_config="vllm",  # no sampling defaults from the model's files
-        enforce_eager=cpu,
-        # It costs memory beside the weights, and CPUs have none of it.
-        enable_sleep_mode=settings.sleeps and not cpu,
-        use_tqdm_on_load=False,
-        enable_prefix_caching=True,
-        scheduling_policy="priority",
-        worker_extension_cls="synth.inference.engines.vllm.worker.WorkerExtension",
-        **(lora if rank is not None else {"weight_transfer_config": {"backend": FILE_BACKEND}}),
-    ).create_engine_config()
-    registry, stats = CollectorRegistry(), metrics.HostStats()
-    with process.forkserver_context():
-        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.make_stat_logger(registry, stats)])
-    llm.synth_registry, llm.synth_stats = registry, stats
-    return llm
-
-
-def _gpu_kv_bytes(model: BaseModelInfo, settings: EngineSettings) -> int:
-    import torch
-
-    free, _ = torch.cuda.mem_get_info(settings.device)
-    wide = 4 if settings.dtype == "fp32" else 2
-    weights = wide * sum(math.prod(shape) for shape in model.shapes.values())
-    return gpu_kv_bytes(
-        free,
-        weights=weights,
-        vocabulary=model.vocabulary,
-        max_num_seqs=settings.max_num_seqs,
-        kv_share=settings.kv_share,
-    )
-
-
-def _check_heads(model_dir: Path) -> None:
-    """Raises `Permanent` for a width of heads that vLLM on a CPU lacks; it would die at the first request."""
-    from transformers import AutoConfig
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # pyright: ignore[reportMissingImports]
-
-    text: Any = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    widths = CPUAttentionBackend.get_supported_head_sizes()
-    if width not in widths:
-        raise Permanent(
-            f"the attention heads of {model_dir.name!r} are {width} wide; expected one of "
-            f"{', '.join(map(str, widths))}, which vLLM has on a CPU; serve it with the engine 'transformers'"
-        )
 
 
 def _shut_down_when_launched(launching: asyncio.Future[Any]) -> None:

@@ -65,9 +65,9 @@ def prepare(threads: int, *, start_s: float) -> None:
         for name, value in defaults.items():
             os.environ.setdefault(name, value)
         if on_cpu():
-            multiprocessing.set_forkserver_preload(["synth.inference.engines.vllm.preload"])
+            multiprocessing.set_forkserver_preload(["synth.inference.engines.vllm.plugin.preload"])
             forkserver.ensure_running()
-        import synth.inference.engines.vllm.preload  # noqa: F401
+        import synth.inference.engines.vllm.plugin.preload  # noqa: F401
 
 
 @contextmanager

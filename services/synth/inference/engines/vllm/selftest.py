@@ -22,6 +22,7 @@ from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.vllm import process
 from synth.inference.engines.vllm.adapters import AdapterPool
 from synth.inference.engines.vllm.base_model import BaseModelInfo
+from synth.inference.engines.vllm.prompts import text_input
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,7 @@ class TestedHost(Protocol):
 
     def new_request_id(self) -> str: ...
 
-    def generate(
-        self, prompt_ids: Sequence[int], params: Any, *, name: str, lora: Any = None
-    ) -> AsyncGenerator[Any]: ...
+    def generate(self, prompt: Any, params: Any, *, name: str, lora: Any = None) -> AsyncGenerator[Any]: ...
 
     async def generate_final(self, prompt_ids: Sequence[int], params: Any, *, lora: Any = None) -> Any: ...
 
@@ -184,7 +183,7 @@ async def _greedy_beside_adapter(host: TestedHost, probe: list[int], lora: Any) 
     running = asyncio.Event()
 
     async def keep_running() -> None:
-        async for _ in host.generate(probe, params, name=host.new_request_id(), lora=lora):
+        async for _ in host.generate(text_input(probe), params, name=host.new_request_id(), lora=lora):
             running.set()
 
     neighbour = asyncio.create_task(keep_running())

@@ -12,6 +12,8 @@ import signal
 import threading
 from multiprocessing.connection import wait
 
+from synth.inference.engines.vllm.plugin.torchvision_free import make_qwen3_vl_loadable
+
 FILE_BACKEND = "synth_file"
 
 
@@ -21,7 +23,10 @@ def register() -> None:
         WeightTransferEngineFactory,
     )
 
-    WeightTransferEngineFactory.register_engine(FILE_BACKEND, "synth.inference.engines.vllm.worker", "FileTransfer")
+    make_qwen3_vl_loadable()
+    WeightTransferEngineFactory.register_engine(
+        FILE_BACKEND, "synth.inference.engines.vllm.plugin.worker", "FileTransfer"
+    )
     parent = multiprocessing.parent_process()
     if parent is not None:
         # An EngineCore does not notice that its service was killed: one ran on for ten minutes. (The kernel's

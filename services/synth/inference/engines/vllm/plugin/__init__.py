@@ -1,0 +1,1 @@
+"""What runs in vLLM's own processes."""

@@ -1,0 +1,72 @@
+"""Prompts as vLLM takes them: ids, and the patches that we make of images.
+
+vLLM's own image processor is passed by. The trainer and both engines so see the same pixels, and a prompt's image
+tokens stay those that its record has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from synth.images.prompt_image import PromptImage
+from synth.inference.engines.image_prompts import ImagePrompt
+
+
+def text_input(prompt_ids: Sequence[int]) -> dict[str, Any]:
+    """vLLM's input for a prompt that shows no image."""
+    return {"prompt_token_ids": list(prompt_ids)}
+
+
+def multimodal_input(
+    prompt_ids: Sequence[int], prompt: ImagePrompt, *, image_token: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """vLLM's input for a prompt that shows images; prompt_ids: with each image as a run of its tokens.
+
+    The prefix cache takes the images' digests into its keys. dtype: of the model, to which vLLM would cast the patches.
+    """
+    from vllm.inputs.engine import mm_input  # pyright: ignore[reportMissingImports]
+    from vllm.multimodal.inputs import (  # pyright: ignore[reportMissingImports]
+        MultiModalKwargsItems,
+        PlaceholderRange,
+    )
+
+    starts = image_starts(prompt_ids, prompt.images, image_token=image_token)
+    return mm_input(
+        prompt_token_ids=list(prompt_ids),
+        mm_kwargs=MultiModalKwargsItems(
+            {"image": [_item(i, p, dtype) for i, p in zip(prompt.images, prompt.pixels, strict=True)]}
+        ),
+        mm_hashes={"image": [image.sha256 for image in prompt.images]},
+        mm_placeholders={
+            "image": [
+                PlaceholderRange(offset=start, length=image.tokens)
+                for start, image in zip(starts, prompt.images, strict=True)
+            ]
+        },
+    )
+
+
+def image_starts(prompt_ids: Sequence[int], images: Sequence[PromptImage], *, image_token: int) -> list[int]:
+    """Where each image's run of tokens begins; the ids have as many image tokens as the images."""
+    found = np.flatnonzero(np.asarray(prompt_ids) == image_token)
+    before = np.cumsum([0, *(image.tokens for image in images)])[:-1]
+    return found[before].tolist()
+
+
+def _item(image: PromptImage, pixels: Any, dtype: torch.dtype) -> Any:
+    from vllm.multimodal.inputs import (  # pyright: ignore[reportMissingImports]
+        MultiModalFieldConfig,
+        MultiModalKwargsItem,
+    )
+
+    patches = torch.from_numpy(pixels).to(dtype)
+    grid_13 = torch.tensor([[1, image.height, image.width]])
+    flat = MultiModalFieldConfig.flat_from_sizes("image", torch.tensor([len(patches)]))
+    one = MultiModalFieldConfig.batched("image", keep_on_cpu=True)
+    (pixel_values,) = flat.build_elems("pixel_values", patches)
+    (image_grid_thw,) = one.build_elems("image_grid_thw", grid_13)
+    return MultiModalKwargsItem({"pixel_values": pixel_values, "image_grid_thw": image_grid_thw})
