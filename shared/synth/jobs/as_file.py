@@ -57,6 +57,7 @@ def _rl(job: RlJob) -> Table:
             "gpus_for_training": job.topology.gpus_for_training,
             "gpus_for_ref": job.topology.gpus_for_ref,
         },
+        "vllm": {"limit_mm_per_prompt": {"image": job.vision.max_images_per_prompt if job.vision else None}},
         "reference": {"placement": job.reference},
         "rollout": {
             **_rollout(rollout),

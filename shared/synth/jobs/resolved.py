@@ -38,12 +38,14 @@ class LoraSettings(msgspec.Struct, frozen=True, kw_only=True):
 class VisionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The images of a vision model: how many a message keeps, and the model whose processor prepares them.
 
+    max_images_per_prompt: how many a prompt of a rollout keeps, the latest; None: those of all its messages.
     freeze_vision_tower: whether full training leaves the vision tower as it is; its projector is always trained.
     """
 
     max_images_per_message: int
     processor_id: str
     freeze_vision_tower: bool = True
+    max_images_per_prompt: int | None = None
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):

@@ -299,7 +299,7 @@ def test_keys_of_the_contract_that_do_nothing_yet_are_warned_about(registry: Reg
     checked = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
     assert [w.split(" has no effect")[0] for w in checked.warnings] == [
         "job.toml:9 [training].step_rewards_enabled",
-        "job.toml:10 [vllm]",
+        "job.toml:11 [vllm].max_model_len",
     ]
 
 

@@ -207,3 +207,16 @@ def test_an_evaluation_says_how_many_images_a_message_keeps() -> None:
     found = resolved(text)
     assert isinstance(found.job, EvalJob)
     assert found.job.vision == VisionSettings(max_images_per_message=4, processor_id=SEES)
+
+
+def test_the_images_of_a_prompt_are_limited_where_the_engine_is_told_so() -> None:
+    limit = "[vllm.limit_mm_per_prompt]\nimage = {}\nvideo = 0"
+    found = resolved(RL.format(model="") + limit.format(2))
+    assert isinstance(found.job, RlJob)
+    assert found.job.vision is not None
+    assert found.job.vision.max_images_per_prompt == 2
+    assert not [w for w in found.warnings if "vllm" in w]
+    with pytest.raises(UserError, match=r"image = 2, and a message alone keeps 3 images"):
+        resolved(RL.format(model="max_images_per_message = 3") + limit.format(2))
+    (said,) = [w for w in resolved(RL_OF_TEXT.format(model="") + limit.format(2)).warnings if "limit_mm" in w]
+    assert "[vllm.limit_mm_per_prompt].image has no effect: 'Qwen/Qwen3-0.6B' sees no images" in said

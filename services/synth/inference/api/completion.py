@@ -371,6 +371,7 @@ async def _shown_images(
         binding.chat.processor,
         org=binding.org,
         most=most,
+        in_prompt=job.max_images_per_prompt if job is not None else None,
         context=binding.engine.max_context,
         seconds=seconds,
         history=recordings[0].history if recordings else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -79,18 +80,20 @@ class ChatImages:
         *,
         org: str,
         most: int | None,
+        in_prompt: int | None = None,
         context: int,
         seconds: float,
         history: TokenHistory | None,
     ) -> ShownImages:
         """Read the images of these messages.
 
-        most: a message keeps its first ones. context: tokens of the model's context. seconds: for all of them.
+        most: a message keeps its first ones. in_prompt: all of them keep so many, the latest. context: tokens of the
+        model's context. seconds: for all of them.
         history: of a rollout, whose images are stored, and in which an address stands for one image. Raises `UserError`
         with every image that cannot be had, each by its place, and for more images than a request or the context holds;
         `Transient` when the time is over.
         """
-        messages, warnings = _leave_out(messages, most)
+        messages, warnings = _leave_out(messages, most, in_prompt)
         # Where an image may not stand it is refused before any is fetched.
         template_messages(messages, thinks=False, sees=True)
         places: dict[str, str] = {}
@@ -209,21 +212,26 @@ class _Reader:
         return EngineImage(shown, body), name
 
 
-def _leave_out(messages: list[Message], most: int | None) -> tuple[list[Message], tuple[str, ...]]:
-    """The messages with at most `most` images each, their first ones; and a sentence for each that had more."""
+def _leave_out(
+    messages: list[Message], most: int | None, in_prompt: int | None
+) -> tuple[list[Message], tuple[str, ...]]:
+    """The messages with at most `most` images each, their first ones, and the latest `in_prompt` of all of them; and a
+    sentence for each that had more."""
     kept: list[Message] = []
     warnings: list[str] = []
-    for i, message in enumerate(messages):
-        if most is not None:
-            message, gone = keep_first_images(message, most)
-            if gone:
-                LEFT_OUT.inc(gone)
-                log.debug("images left out", message=i, images=most + gone, most=most)
-                warnings.append(
-                    f"messages[{i}] shows {most + gone} images, and a message may show {most}: the others are left out"
-                )
+    left = math.inf if in_prompt is None else in_prompt
+    for i, message in reversed(list(enumerate(messages))):
+        shown = len(image_parts(message))
+        allowed = int(min(shown, math.inf if most is None else most, left))
+        left -= allowed
+        if allowed < shown:
+            message, gone = keep_first_images(message, allowed)
+            LEFT_OUT.inc(gone)
+            log.debug("images left out", message=i, images=shown, kept=allowed)
+            limit = f"a message may show {most}" if allowed == most else f"the prompt may show {in_prompt}, the latest"
+            warnings.append(f"messages[{i}] shows {shown} images, and {limit}: the others are left out")
         kept.append(message)
-    return kept, tuple(warnings)
+    return kept[::-1], tuple(reversed(warnings))
 
 
 def _addresses(message: Message, place: str) -> list[tuple[str, str]]:

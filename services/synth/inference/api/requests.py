@@ -77,7 +77,7 @@ class JobSampling:
     banned: token ids that the policy must never sample; the trainer leaves them out of its softmax too.
     thinking: whether the model thinks; None leaves it to the app. thinking_budget: the most reasoning tokens.
     constrain_tools: whether a tool call that the app requires is forced. max_images_per_message: the most that a
-    message shows; None: what the service allows.
+    message shows; None: what the service allows. max_images_per_prompt: the most that all messages show; None: any.
     """
 
     temperature: float = 1.0
@@ -89,6 +89,7 @@ class JobSampling:
     thinking_budget: int | None = None
     constrain_tools: bool = False
     max_images_per_message: int | None = None
+    max_images_per_prompt: int | None = None
 
     @classmethod
     def of(cls, job: RlJob | EvalJob) -> JobSampling:
@@ -103,6 +104,7 @@ class JobSampling:
             thinking_budget=asked.thinking_budget,
             constrain_tools=rollout.constrain_tools,
             max_images_per_message=job.vision.max_images_per_message if job.vision is not None else None,
+            max_images_per_prompt=job.vision.max_images_per_prompt if job.vision is not None else None,
         )
 
 

@@ -109,6 +109,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
             context,
             max_images=[(config.model, "max_images_per_message"), (training, "max_images_per_message")],
             per_step=[(config.rollout, "max_images_per_step")],
+            per_prompt=config.vllm.limit_mm_per_prompt if config.vllm else None,
             processor=[(config.model, "vision_processor_id")],
             frozen=[(config.model, "freeze_vision_tower")],
             mode=mode,

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import Mode, VisionSettings
+from synth.jobs.schema.rl import LimitPerPromptSection
 from synth.jobs.schema.sft import HyperparametersSection
 from synth.models import ModelSpec
 
@@ -62,6 +63,7 @@ def resolve_vision(
     *,
     max_images: Keys = (),
     per_step: Keys = (),
+    per_prompt: LimitPerPromptSection | None = None,
     processor: Keys = (),
     frozen: Keys = (),
     mode: Mode = "full",
@@ -71,10 +73,10 @@ def resolve_vision(
     at: the key that names the model; None says nothing of what the registry adds. max_images, processor, frozen: the
     keys that may say how many images a message keeps, who prepares them, and whether the vision tower stays as it is.
     per_step: the keys that ask the task app for so many images an observation; a message keeps as many, if nothing says
-    how many it keeps. mode: what the job trains of the model.
+    how many it keeps. per_prompt: how many a prompt keeps of all its messages. mode: what the job trains of the model.
     """
     if spec is None or spec.vision is None:
-        for section, key in (*max_images, *processor, *frozen):
+        for section, key in (*max_images, *processor, *frozen, (per_prompt, "image")):
             if section is not None and is_written(section, key) and spec is not None and not spec.assumed:
                 context.warn(context.at(section, key), f"has no effect: {spec.id!r} sees no images")
         return context.record("vision", None, "registry")
@@ -92,6 +94,7 @@ def resolve_vision(
                 expected=f"at most {images}",
                 fix=f"set max_images_per_message = {asked}, or ask for fewer",
             )
+    in_prompt = context.first("vision.max_images_per_prompt", [(per_prompt, "image")])
     processor_id = context.first("vision.processor_id", processor)
     written_images, written_processor = images is not None, processor_id is not None
     if not written_images:
@@ -100,6 +103,13 @@ def resolve_vision(
     if not written_processor:
         processor_id = context.record("vision.processor_id", spec.vision.processor_id, "registry")
         context.record_change("vision.processor_id", processor_id, f"{spec.base} is a vision model")
+    if per_prompt is not None and in_prompt is not None and in_prompt < images:
+        context.problem(
+            context.at(per_prompt, "image"),
+            f"image = {in_prompt}, and a message alone keeps {images} images",
+            expected=f"at least {images}",
+            fix="raise it, or lower max_images_per_message",
+        )
     added = [
         *([] if written_images else [f"max_images_per_message = {images}"]),
         *([] if written_processor else [f'vision_processor_id = "{processor_id}"']),
@@ -119,6 +129,7 @@ def resolve_vision(
         max_images_per_message=images,
         processor_id=processor_id,
         freeze_vision_tower=True if freeze is None else freeze,
+        max_images_per_prompt=in_prompt,
     )
 
 

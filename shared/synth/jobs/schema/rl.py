@@ -42,6 +42,15 @@ class ServicesSection(Section):
     """the judge's address"""
 
 
+class LimitPerPromptSection(Section):
+    """`[vllm.limit_mm_per_prompt]`: how much of each kind a prompt shows at most."""
+
+    image: Positive | None = None
+    """images that a prompt keeps, the latest ones; earlier messages lose theirs. None: as many as there are"""
+    video: NonNegative | None = None
+    """videos; none is ever shown"""
+
+
 class VllmSection(Section):
     """`[vllm]`: the serving engine's own settings."""
 
@@ -49,7 +58,7 @@ class VllmSection(Section):
     """GPUs that one copy of the model is spread over"""
     max_model_len: Positive | None = None
     """tokens of prompt and reply together, at most"""
-    limit_mm_per_prompt: Free | None = None
+    limit_mm_per_prompt: LimitPerPromptSection | None = None
     """such as {image = 1}"""
 
 

@@ -182,6 +182,20 @@ async def test_images_beyond_the_jobs_limit_are_left_out_said_and_never_fetched(
     assert [image.uri for image in record.images] == [uri(RED)]
 
 
+async def test_a_prompt_keeps_the_latest_images_where_the_job_limits_them(served: Served):
+    served.router.sampling = JobSampling(max_tokens=8, max_images_per_message=2, max_images_per_prompt=3)
+    rollout, turn = cid(), {"role": "assistant", "content": "Red."}
+    shown = [show(data_uri(picture(seed)), data_uri(picture(seed + 1))) for seed in (1, 3, 5)]
+    got = await served.ask(rollout, messages=[shown[0], turn, shown[1], turn, shown[2]], max_tokens=4)
+    [record] = await served.records(rollout)
+    assert [image.uri for image in record.images] == [uri(picture(seed)) for seed in (3, 5, 6)]
+    assert [w.partition(" images, and ")[0] for w in got.json()["warnings"]] == [
+        "messages[0] shows 2",
+        "messages[2] shows 2",
+    ]
+    assert "the prompt may show 3, the latest" in got.text
+
+
 async def test_a_call_outside_a_rollout_shows_as_many_as_it_likes_and_keeps_none(served: Served):
     got = await served.ask(None, model="tiny", messages=[show(data_uri(RED), data_uri(BLUE))], max_tokens=3)
     assert got.status_code == 200, got.text

@@ -18,6 +18,7 @@ from synth.errors import Transient
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.vllm import metrics, process
 from synth.inference.engines.vllm.adapters import make_host_folder
+from synth.inference.engines.vllm.base_model import BaseModelInfo
 from synth.inference.engines.vllm.host import VllmHost
 
 
@@ -98,7 +99,7 @@ async def test_a_process_that_does_not_follow_the_turns_is_ended_so_that_its_mem
     llm.sleep, llm.wake_up, llm.shutdown = done, done, shut_down
     llm.synth_registry, llm.synth_stats, llm.output_handler = CollectorRegistry(), None, None
     metrics.register_host(llm.synth_registry)
-    model: Any = SimpleNamespace(adaptable=dict[str, Any])
+    model = BaseModelInfo(files=[], shapes={}, tied=True, vocabulary=0, stop_ids=[])
     host = VllmHost(llm, tmp_path, model, EngineSettings(), None)
     setattr(llm, call, broken)
     if call == "wake_up":
