@@ -34,8 +34,8 @@ install-vllm: .venv-vllm/installed ## make .venv-vllm, where inference runs vLLM
 demo: .venv/installed ## SFT, then RL, on this machine: from a TOML to a model that learned (SEED=n PORT=n ENGINE=vllm)
 	@$(BIN)/python -m demo.run --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed)
 
-demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n; BLANK=1 shows it nothing)
-	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --install-seconds $$(cat .venv/installed) $(if $(BLANK),--blank)
+demo-vision: .venv/installed ## SFT, then RL of a tiny model that sees (SEED=n PORT=n ENGINE=vllm; BLANK=1 shows it nothing)
+	@$(BIN)/python -m demo.vision --seed $(SEED) --port $(PORT) --engine $(ENGINE) --install-seconds $$(cat .venv/installed) $(if $(BLANK),--blank)
 
 test: lint unit service ## static checks and every fast test
 
