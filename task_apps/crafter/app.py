@@ -9,6 +9,7 @@ from synth.taskapp.llm import PolicyFailure, Reply
 from synth.taskapp.sdk import Episode, TaskApp
 from task_apps.crafter.env import ACHIEVEMENTS, ACTIONS, Game, Turn
 from task_apps.crafter.prompts import TOOL, Conversation, Decision, read_reply, tools
+from task_apps.crafter.rewards import StepCredit
 from task_apps.crafter.settings import HELD_OUT_FROM, EnvSettings, PolicySettings, read_settings
 from task_apps.crafter.view import COLUMNS, ROWS
 
@@ -60,9 +61,11 @@ async def play(ep: Episode) -> None:
     game = await asyncio.to_thread(begin, ep.seed, env, policy)
     conversation = Conversation(env, policy, game.look())
     asked = {"tools": tools(env), "tool_choice": policy.tool_choice or "required"} if policy.calls_tools else {}
+    credit = StepCredit(env.step_rewards)
+    turns = min(ep.max_turns, env.max_steps_per_episode or ep.max_turns)
     unlocking = invalid = 0
     ended = "max_turns"
-    for number in range(ep.max_turns):
+    for number in range(turns):
         try:
             reply = await ep.chat(conversation.messages(), **asked)
         except PolicyFailure as full:
@@ -77,20 +80,20 @@ async def play(ep: Episode) -> None:
         turn = game.play(decision.actions or ["noop"])
         unlocking += bool(turn.unlocked)
         ended = _ended(turn, given_up=invalid >= env.max_invalid_turns)
-        done = bool(ended) or number + 1 == ep.max_turns
+        done = bool(ended) or number + 1 == turns
         ep.step(
             obs=turn.observation.summary(),
             reward=turn.reward,
             done=done,
             truncated=done and not turn.dead,
-            info=_info(number, turn, decision, reply),
+            info={**credit.turn(number, turn), **_info(turn, decision, reply)},
         )
         if ended:
             break
         ended = "max_turns"
         conversation.played(reply.message, decision, turn.observation)
     share = len(game.unlocked) / len(ACHIEVEMENTS)
-    ep.outcome(share, events=unlocking / len(ep.steps), details=_details(game, ep, unlocking, ended))
+    ep.outcome(share, events=unlocking / len(ep.steps), details={**_details(game, ep, ended), **credit.summary()})
 
 
 def begin(seed: int, env: EnvSettings, policy: PolicySettings) -> Game:
@@ -98,6 +101,7 @@ def begin(seed: int, env: EnvSettings, policy: PolicySettings) -> Game:
     return Game(
         seed,
         area=env.area,
+        difficulty=env.difficulty,
         max_steps=env.max_steps,
         image_size=env.image_size if policy.shows_pictures else 0,
         images=policy.max_images_per_step or 1,
@@ -113,24 +117,9 @@ def _ended(turn: Turn, *, given_up: bool) -> str:
     return "invalid_turns" if given_up else ""
 
 
-def _info(number: int, turn: Turn, decision: Decision, reply: Reply) -> dict[str, Any]:
-    """What the turn was worth, in the words of the published Crafter app."""
-    decided = {
-        "turn": number + 1,
-        "ach_delta": len(turn.events),
-        "unique_delta": len(turn.unlocked),
-        "all": turn.events,
-        "unique": turn.unlocked,
-    }
-    stepwise = {
-        "decision_index": number,
-        "indicator": int(bool(turn.unlocked)),
-        "reward": float(len(turn.unlocked)),
-        "new_achievements": turn.unlocked,
-    }
+def _info(turn: Turn, decision: Decision, reply: Reply) -> dict[str, Any]:
+    """What the turn did, whatever it was worth."""
     return {
-        "meta": {"decision_rewards": decided},
-        "stepwise": stepwise,
         "actions": turn.played,
         "reward": turn.reward,
         "finish_reason": reply.finish_reason,
@@ -138,15 +127,10 @@ def _info(number: int, turn: Turn, decision: Decision, reply: Reply) -> dict[str
     }
 
 
-def _details(game: Game, ep: Episode, unlocking: int, ended: str) -> dict[str, Any]:
+def _details(game: Game, ep: Episode, ended: str) -> dict[str, Any]:
     return {
         "achievements": game.unlocked,
         "steps": game.steps,
         "ended": ended,
         "invalid_turns": sum("invalid" in (step.info or {}) for step in ep.steps),
-        "stepwise": {
-            "reward_sum": float(len(game.unlocked)),
-            "indicator_sum": unlocking,
-            "unique_achievements_total": len(game.unlocked),
-        },
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 from synth.errors import UserError
 from task_apps.crafter.app import begin
+from task_apps.crafter.difficulty import BOUNDS
 from task_apps.crafter.expert import Expert
 from task_apps.crafter.prompts import Conversation, Decision, assistant_message, tools
 from task_apps.crafter.settings import EnvSettings, PolicySettings, read_settings
@@ -36,6 +37,7 @@ def rows(
 
 
 def _play(seed: int, turns: int, env: EnvSettings, policy: PolicySettings) -> list[dict[str, Any]]:
+    turns = min(turns, env.max_steps_per_episode or turns)
     game = begin(seed, env, policy)
     expert = Expert(game)
     conversation = Conversation(env, policy, game.look())
@@ -59,13 +61,16 @@ def main() -> int:
     parser.add_argument("--image-only", action="store_true", help="with pictures in place of the text")
     parser.add_argument("--action-format", choices=("tool", "text"), default="tool")
     parser.add_argument("--area", type=int, help="cells of each side of the world")
+    parser.add_argument("--difficulty", choices=("normal", *BOUNDS), help="which of a seed's worlds is played")
     parser.add_argument("--max-actions", type=int, help="actions of a turn, at most")
     parser.add_argument("--image-size", type=int, help="pixels of each side of a picture")
     options = parser.parse_args()
     if options.turns < 1:
         parser.error(f"argument --turns: {options.turns}; expected 1 or more")
     env_config = {
-        key: value for key in ("area", "max_actions", "image_size") if (value := getattr(options, key)) is not None
+        key: value
+        for key in ("area", "difficulty", "max_actions", "image_size")
+        if (value := getattr(options, key)) is not None
     }
     policy_config = {"action_format": options.action_format, "use_vision": options.images or options.image_only}
     policy_config |= {"image_only_mode": True} if options.image_only else {}

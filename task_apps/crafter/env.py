@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from task_apps.crafter.difficulty import Difficulty, episode_of
 from task_apps.crafter.view import describe
 from task_apps.crafter.world import RULES, CrafterWorld
 
@@ -72,23 +73,25 @@ class Turn:
 
 
 class Game:
-    """One episode. The same seed, area and actions give the same episode, whatever is shown of it."""
+    """One episode. The same seed, area, difficulty and actions give the same episode, whatever is shown of it."""
 
     def __init__(
         self,
         seed: int,
         *,
         area: tuple[int, int] = (64, 64),
+        difficulty: Difficulty = "normal",
         max_steps: int = 10_000,
         image_size: int = 0,
         images: int = 1,
     ) -> None:
-        """area: cells of the world, width and height. max_steps: after which the episode is truncated.
+        """area: cells of the world, width and height. difficulty: of the tier the seed's first world is, else its
+        first. max_steps: after which the episode is truncated.
 
         image_size: pixels of each side of a picture; 0 is no pictures. images: of how many of a turn's actions there is
         a picture, the last ones.
         """
-        self.world = CrafterWorld(seed=seed, area=area)
+        self.world = CrafterWorld(seed=seed, area=area, episode=episode_of(seed, area, difficulty))
         self.world.reset()
         self.max_steps = max_steps
         self.steps = 0

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from synth.errors import Problem, UserError
+from task_apps.crafter.difficulty import Difficulty
+from task_apps.crafter.rewards import StepRewards
 
 #: Seeds from here on are kept from training: jobs evaluate on them.
 HELD_OUT_FROM = 1_000_000
@@ -36,8 +38,14 @@ class EnvSettings(BaseModel):
     area: Annotated[tuple[_Side, _Side], BeforeValidator(_both_sides)] = Field(
         (64, 64), description="cells of the world, [width, height] or one number for both, 16 or more"
     )
+    difficulty: Difficulty = Field(
+        "normal", description='"normal", "easy", "medium" or "hard": of which tier the seed\'s world is'
+    )
     max_steps: int = Field(
         10_000, ge=1, description="steps of the game, 1 or more, after which the episode is truncated"
+    )
+    max_steps_per_episode: int | None = Field(
+        None, ge=1, description="turns of an episode, 1 or more, after which it is truncated"
     )
     max_actions: int = Field(5, ge=1, description="actions of a turn, 1 or more")
     # A vision model of the Qwen3-VL family sees squares of 32 x 32 pixels, and scales an image of other sizes.
@@ -52,6 +60,9 @@ class EnvSettings(BaseModel):
     )
     split: Literal["train", "held_out"] | None = Field(
         None, description='"train" or "held_out": which seeds are meant, others are refused'
+    )
+    step_rewards: StepRewards = Field(
+        default=StepRewards(), description="a table: what the answer says of each turn's worth"
     )
 
 
@@ -91,7 +102,9 @@ def read_settings(
 ) -> tuple[EnvSettings, PolicySettings]:
     """The settings of one rollout. Raises UserError with every problem that they have."""
     problems: list[Problem] = []
-    env = _read(EnvSettings, _one_name(env_config, problems), "env.config", problems)
+    config = {name: value for name, value in _one_name(env_config, problems).items() if name != "step_rewards"}
+    config |= _step_rewards(env_config, policy_config, problems)
+    env = _read(EnvSettings, config, "env.config", problems)
     policy = _read(PolicySettings, policy_config, "policy.config", problems)
     if policy is not None:
         problems += _contradictions(policy)
@@ -110,23 +123,55 @@ def read_settings(
 
 
 def _one_name(config: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The config with `max_steps` for what the published Crafter app and `[eval]` call it."""
-    config = dict(config)
+    """The config without `env_params`, where the published Crafter app has `max_steps_per_episode`."""
+    config, name = dict(config), "max_steps_per_episode"
     params = config.pop("env_params", None) or {}
-    given = {
-        "max_steps": config.pop("max_steps", None),
-        "max_steps_per_episode": config.pop("max_steps_per_episode", None),
-    }
-    if isinstance(params, dict):
-        given["env_params.max_steps_per_episode"] = params.get("max_steps_per_episode")
-        config |= {f"env_params.{k}": value for k, value in params.items() if k != "max_steps_per_episode"}
-    else:
-        config["env_params"] = params
-    values = {name: value for name, value in given.items() if value is not None}
-    if len(set(map(repr, values.values()))) > 1:
-        said = " and ".join(f"{name} = {value!r}" for name, value in values.items())
-        problems.append(Problem(where="env.config", what=said, expected="one number of steps", fix="keep one of them"))
-    return config | ({"max_steps": next(iter(values.values()))} if values else {})
+    if not isinstance(params, dict):
+        return config | {"env_params": params}
+    inner = cast(dict[str, Any], params)
+    given, nested = config.get(name), inner.get(name)
+    if None not in (given, nested) and given != nested:
+        said = f"{name} = {given!r} and env_params.{name} = {nested!r}"
+        problems.append(Problem(where="env.config", what=said, expected="one number of turns", fix="keep one of them"))
+    config |= {f"env_params.{k}": value for k, value in inner.items() if k != name}
+    return config | ({name: nested} if given is None and nested is not None else {})
+
+
+def _step_rewards(env_config: dict[str, Any], policy_config: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """`step_rewards`, which the published Crafter app reads from either config; {} where none has it."""
+    found: list[StepRewards] = []
+    for where, config in (("env.config", env_config), ("policy.config", policy_config)):
+        table = config.get("step_rewards")
+        if table is None:
+            continue
+        at = f"{where}.step_rewards"
+        if not isinstance(table, dict):
+            expected = str(EnvSettings.model_fields["step_rewards"].description)
+            problems.append(Problem(where=at, what=repr(table), expected=expected, fix=_PAGE))
+            continue
+        read = _read(StepRewards, cast(dict[str, Any], table), at, problems)
+        if read is None:
+            continue
+        if read.strategy == "consistent" and (read.weights or read.k_limits):
+            problems.append(
+                Problem(
+                    where=at,
+                    what='weights or k_limits, and the strategy is "consistent", which has none',
+                    expected='strategy = "per_achievement"',
+                    fix="say it, or remove the two tables",
+                )
+            )
+        found.append(read)
+    if len(found) > 1 and found[0] != found[1]:
+        problems.append(
+            Problem(
+                where="policy.config.step_rewards",
+                what="another table than env.config.step_rewards",
+                expected="one table",
+                fix="remove one of the two",
+            )
+        )
+    return {"step_rewards": found[0]} if found else {}
 
 
 def _read(model: type[_M], config: dict[str, Any], where: str, problems: list[Problem]) -> _M | None:

@@ -49,7 +49,7 @@ class _InOrder(dict[Any, None]):
 
 
 @dataclass(frozen=True)
-class _Beginning:
+class Beginning:
     """A world as it is generated. materials: ids of (area) cells, uint8; creatures: class and position, in order."""
 
     materials: np.ndarray
@@ -62,9 +62,10 @@ class CrafterWorld(crafter.Env):
     the player's death."""
 
     # The parent's constructor reads its textures from files each time, 40 ms.
-    def __init__(self, *, seed: int, area: tuple[int, int]) -> None:
+    def __init__(self, *, seed: int, area: tuple[int, int], episode: int = 1) -> None:
+        """episode: which of the seed's, from 1; each has a world of its own."""
         self._area, self._view, self._size = area, np.array(VIEW), np.array(_SIZE)
-        self._reward, self._length, self._seed, self._episode = True, None, seed, 0
+        self._reward, self._length, self._seed, self._episode = True, None, seed, episode
         self._world = engine.World(area, RULES.materials, _CHUNK)
         self._textures = _textures()
         self._local_view = engine.LocalView(self._world, self._textures, [VIEW[0], _WORLD_ROWS])
@@ -74,20 +75,20 @@ class CrafterWorld(crafter.Env):
 
     def reset(self) -> Any:
         """Begin the seed's episode, from its first state each time."""
-        beginning = _beginning(self._seed, self._area)
+        begun = beginning(self._seed, self._area, self._episode)
         world: Any = self._world
         world.reset()
         world._chunks = collections.defaultdict(_InOrder)
-        world._mat_map[:] = beginning.materials
+        world._mat_map[:] = begun.materials
         self._step = 0
         self._update_time()
-        self._player = objects.Player(world, _center(self._area))
+        self._player = objects.Player(world, center(self._area))
         self._last_health = self._player.health
         self._unlocked = set[str]()
         world.add(self._player)
-        for kind, pos in beginning.creatures:
+        for kind, pos in begun.creatures:
             world.add(kind(world, pos) if kind is objects.Cow else kind(world, pos, self._player))
-        world.random.set_state(beginning.random_state)
+        world.random.set_state(begun.random_state)
         return self._obs()
 
     @property
@@ -128,22 +129,23 @@ def _textures() -> engine.Textures:
     return engine.Textures(RULES.root / "assets")
 
 
-def _center(area: tuple[int, int]) -> tuple[int, int]:
+def center(area: tuple[int, int]) -> tuple[int, int]:
+    """Where the player begins."""
     return area[0] // 2, area[1] // 2
 
 
-def _beginning(seed: int, area: tuple[int, int]) -> _Beginning:
-    """The world of a seed's first episode. One is generated at a time: rollouts of a group ask for the same one."""
+def beginning(seed: int, area: tuple[int, int], episode: int) -> Beginning:
+    """The world of a seed's n-th episode. One is generated at a time: rollouts of a group ask for the same one."""
     with _generating:
-        return _generate(seed, area)
+        return _generate(seed, area, episode)
 
 
 @functools.lru_cache(maxsize=_WORLDS_KEPT)
-def _generate(seed: int, area: tuple[int, int]) -> _Beginning:
+def _generate(seed: int, area: tuple[int, int], episode: int) -> Beginning:
     # As crafter.Env.reset and crafter.worldgen.generate_world have it. Whole numbers have the same hash everywhere.
     world = engine.World(area, RULES.materials, _CHUNK)
-    world.reset(seed=hash((seed, 1)) % (2**31 - 1))
-    player = objects.Player(world, _center(area))
+    world.reset(seed=hash((seed, episode)) % (2**31 - 1))
+    player = objects.Player(world, center(area))
     world.add(player)
     noise: Any = _Noise(world.random.randint(0, 2**31 - 1))
     tunnels = np.zeros(area, bool)
@@ -153,7 +155,7 @@ def _generate(seed: int, area: tuple[int, int]) -> _Beginning:
     for cell in cells:
         worldgen._set_object(world, cell, player, tunnels)
     creatures = tuple((type(o), (int(o.pos[0]), int(o.pos[1]))) for o in world.objects if o is not player)
-    return _Beginning(world._mat_map, creatures, world.random.get_state())
+    return Beginning(world._mat_map, creatures, world.random.get_state())
 
 
 class _Noise:

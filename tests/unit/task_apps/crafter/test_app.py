@@ -124,11 +124,63 @@ async def test_achievements_are_the_outcome_and_each_turn_says_what_it_added() -
     assert sum(d["ach_delta"] for d in decided) > len(unlocked)
     indicators = [info["stepwise"]["indicator"] for info in infos]
     assert answer.metrics.events_score == sum(indicators) / 30
-    assert details["stepwise"]["indicator_sum"] == sum(indicators)
+    assert details["stepwise"]["indicator_sum"] == details["stepwise"]["reward_sum"] == sum(indicators)
     assert details["ended"] == "max_turns"
     # The game's own reward: 1 for a step that unlocks something, and a tenth for a point of health.
     assert answer.metrics.mean_return == pytest.approx(sum(step.reward or 0 for step in steps))
     assert infos[0]["meta"]["inference_url"].endswith("?cid=trace_1")
+
+
+PUBLISHED = {
+    "enabled": True,
+    "mode": "decision_stepwise",
+    "strategy": "complex",
+    "indicator_lambda": 0.5,
+    "step_beta": 0.0,
+    "weights": {"collect_sapling": 0.6, "craft_wood_pickaxe": 3, "collect_wood": 0.8},
+    "k_limits": {"collect_sapling": 2, "collect_wood": 4},
+}
+
+
+async def test_the_turns_are_worth_what_the_published_clients_step_rewards_say() -> None:
+    def worth(answer: Object) -> list[Object]:
+        return [step["info"]["stepwise"] for step in answer["trajectories"][0]["steps"]]
+
+    (row,) = rows(range(1), turns=30, env_config={"area": AREA}, policy_config={})
+    taught = [message for message in row["messages"] if message["role"] == "assistant"]
+    played: dict[str, Object] = {}
+    for name, env, policy in (
+        ("weighted", {"step_rewards": PUBLISHED}, {}),
+        ("of the policy", {}, {"step_rewards": {"strategy": "simple", "indicator_lambda": 2.0}}),
+        ("off", {"step_rewards": {"enabled": False, "strategy": "consistent"}}, {}),
+        ("sparse", {"step_rewards": {"mode": "env_sparse"}}, {}),
+    ):
+        played[name] = (await play(Model(lambda n: taught[n]), turns=30, policy=policy, env=env)).json()
+    outcomes = {answer["metrics"]["outcome_score"] for answer in played.values()}
+    assert len(outcomes) == 1
+    steps = played["weighted"]["trajectories"][0]["steps"]
+    events = [name for step in steps for name in step["info"]["meta"]["decision_rewards"]["all"]]
+    limits = dict.fromkeys(events, 1) | {"collect_sapling": 2, "collect_wood": 4}
+    weights = dict.fromkeys(events, 1.0) | {"collect_sapling": 0.6, "make_wood_pickaxe": 3.0, "collect_wood": 0.8}
+    assert events.count("collect_wood") > 4
+    assert "make_wood_pickaxe" in events
+    total = 0.5 * sum(weights[name] * min(events.count(name), limits[name]) for name in set(events))
+    assert sum(turn["reward"] for turn in worth(played["weighted"])) == pytest.approx(total)
+    assert played["weighted"]["metrics"]["details"]["stepwise"]["reward_sum"] == pytest.approx(total)
+    assert {(turn["indicator"], turn["reward"]) for turn in worth(played["of the policy"])} == {(0, 0.0), (1, 2.0)}
+    for name in ("off", "sparse"):
+        assert "stepwise" not in played[name]["metrics"]["details"]
+        for step in played[name]["trajectories"][0]["steps"]:
+            assert "stepwise" not in step["info"]
+            assert "decision_rewards" not in step["info"]["meta"]
+
+
+async def test_an_episode_has_as_many_turns_as_the_published_clients_env_params_say() -> None:
+    env = {"env_params": {"max_steps_per_episode": 2}, "difficulty": "easy"}
+    answer = (await play(Model(lambda n: interact("noop", "noop")), turns=9, policy={}, env=env)).json()
+    assert answer["metrics"]["num_steps"] == 2
+    assert (answer["metrics"]["details"]["ended"], answer["metrics"]["details"]["steps"]) == ("max_turns", 4)
+    assert answer["trajectories"][0]["steps"][-1]["truncated"] is True
 
 
 async def test_a_reply_that_names_no_action_costs_a_step_and_the_model_is_told_why() -> None:

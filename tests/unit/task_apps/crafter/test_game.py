@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from task_apps.crafter.difficulty import BOUNDS, Difficulty, episode_of, nearby
 from task_apps.crafter.env import ACTIONS, Game
 from task_apps.crafter.world import CrafterWorld, _InOrder
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[4]
 AREA = (24, 24)
 DIGEST = """
 import hashlib, random
+from task_apps.crafter.difficulty import BOUNDS, Difficulty, episode_of, nearby
 from task_apps.crafter.env import ACTIONS, Game
 game, chance = Game(3, area=(24, 24), image_size=32), random.Random(0)
 while not (turn := game.play([chance.choice(ACTIONS[:6])])).done and game.steps < 250: pass
@@ -90,6 +92,26 @@ def test_another_seed_is_another_world_and_a_begun_one_is_begun_again():
     first.play(["move_left"] * 5)
     assert Game(1, area=AREA).look().text == begun
     assert Game(2, area=AREA).look().text != begun
+
+
+@pytest.mark.parametrize("difficulty", BOUNDS)
+def test_a_difficulty_is_a_seeds_first_world_of_that_tier(difficulty: Difficulty):
+    bounds = BOUNDS[difficulty]
+    for seed in range(12):
+        *earlier, chosen = (nearby(seed, AREA, episode=n) for n in range(1, episode_of(seed, AREA, difficulty) + 1))
+        within = [trees >= bounds.least_trees and hostiles <= bounds.most_hostiles for trees, hostiles in earlier]
+        assert not any(within)
+        assert chosen[0] >= bounds.least_trees
+        assert chosen[1] <= bounds.most_hostiles
+
+
+def test_a_world_of_a_tier_is_one_that_the_package_makes_of_the_seed():
+    seed = next(n for n in range(12) if episode_of(n, AREA, "easy") > 1)
+    theirs = crafter.Env(seed=seed, area=AREA)
+    pictures = [theirs.reset() for _ in range(episode_of(seed, AREA, "easy"))]
+    assert (Game(seed, area=AREA, difficulty="easy").world.picture(64) == pictures[-1]).all()
+    assert (Game(seed, area=AREA).world.picture(64) == pictures[0]).all()
+    assert (pictures[0] != pictures[-1]).any()
 
 
 def test_a_turn_plays_its_actions_until_the_episode_ends():

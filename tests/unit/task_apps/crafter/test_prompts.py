@@ -121,14 +121,14 @@ def test_a_model_is_shown_pictures_where_that_is_said_or_its_name_says_that_it_s
     assert read_settings({}, policy, seed=0)[1].shows_pictures is sees
 
 
-def test_the_steps_of_an_episode_have_three_names():
+def test_the_turns_of_an_episode_stand_in_two_places():
     for config in (
-        {"max_steps": 9},
         {"max_steps_per_episode": 9},
         {"env_params": {"max_steps_per_episode": 9}},
-        {"max_steps": 9, "max_steps_per_episode": 9},
+        {"max_steps_per_episode": 9, "env_params": {"max_steps_per_episode": 9}},
     ):
-        assert read_settings(config, {}, seed=0)[0].max_steps == 9
+        env, _ = read_settings(config, {}, seed=0)
+        assert (env.max_steps_per_episode, env.max_steps) == (9, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,30 @@ def test_the_steps_of_an_episode_have_three_names():
             "env.config.image_size: 65; expected pixels of each side of a picture, a multiple of 32",
         ),
         ({"max_actions": True}, {}, "env.config.max_actions: True; expected actions of a turn, 1 or more"),
-        ({"difficulty": "hard"}, {}, "env.config.difficulty: unknown key; expected one of area, max_steps"),
+        ({"trees": 3}, {}, "env.config.trees: unknown key; expected one of area, difficulty, max_steps"),
+        ({"difficulty": "brutal"}, {}, 'env.config.difficulty: \'brutal\'; expected "normal", "easy"'),
         ({"env_params": {"x": 1}}, {}, "env.config.env_params.x: unknown key"),
-        ({"max_steps": 5, "max_steps_per_episode": 6}, {}, "env.config: max_steps = 5 and max_steps_per_episode = 6"),
+        (
+            {"max_steps_per_episode": 5, "env_params": {"max_steps_per_episode": 6}},
+            {},
+            "env.config: max_steps_per_episode = 5 and env_params.max_steps_per_episode = 6",
+        ),
+        ({"step_rewards": True}, {}, "env.config.step_rewards: True; expected a table"),
+        ({"step_rewards": {"lambda": 1}}, {}, "env.config.step_rewards.lambda: unknown key; expected one of enabled"),
+        ({"step_rewards": {"strategy": "dense"}}, {}, "env.config.step_rewards.strategy: 'dense'; expected"),
+        ({"step_rewards": {"step_beta": 0.5}}, {}, "step_beta: 0.5; expected 0: a rollout has one reward"),
+        ({}, {"step_rewards": {"mode": "on"}}, "policy.config.step_rewards.mode: 'on'; expected"),
+        (
+            {"step_rewards": {"strategy": "complex", "weights": {"collect_food": 1.0}}},
+            {},
+            "weights: {'collect_food': 1.0}; expected a table of numbers, by the game's achievements",
+        ),
+        ({"step_rewards": {"k_limits": {"eat_cow": 2}}}, {}, 'expected strategy = "per_achievement"'),
+        (
+            {"step_rewards": {"indicator_lambda": 2}},
+            {"step_rewards": {}},
+            "policy.config.step_rewards: another table than env.config.step_rewards",
+        ),
         ({"split": "held_out"}, {}, "env.config.split: 'held_out', and seed 0 is of the other split"),
         ({}, {"use_vision": "yes"}, "policy.config.use_vision: 'yes'; expected true or false"),
         (
