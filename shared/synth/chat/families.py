@@ -219,6 +219,12 @@ _FAMILIES: tuple[tuple[tuple[str, ...], Family], ...] = (
 )
 
 
+def always_thinks(template: str) -> bool:
+    """Whether each reply begins inside its reasoning, whatever is asked for, by the model's chat template."""
+    _, asked, opening = template.rpartition("add_generation_prompt")
+    return bool(asked) and THINK in opening and "enable_thinking" not in template
+
+
 @functools.lru_cache(maxsize=64)
 def family_of(template: str) -> Family:
     """The family of a model by its chat template."""

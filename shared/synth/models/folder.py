@@ -54,6 +54,23 @@ def check_folder(spec: ModelSpec, path: Path) -> None:
         )
 
 
+def read_chat_template(path: Path) -> str:
+    """The chat template of a folder, from any of the files in which models have it; "" where there is none."""
+    jinja = path / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(errors="replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        try:
+            template = json.loads((path / name).read_bytes())["chat_template"]
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            continue
+        if isinstance(template, list):  # named ones
+            named = cast(list[dict[str, str]], template)
+            template = next((entry["template"] for entry in named if entry.get("name") == "default"), "")
+        return str(template)
+    return ""
+
+
 def processor_settings(path: Path) -> dict[str, Any]:
     """The settings of a folder's image processor that decide what an image becomes; {} where it has none."""
     try:

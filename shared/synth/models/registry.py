@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from synth.chat.families import always_thinks
 from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
 from synth.models.finetuned import PREFIXES, parse_finetuned
-from synth.models.folder import check_folder, read_model_config
+from synth.models.folder import check_folder, read_chat_template, read_model_config
 from synth.models.table import FAMILIES, LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
 
 _KNOWN_S = 1.0
@@ -245,6 +246,7 @@ def _local_spec(model_id: str, path: Path) -> ModelSpec:
         family=family,
         rl=True,
         sft=True,
+        thinking=always_thinks(read_chat_template(path)),
         vision=Vision(processor_id=model_id) if family == "qwen3-vl" else None,
         path=str(path),
         lora_targets=LORA_TARGETS[family],

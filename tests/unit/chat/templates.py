@@ -23,14 +23,19 @@ _TURNS = (
     "{%- if add_generation_prompt %}<|im_start|>assistant\nOPENING{% endif %}"
 )
 #: As Qwen3 has it: the reasoning of earlier turns is stripped, and there is an empty block where thinking is off.
-THINKING = _TURNS.replace(
+_THOUGHT = _TURNS.replace(
     "BODY",
     "{%- if m.role == 'assistant' %}{% set reasoning = '' %}{% if '</think>' in text %}"
     "{%- set reasoning = text.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
     "{%- set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "{%- if loop.index0 > ns.last and (loop.last or reasoning) %}"
     "<think>\n{{ reasoning.strip('\n') }}\n</think>\n\n{% endif %}{% endif %}",
-).replace("OPENING", "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}")
+)
+THINKING = _THOUGHT.replace(
+    "OPENING", "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+#: As the Thinking variants have it: the same, and every reply begins inside its reasoning.
+ALWAYS = _THOUGHT.replace("OPENING", "<think>\n")
 #: As the model of the unit tests has it: thinking is opened by the prompt when it is asked for.
 OPENING = _TURNS.replace(
     "BODY",
@@ -39,7 +44,7 @@ OPENING = _TURNS.replace(
 ).replace("OPENING", "{% if enable_thinking %}<think>\n{% endif %}")
 #: As Qwen2.5 has it: no thinking.
 PLAIN = _TURNS.replace("BODY", "").replace("OPENING", "")
-FAMILIES = {"thinking": THINKING, "opening": OPENING, "plain": PLAIN}
+FAMILIES = {"thinking": THINKING, "always": ALWAYS, "opening": OPENING, "plain": PLAIN}
 
 
 def save_tokenizer(folder: Path, template: str, *, special_marks: bool = False) -> Path:

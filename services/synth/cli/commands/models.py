@@ -257,6 +257,9 @@ def make_tiny_qwen3_vl(
     max_side: Annotated[
         int, typer.Option(min=32, help="Pixels: a larger image is shrunk to this square's area.")
     ] = 128,
+    thinking: Annotated[
+        bool, typer.Option("--thinking", help="With the template of a Thinking variant: it always thinks.")
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Make it anew where it is there already.")] = False,
     data: Data = DEFAULT_DATA,
     fmt: Output = Format.TABLE,
@@ -276,6 +279,7 @@ def make_tiny_qwen3_vl(
             head_dim=head_dim,
             context=context,
             max_side=max_side,
+            thinking=thinking,
         )
 
     _make(make, out or data / "models" / name, replace=replace, fmt=fmt)

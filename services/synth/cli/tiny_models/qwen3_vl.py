@@ -29,11 +29,13 @@ def make_tiny_qwen3_vl(
     context: int = 4096,
     max_side: int = 128,
     initializer_range: float = 0.06,
+    thinking: bool = False,
 ) -> MadeModel:
     """Write a Hugging Face directory with random weights; the same for the same seed.
 
     hidden, layers: of the language model and of the vision tower. max_side: pixels; a larger image is shrunk to as many
-    as a square of this side has. Raises UserError when `out_dir` is there already, or the sizes do not fit.
+    as a square of this side has. thinking: with the chat template of a Thinking variant, which begins each reply inside
+    its reasoning. Raises UserError when `out_dir` is there already, or the sizes do not fit.
     """
     check_sizes(out_dir, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     token = _PATCH * _MERGE
@@ -54,7 +56,7 @@ def make_tiny_qwen3_vl(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    tokenizer = make_tokenizer(context, vision=True)
+    tokenizer = make_tokenizer(context, vision=True, thinking=thinking)
     ids = tokenizer.get_vocab()
     vocab = -(-len(tokenizer) // 64) * 64
     eos, pad = ids["<|im_end|>"], ids["<|endoftext|>"]

@@ -108,12 +108,35 @@ _SHOW = """\
 {%- endmacro %}
 """
 _VISION_TEMPLATE = _SHOW + _TEMPLATE.replace(_TEXT_CONTENT, _PARTS_CONTENT)
+# As the Thinking variants have it: each reply begins inside its reasoning, and thoughts after the last question stay.
+_ASKED_OPENING = "{%- if enable_thinking is defined and enable_thinking is true %}{{- '<think>\\n' }}{%- endif %}"
+_ALWAYS_OPENING = "{{- '<think>\\n' }}"
+_STRIPPED = """\
+{%- if loop.index0 < ns.last_user and '</think>' in content %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}"""
+_KEPT = """\
+{%- set thought = '' %}
+{%- if '</think>' in content %}
+{%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{%- if loop.index0 > ns.last_user and (loop.last or thought) %}
+{%- set content = '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') %}
+{%- endif %}"""
 
 
-def make_tokenizer(context: int, *, vision: bool = False) -> PreTrainedTokenizerFast:
+def chat_template(*, vision: bool = False, thinking: bool = False) -> str:
+    """The chat template of a tiny model. thinking: of one that always thinks."""
+    template = _VISION_TEMPLATE if vision else _TEMPLATE
+    return template.replace(_ASKED_OPENING, _ALWAYS_OPENING).replace(_STRIPPED, _KEPT) if thinking else template
+
+
+def make_tokenizer(context: int, *, vision: bool = False, thinking: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer of some 300 tokens with Qwen3's special ones and a chat template; always the same.
 
-    context: tokens that it is said to take. vision: of a model that sees, with the words of its tasks.
+    context: tokens that it is said to take. vision: of a model that sees, with the words of its tasks. thinking: with
+    the template of a model that always thinks.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -140,7 +163,7 @@ def make_tokenizer(context: int, *, vision: bool = False) -> PreTrainedTokenizer
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=_VISION_TEMPLATE if vision else _TEMPLATE,
+        chat_template=chat_template(vision=vision, thinking=thinking),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )

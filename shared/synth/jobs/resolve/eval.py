@@ -68,7 +68,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
             spec,
         ),
         evaluation_env_config=context.record("rollout.evaluation_env_config", {}, "default"),
-        sampling=_sampling(section, policies, context),
+        sampling=_sampling(section, policies, spec, context),
         max_concurrent_rollouts=context.first("rollout.max_concurrent_rollouts", concurrency),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
@@ -150,7 +150,12 @@ def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:
     return context.first_seeds(seeds, wanted, path)
 
 
-def _sampling(section: EvalSection, policies: list[PolicyConfigSection | None], context: ResolveContext) -> Sampling:
+def _sampling(
+    section: EvalSection,
+    policies: list[PolicyConfigSection | None],
+    spec: ModelSpec | None,
+    context: ResolveContext,
+) -> Sampling:
     temperatures: list[tuple[BaseModel | None, str]] = [(section, "temperature")]
     limits: list[tuple[BaseModel | None, str]] = [(section, "max_tokens")]
     for policy in policies:
@@ -163,7 +168,7 @@ def _sampling(section: EvalSection, policies: list[PolicyConfigSection | None], 
         max_tokens=smallest_limit(limits, context),
         top_p=context.first("rollout.sampling.top_p", [(policy, "top_p") for policy in policies]),
         top_k=max(top_k, 0),
-        thinking=resolve_thinking(policies, context, also=section),
+        thinking=resolve_thinking([section, *policies], spec, context),
         thinking_budget=context.first("rollout.sampling.thinking_budget", budgets),
     )
 

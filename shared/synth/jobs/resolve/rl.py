@@ -229,7 +229,7 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
             ),
             spec,
         ),
-        sampling=training_sampling(config, max_tokens_per_call(config, context), context),
+        sampling=training_sampling(config, max_tokens_per_call(config, context), spec, context),
         max_concurrent_rollouts=_concurrency(config, context),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
         rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),

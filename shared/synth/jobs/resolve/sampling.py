@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel
 
-from synth.jobs.resolve.context import ResolveContext
+from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import Sampling
 from synth.jobs.schema.rl import RlConfig
-from synth.jobs.schema.sections import PolicyConfigSection
+from synth.models import ModelSpec
 
 _N = TypeVar("_N", int, float)
 _OFF = "while training, what is sampled must be the policy's own"
 
 
-def training_sampling(config: RlConfig, max_tokens: int, context: ResolveContext) -> Sampling:
+def training_sampling(
+    config: RlConfig, max_tokens: int, spec: ModelSpec | None, context: ResolveContext
+) -> Sampling:
     """Training samples from the policy itself: top_p and top_k off, and a temperature above 0."""
     asked, policy = config.rollout.policy_config, config.policy
     key = "rollout.sampling.temperature"
@@ -41,7 +44,7 @@ def training_sampling(config: RlConfig, max_tokens: int, context: ResolveContext
         max_tokens=max_tokens,
         top_p=_clamp_off("top_p", config, (1,), 1.0, context),
         top_k=_clamp_off("top_k", config, (0, -1), 0, context),
-        thinking=resolve_thinking([asked], context),
+        thinking=resolve_thinking([asked], spec, context),
         thinking_budget=context.first("rollout.sampling.thinking_budget", [(asked, "thinking_budget")]),
     )
 
@@ -90,9 +93,17 @@ def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveCo
 
 
 def resolve_thinking(
-    named: list[PolicyConfigSection | None], context: ResolveContext, *, also: BaseModel | None = None
+    named: Sequence[BaseModel | None], spec: ModelSpec | None, context: ResolveContext
 ) -> bool | None:
-    """Whether the model is told to think; None leaves it to the task app."""
-    tables: list[BaseModel | None] = [also, *named] if also else [*named]
-    mode = context.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in tables])
+    """Whether the model is told to think; None leaves it to the task app. named: the tables that may say, in order."""
+    mode = context.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in named])
+    if mode == "no_think" and spec is not None and spec.thinking:
+        table = next(table for table in named if table is not None and is_written(table, "thinking_mode"))
+        context.problem(
+            context.at(table, "thinking_mode"),
+            f'thinking_mode = "no_think", and {spec.id!r} always thinks: its chat template begins each reply inside the '
+            "reasoning",
+            expected='"think", or no thinking_mode',
+            fix="remove the key and bound the thoughts with thinking_budget, or name an Instruct model",
+        )
     return None if mode is None else mode == "think"

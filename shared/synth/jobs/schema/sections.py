@@ -165,7 +165,7 @@ class PolicyConfigSection(BaseModel):
     max_completion_tokens: Positive | None = None
     """the same, under its newer name"""
     thinking_mode: Literal["think", "no_think"] | None = None
-    """whether a thinking model thinks"""
+    """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`"""
     thinking_budget: Positive | None = None
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     use_vision: bool | None = None
