@@ -118,6 +118,34 @@ def test_two_pictures_are_one_sequence_on_which_trainer_and_engine_agree(
     assert reply.status_code == 200, reply.text
 
 
+def test_thoughts_about_pictures_end_at_their_budget_and_trainer_and_engine_agree(
+    platform: Platform, gallery_app: Served
+):
+    thinks = "tiny-qwen3-vl-thinking"
+    platform.shell.ok("models", "make", MODEL, "--thinking", "--name", thinks)
+    text = rl(thinks, gallery_app.url, env="gallery", turns=2, iterations=2)
+    budget = ("--set", "rollout.policy_config.thinking_budget=4")
+    refused = platform.shell.run(
+        "config", "check", platform.write(text), "--set", 'rollout.policy_config.thinking_mode="no_think"'
+    )
+    assert refused.returncode == 2
+    assert "always thinks" in refused.stderr
+    job = platform.submit(text, *budget)
+    platform.succeeded(job)
+    steps = platform.steps(job)
+    assert len(steps) == 2
+    for step in steps:
+        assert step["groups_kept"] > 0
+        # The second turn's prompt has none of the first one's thoughts, so that each turn is a sequence.
+        assert step["branch_breaks"] == 16
+        assert step["sequences"] == step["groups_kept"] * 4 * 2
+        assert step["mismatch_max_lag0"] <= 1e-4
+    [rollout, *_] = platform.api.get(f"/api/jobs/{job}/rollouts", params={"limit": 1}).json()["data"]
+    detail = platform.api.get(f"/api/jobs/{job}/rollouts/{rollout['id']}").json()
+    for turn in detail["transcript"]["turns"]:
+        assert "think>" not in turn["reply"]["content"]
+
+
 def test_pictures_are_for_models_that_see(platform: Platform, gallery_app: Served, taught: str):
     refused = platform.api.post("/v1/chat/completions", json={"model": "tiny-qwen3", "messages": messages(1)})
     assert refused.status_code == 400

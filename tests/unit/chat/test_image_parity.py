@@ -58,7 +58,9 @@ CONVERSATIONS: dict[str, Json] = {
         show(RED), says(None, reasoning_content="look", tool_calls=[CALL]), looked(BLUE),
         says("hm", tool_calls=[CALL]), looked(RED), says("red", reasoning_content="so"),
     ),
-    "a thought and a row's own image": {**talk(show(text="What?"), says("red", reasoning="so")), "images": [data_uri(RED)]},
+    "a thought and a row's own image": {
+        **talk(show(text="What?"), says("red", reasoning="so")), "images": [data_uri(RED)]
+    },
     "literals in thoughts": talk(show(RED, text=LITERALS), says("red", reasoning=LITERALS), show(BLUE), says("blue")),
 }  # fmt: skip
 

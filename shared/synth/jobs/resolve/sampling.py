@@ -16,9 +16,7 @@ _N = TypeVar("_N", int, float)
 _OFF = "while training, what is sampled must be the policy's own"
 
 
-def training_sampling(
-    config: RlConfig, max_tokens: int, spec: ModelSpec | None, context: ResolveContext
-) -> Sampling:
+def training_sampling(config: RlConfig, max_tokens: int, spec: ModelSpec | None, context: ResolveContext) -> Sampling:
     """Training samples from the policy itself: top_p and top_k off, and a temperature above 0."""
     asked, policy = config.rollout.policy_config, config.policy
     key = "rollout.sampling.temperature"
@@ -92,17 +90,15 @@ def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveCo
     return context.take(key, section, name)
 
 
-def resolve_thinking(
-    named: Sequence[BaseModel | None], spec: ModelSpec | None, context: ResolveContext
-) -> bool | None:
+def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, context: ResolveContext) -> bool | None:
     """Whether the model is told to think; None leaves it to the task app. named: the tables that may say, in order."""
     mode = context.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in named])
     if mode == "no_think" and spec is not None and spec.thinking:
         table = next(table for table in named if table is not None and is_written(table, "thinking_mode"))
         context.problem(
             context.at(table, "thinking_mode"),
-            f'thinking_mode = "no_think", and {spec.id!r} always thinks: its chat template begins each reply inside the '
-            "reasoning",
+            f'thinking_mode = "no_think", and {spec.id!r} always thinks: its chat template begins each reply inside '
+            "the reasoning",
             expected='"think", or no thinking_mode',
             fix="remove the key and bound the thoughts with thinking_budget, or name an Instruct model",
         )
