@@ -71,7 +71,7 @@ test-docs: .venv/installed .venv-clients/synth-ai-0.2.23/installed ## README and
 
 test-vllm: .venv/installed .venv-vllm/installed ## the vLLM engine, and a cluster whose jobs it serves
 	@.venv-vllm/bin/python -m pytest tests/vllm
-	@$(BIN)/pytest tests/vllm_cluster
+	@$(BIN)/pytest tests/vllm_cluster --numprocesses 2 --dist loadfile
 
 chaos: .venv/installed ## kill every service in turn during a long RL job
 	@$(BIN)/pytest tests/chaos

@@ -42,19 +42,18 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         yield platform
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
-    """Shows a figure in the report of the run."""
-    plugins = request.config.pluginmanager
-    reporter, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
-    assert reporter is not None
-    assert capture is not None
+    """Says a figure at the end of the test run."""
+    return lambda text: request.node.user_properties.append(("figure", text))
 
-    def show(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            reporter.write_line(f"\n  {text}")
 
-    return show
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        if report.when == "call":
+            for name, text in report.user_properties:
+                if name == "figure":
+                    terminalreporter.write_line(f"{report.location[2]}: {text}")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Jobs whose policies vLLM serves: they learn, agree with their trainer, share an engine, and stop when it is wrong."""
+"""Jobs whose policies vLLM serves: they learn, agree with their trainer, and share an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import statistics
 import urllib.request
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,33 +18,11 @@ from tests.chaos.conftest import demo
 from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import Served
-from tests.vllm_cluster.conftest import Tell, running
+from tests.vllm_cluster.conftest import Tell
+from tests.vllm_cluster.results import JOB_S, assert_agrees_with_its_trainer, succeeded
 
 # A start of vLLM takes 25 s of CPU, and whoever tests may do other things meanwhile.
 pytestmark = pytest.mark.timeout(900)
-_JOB_S = 600.0
-
-
-def ended(platform: Platform, job: str) -> dict[str, Any]:
-    """The job as it is at its end."""
-    platform.shell.run("jobs", "watch", job, timeout=_JOB_S)
-    return platform.shell.json("jobs", "get", job)
-
-
-def succeeded(platform: Platform, job: str) -> dict[str, Any]:
-    found = ended(platform, job)
-    assert found["state"] == "succeeded", (found["state"], found["code"], found["problems"])
-    return found
-
-
-def assert_agrees_with_its_trainer(platform: Platform, job: str, tell: Tell) -> None:
-    """Every step's fresh tokens, and every version's canary, by the trainer and by vLLM: within 1e-4 nats."""
-    mismatches = [step["mismatch_max_lag0"] for step in platform.steps(job)]
-    errors = [e["canary_error"] for e in platform.events(job, "policy.loaded") if e["version"]]
-    assert len(mismatches) == len(errors) > 1
-    tell(f"trainer and vLLM are apart by {max(mismatches):.2g} on fresh tokens, by {max(errors):.2g} on the canary")
-    assert max(mismatches) <= 1e-4
-    assert max(errors) <= 1e-4
 
 
 def seconds_to_serve(platform: Platform, job: str) -> list[float]:
@@ -92,11 +69,11 @@ def test_adapters_of_one_base_share_an_engine_and_agree_at_another_temperature(
         return text + f"[lora]\nr = {8 * (seed + 1)}\nalpha = 16\n"
 
     jobs = [platform.submit(lora(seed), "--model", sft_model, "--task-url", math_url) for seed in (0, 1)]
-    eventually(lambda: 2 in policies_by_host(platform), timeout=_JOB_S)
+    eventually(lambda: 2 in policies_by_host(platform), timeout=JOB_S)
     # A policy counts from when it waits for its host; the host's own metrics begin when it has started.
-    eventually(lambda: "vllm:generation_tokens_total{" in metrics(platform), timeout=_JOB_S)
-    # A model that an earlier test has asked for may still be there, on a host of its own.
-    assert len(engine_processes(platform)) == len(policies_by_host(platform)) <= 2
+    eventually(lambda: "vllm:generation_tokens_total{" in metrics(platform), timeout=JOB_S)
+    # A model that an earlier test has asked for may still be there, on a host of its own, or its process about to end.
+    eventually(lambda: len(engine_processes(platform)) == len(policies_by_host(platform)) <= 2, timeout=JOB_S)
     for job in jobs:
         succeeded(platform, job)
         assert_agrees_with_its_trainer(platform, job, tell)
@@ -105,37 +82,17 @@ def test_adapters_of_one_base_share_an_engine_and_agree_at_another_temperature(
 
 def test_a_job_whose_engine_process_is_killed_goes_on_with_a_new_one(platform: Platform, letters_app: Served):
     before = set(engine_processes(platform))
-    job = platform.submit(rl("tiny-qwen3", letters_app.url, iterations=6))
-    eventually(lambda: len(platform.events(job, "policy.loaded")) > 1, timeout=_JOB_S)
+    # So many that the job is not over when the process is found.
+    iterations = 20
+    job = platform.submit(rl("tiny-qwen3", letters_app.url, iterations=iterations))
+    eventually(lambda: len(platform.events(job, "policy.loaded")) > 1, timeout=JOB_S)
     [engine] = set(engine_processes(platform)) - before
     os.kill(engine, signal.SIGKILL)
     succeeded(platform, job)
     # The service and its trainer have outlived it: nothing was done twice.
-    assert len(platform.steps(job)) == 6
+    assert len(platform.steps(job)) == iterations
     assert len(platform.events(job, "job.started")) == 1
     assert engine not in engine_processes(platform)
-
-
-FAULTS = {
-    "tied_head": (None, "head"),
-    "lora_mask": (8, "adapter"),
-    "clear_cache": (None, "prefix cache"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_vllm_that_is_not_worked_around_ends_the_job_with_the_numbers(
-    fault: str, letters_app: Served, tmp_path: Path, tell: Tell
-):
-    lora, said = FAULTS[fault]
-    left = json.dumps(sorted(FAULTS.keys() - {fault}))
-    with running(tmp_path, SYNTH_VLLM_WORKAROUNDS=left) as platform:
-        found = ended(platform, platform.submit(rl("tiny-qwen3", letters_app.url, lora=lora)))
-    assert (found["state"], found["code"]) == ("failed", "cannot_serve")
-    [problem] = found["problems"]
-    tell(problem["what"])
-    assert said in str(problem)
-    assert re.search(r"\d\.\d", str(problem))
 
 
 def metrics(platform: Platform) -> str:
