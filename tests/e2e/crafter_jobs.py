@@ -1,0 +1,184 @@
+"""Jobs of Crafter from pictures: SFT on the scripted expert's episodes, then RL, whichever engine serves them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from synth.bus.server.embedded import free_port
+from task_apps.crafter.dataset import rows
+from tests.e2e.cli.conftest import eventually
+from tests.e2e.platform import Platform
+from tests.e2e.task_apps import KEY
+
+ROOT = Path(__file__).parents[2]
+TURNS = 3
+GROUPS, GROUP = 4, 4
+#: Worlds in which something is within a few steps: random actions unlock something in half of their episodes.
+SEEDS = [1, 2, 6, 11, 15, 26, 33, 49, 52, 59, 72, 80, 81, 89, 94, 97]
+#: A small world is made in 30 ms; a picture of 32 pixels is one token of Qwen3-VL.
+ENV: dict[str, Any] = {"area": 24, "difficulty": "easy", "max_actions": 5, "image_size": 32}
+#: Pictures and no text; actions as text, which are 4 tokens where a call is 40.
+POLICY: dict[str, Any] = {"image_only_mode": True, "action_format": "text"}
+
+
+@contextmanager
+def crafter_app(key: str = KEY) -> Iterator[str]:
+    """The address of the Crafter app, a process of its own that this environment key opens."""
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}/shared:{ROOT}/services:{ROOT}", "ENVIRONMENT_API_KEY": key}
+    process = subprocess.Popen([sys.executable, "-m", "task_apps.crafter", "--port", str(port)], env=env)
+    try:
+        eventually(lambda: _answers(port))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def submit_sft(platform: Platform, base: str, *, episodes: int = 64, steps: int = 60) -> str:
+    """Teach a base how the expert plays, in the very pictures and words that the app shows; returns the job."""
+    file = platform.shell.folder / "crafter.jsonl"
+    shown = rows(range(episodes), turns=TURNS, env_config=ENV, policy_config=POLICY)
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in shown))
+    text = f"""
+[algorithm]
+type = "offline"
+method = "sft"
+variety = "fft"
+[job]
+model = "{base}"
+[model]
+max_images_per_message = 1
+[training]
+mode = "full_finetune"
+[hyperparameters]
+total_steps = {steps}
+global_batch = 4
+sequence_length = 2048
+learning_rate = 3e-3
+packing = false
+"""
+    return platform.submit(text, "--dataset", str(file))
+
+
+def submit_rl(
+    platform: Platform, app_url: str, source: str, *, mode: Literal["full", "lora"], iterations: int = 3
+) -> str:
+    """Let a model play from pictures alone, a picture in each of TURNS turns; returns the job.
+
+    lora: on the language model's linear layers and the projector's.
+    """
+    table = '[lora]\nr = 8\nalpha = 16\ntarget_modules = ["all-linear", "mm_projector"]' if mode == "lora" else ""
+    text = f"""
+[algorithm]
+type = "online"
+method = "policy_gradient"
+variety = "gspo"
+[services]
+task_url = "{app_url}"
+[model]
+source = "{source}"
+trainer_mode = "{mode}"
+max_images_per_message = 1
+[rollout]
+env_name = "crafter"
+policy_name = "crafter-react"
+max_turns = {TURNS}
+use_vision = true
+image_only_mode = true
+[rollout.env_config]
+{_lines(ENV)}
+[rollout.policy_config]
+action_format = "text"
+temperature = 0.8
+max_tokens = 24
+[training]
+iterations_per_epoch = {iterations}
+batch_size = {GROUPS}
+group_size = {GROUP}
+learning_rate = 1e-5
+warmup_ratio = 0.0
+minibatches = 2
+packing = false
+async_level = 0
+[data]
+seeds = {SEEDS}
+{table}
+"""
+    return platform.submit(text)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a job of `submit_rl` says of itself. mismatch, canary: the largest of all steps and versions, in nats."""
+
+    reward_mean: list[float]
+    reward_std: list[float]
+    groups_kept: list[float]
+    trained_tokens: list[float]
+    branch_breaks: float
+    mismatch: float
+    canary: float
+
+
+def figures_of(platform: Platform, job: str) -> Figures:
+    """The figures of a job that has succeeded, for whoever reads the test's report."""
+    steps = platform.steps(job)
+    return Figures(
+        reward_mean=[step["reward_mean"] for step in steps],
+        reward_std=[step["reward_std"] for step in steps],
+        groups_kept=[step["groups_kept"] for step in steps],
+        trained_tokens=[step["trained_tokens"] for step in steps],
+        branch_breaks=sum(step["branch_breaks"] for step in steps),
+        mismatch=max(step["mismatch_max_lag0"] for step in steps),
+        canary=max(e["canary_error"] for e in platform.events(job, "policy.loaded") if e["version"]),
+    )
+
+
+def assert_each_token_is_trained_once(platform: Platform, job: str) -> None:
+    """What was sampled in the turns of a rollout is what it trained, and no step trained anything else."""
+    for number, step in enumerate(platform.steps(job), 1):
+        listed = platform.api.get(f"/api/jobs/{job}/rollouts", params={"iteration": number, "limit": 100}).json()
+        trained = []
+        for rollout in listed["data"]:
+            told = platform.api.get(f"/api/jobs/{job}/rollouts/{rollout['id']}").json()
+            training, turns = told["training"], told["transcript"]["turns"]
+            if training["state"] != "trained":
+                assert training["reason"] in ("no_signal", "mean_reward"), training
+                assert training["trained_tokens"] == 0
+                continue
+            images = [_images(turn) for turn in turns]
+            assert images == [1] * len(turns), "each turn shows a picture of its own"
+            assert [turn.get("continues") for turn in turns] == [None, *range(len(turns) - 1)]
+            assert (training["sequences"], training["sequences_too_old"]) == (1, 0)
+            assert all(turn["sampled_tokens"] > 0 for turn in turns)
+            assert training["trained_tokens"] == sum(turn["sampled_tokens"] for turn in turns)
+            trained.append(training["trained_tokens"])
+        assert sum(trained) == step["trained_tokens"]
+        assert len(trained) == step["sequences"]
+
+
+def _images(turn: dict[str, Any]) -> int:
+    contents = [message["content"] for message in turn["messages"]]
+    return sum(part["type"] == "image" for content in contents if isinstance(content, list) for part in content)
+
+
+def _lines(table: dict[str, Any]) -> str:
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+    except httpx.TransportError:
+        return False
