@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ FetchImage = Callable[[str], bytes | None]
 def can_draw() -> bool:
     """Whether standard output is a terminal with colours, in which an image can be drawn at all."""
     if not output.is_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    # The terminal is asked for its graphics, and its answer is read where a person types.
+    if sys.__stdin__ is None or not sys.__stdin__.isatty():
         return False
     try:
         # Some terminals of machines say that they have no size, and then an image has none.
