@@ -44,8 +44,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     base: the id of the base that it was made from; its own id when it is a base.
     parameters, active_parameters: in billions; None where the id does not say.
-    rl, sft: what it may be trained with. experimental: only on request. thinking: it thinks before each answer, whatever
-    is asked for. vision: None for a text model.
+    rl, sft: what it may be trained with. experimental: only on request. vision: None for a text model.
+    thinking: it thinks before each answer, asked to or not.
     path: the local directory of the base's weights, None when they are not on this machine.
     stand_in: the local model whose directory `path` is, when the base's own weights are not here.
     prefix, job_id, checkpoint: of a fine-tuned id, else None.
