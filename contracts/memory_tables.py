@@ -19,7 +19,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 #: own memory and what the allocator loses are not in it.
 CARDS = {"16": 15.0, "24": 22.5, "48": 44.5, "80": 79.2}
 SHARE = 0.9
-MODELS = ("0.6B", "1.7B", "4B", "8B")
+MODELS = ("0.6B", "1.7B", "4B", "8B", "30B-A3B")
+SEEING = ("VL-2B-Instruct", "VL-4B-Instruct", "VL-8B-Instruct")
+SERVED = (*MODELS, *SEEING, "VL-30B-A3B-Instruct")
 
 _JOB = """\
 [services]
@@ -27,6 +29,7 @@ task_url = "http://127.0.0.1:8001"
 [model]
 base = "Qwen/Qwen3-{model}"
 trainer_mode = "{mode}"
+{more}
 [training]
 iterations_per_epoch = 1
 activation_checkpointing = {checkpointing}
@@ -34,9 +37,10 @@ activation_checkpointing = {checkpointing}
 
 
 def gpu_page() -> str:
-    """docs/gpu.md with both tables as they are computed now: each stands between a comment that names it and `end`."""
+    """docs/gpu.md with its tables as they are computed now: each stands between a comment that names it and `end`."""
     page = PAGE.read_text()
-    for name, lines in (("training", training_table()), ("serving", serving_table())):
+    tables = {"training": training_table(), "vision": vision_table(), "serving": serving_table()}
+    for name, lines in tables.items():
         table = "\n".join(["", *lines, ""])
         place = rf"(<!-- table: {name} -->).*?(<!-- end -->)"
         page, found = re.subn(place, rf"\1\n{table}\n\2", page, flags=re.DOTALL)
@@ -67,10 +71,26 @@ def training_table() -> list[str]:
     return lines
 
 
+def vision_table() -> list[str]:
+    """Rows: a model that sees and what of it is trained, with the defaults of an RL job and checkpointing."""
+    lines = [
+        "| model | trained | weights | gradients, moments | logits | activations | of images | in all | card |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for model in SEEING:
+        for mode, tower in (("full", "true"), ("full", "false"), ("lora", "true"), ("qlora", "true")):
+            found = _training(model, mode, checkpointing=True, more=f"freeze_vision_tower = {tower}")
+            trained = {"full": "all but the tower" if tower == "true" else "all", "lora": "LoRA", "qlora": "QLoRA"}
+            sizes = (found.weights + found.casts, found.gradients + found.moments, found.logits)
+            parts = map(_gib, (*sizes, found.activations, found.image_activations, found.total))
+            lines.append(f"| Qwen3-{model} | {trained[mode]} | {' | '.join(parts)} | {_card(found.total)} |")
+    return lines
+
+
 def serving_table() -> list[str]:
     """Rows: a model on a card that has nothing else, with the defaults of an inference process."""
     lines = ["| model | card | weights | logits | KV cache | tokens |", "|---|--:|--:|--:|--:|--:|"]
-    for model in MODELS:
+    for model in SERVED:
         for card, gib in CARDS.items():
             try:
                 found = engine_memory(_shape(model), int(gib * GIB), kv_share=0.5, max_num_seqs=256)
@@ -81,8 +101,8 @@ def serving_table() -> list[str]:
     return lines
 
 
-def _training(model: str, mode: str, checkpointing: bool) -> TrainingMemory:
-    text = _JOB.format(model=model, mode=mode, checkpointing=str(checkpointing).lower())
+def _training(model: str, mode: str, checkpointing: bool, more: str = "") -> TrainingMemory:
+    text = _JOB.format(model=model, mode=mode, checkpointing=str(checkpointing).lower(), more=more)
     job = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=Registry()).job
     assert isinstance(job, RlJob)
     return training_memory(job, _shape(model))

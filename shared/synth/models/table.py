@@ -19,6 +19,8 @@ FAMILIES = {
 _ATTENTION_AND_MLP = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 #: From the features of the vision tower to the embeddings of the language model.
 PROJECTOR = r".*visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
+#: What a list of a LoRA's targets may call it, by the name that other vision models give it.
+MM_PROJECTOR = "mm_projector"
 LORA_TARGETS: dict[str, str] = {
     "qwen3": "all-linear",
     # `all-linear` would adapt the whole vision tower.

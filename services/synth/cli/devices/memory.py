@@ -32,7 +32,7 @@ def job_memory(job: Job, models_dir: Path) -> JobMemory | None:
 
     models_dir: where the config.json of a local model is looked for; that of a hosted base is known without it.
     """
-    if not isinstance(job, SftJob | RlJob) or job.vision is not None:
+    if not isinstance(job, SftJob | RlJob):
         return None
     shape = _shape(job.base_model, models_dir)
     if shape is None:
@@ -52,9 +52,11 @@ def describe_memory(memory: JobMemory) -> list[str]:
     """The memory of a job as sentences."""
     parts = {name: getattr(memory.training, name) for name in memory.training.__struct_fields__}
     largest = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
-    of = ", ".join(f"{name} {_size(size)}" for size, name in largest)
+    of = ", ".join(f"{name.replace('_', ' ')} {_size(size)}" for size, name in largest)
+    most = "at most " if memory.training.image_activations else ""
     return [
-        f"training on one GPU in {memory.dtype} holds {_size(memory.total)}: {of}",
+        f"training on one GPU in {memory.dtype} holds {most}{_size(memory.total)}: {of}",
+        *(["image activations are those of a forward in which every token is of an image"] if most else []),
         f"serving its base holds {_size(memory.served_weights)} of weights, and {_size(memory.kv_cache_per_token)} a "
         "token of its KV cache",
         "a GPU that is shared by turns holds one of the two; what waits is in main memory, "

@@ -53,6 +53,16 @@ def test_a_local_models_size_is_read_from_its_folder(tmp_path: Path) -> None:
 def test_nothing_is_said_of_a_model_whose_size_nobody_knows() -> None:
     run = CliRunner().invoke(app, ["config", "explain", str(ROOT / "configs/demo/rl.toml"), "-o", "json"])
     assert json.loads(run.stdout)["memory"] is None
-    experts = ["--model", "Qwen/Qwen3-30B-A3B"]
-    run = CliRunner().invoke(app, ["config", "explain", FILE, *experts, "-o", "json"])
-    assert json.loads(run.stdout)["memory"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "sees", "billions"),
+    [("Qwen/Qwen3-30B-A3B", False, 30.532), ("Qwen/Qwen3-VL-8B-Instruct", True, 8.767)],
+)
+def test_experts_and_the_vision_tower_are_in_what_is_said(model: str, sees: bool, billions: float) -> None:
+    run = CliRunner().invoke(app, ["config", "explain", FILE, "--model", model, "--allow-experimental", "-o", "json"])
+    memory = json.loads(run.stdout)["memory"]
+    assert memory["served_weights"] == pytest.approx(2e9 * billions, rel=1e-3)
+    assert (memory["training"]["image_activations"] > 0) == sees
+    run = CliRunner().invoke(app, ["config", "explain", FILE, "--model", model])
+    assert ("image activations" in run.stderr) == sees

@@ -9,13 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from synth.images.qwen3_vl import is_qwen3_vl
-from synth.models.table import LORA_TARGETS, PROJECTOR
+from synth.models.table import LORA_TARGETS, MM_PROJECTOR, PROJECTOR
 from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.weights.policy_file import load_tensors, merge_lora
-
-#: What a list of targets may call the projector, by the name that other vision models give it.
-MM_PROJECTOR = "mm_projector"
 
 
 def merge_adapter(model: Any, adapter_dir: Path) -> None:

@@ -1,0 +1,105 @@
+"""What a forward leaves for its backward: bytes a token, by arithmetic on the job and the shape of its model.
+
+Counted layer by layer as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), section
+4, for what transformers' Qwen3 saves with a flash attention, which makes no [length x length] matrix; with
+checkpointing, each layer's input and attention, and one layer in full, its section 5.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from synth.jobs.resolved import RlJob, SftJob
+from synth.models.memory import WIDTHS
+from synth.models.shape import ModelShape
+from synth.models.vision_shape import VisionShape
+
+Dtype = Literal["fp32", "bf16"]
+
+
+def token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+    """Bytes that one token of a forward leaves in the language model."""
+    width = WIDTHS[dtype]
+    layer = _layer_bytes(job, shape, dtype)
+    # The residual stream has the dtype of the weights: float32 masters, or a frozen base in the forward's.
+    stream = (4 if job.lora is None else width) * shape.hidden
+    if job.activation_checkpointing:
+        attention = width * shape.queries + 4 * shape.heads
+        layers = shape.layers * (stream + attention) + layer
+    else:
+        layers = shape.layers * layer
+    # The last norm, what the head reads of it, the cosines and sines of the positions, and three int64 ids.
+    return layers + 3 * stream + 4 + 2 * 4 * shape.head_dim + 3 * 8
+
+
+def image_token_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+    """Bytes that one token of an image leaves in the vision tower and the projector; 0 in a text model."""
+    vision, width = shape.vision, WIDTHS[dtype]
+    if vision is None:
+        return 0
+    if job.lora is None:
+        # Of each merger: what its norm, its two linear layers and its activation read.
+        projector = vision.mergers * (4 * vision.merged * width + 8)
+    else:
+        adapted = {name for name, _, _ in shape.adapted(job.lora.targets)}
+        projector = vision.mergers * (3 * vision.merged + job.lora.r * len(vision.projector_linears)) * width
+        projector = projector if any("merger" in name for name in adapted) else 0
+    tower = vision.patches_per_token * _patch_bytes(job, vision, width) if _through_tower(job, shape) else 0
+    return projector + tower
+
+
+def tower_is_trained(job: RlJob | SftJob, shape: ModelShape) -> bool:
+    """Whether a full fine-tune trains the vision tower too."""
+    return shape.vision is not None and job.vision is not None and not job.vision.freeze_vision_tower
+
+
+def _through_tower(job: RlJob | SftJob, shape: ModelShape) -> bool:
+    """Whether the backward goes through the tower, for something is trained there."""
+    if job.lora is None:
+        return tower_is_trained(job, shape)
+    return any(".blocks." in name for name, _, _ in shape.adapted(job.lora.targets))
+
+
+def _patch_bytes(job: RlJob | SftJob, vision: VisionShape, width: int) -> int:
+    """Bytes that one patch leaves in the tower."""
+    # The patch itself, the cosines and sines of its place, and the four learned positions that it is between.
+    once = vision.patch_values * width + 2 * 4 * (vision.hidden // vision.heads) + 4 * 8 + 4 * 4
+    if job.activation_checkpointing:
+        return once + vision.depth * (2 * vision.hidden * width + 4 * vision.heads)
+    # A block's two norms, what its linear layers read, q, k and v before and after they are rotated, what attention
+    # returns, and the MLP's activation.
+    block = (11 * vision.hidden + 2 * vision.intermediate) * width + 4 * vision.heads + 4 * 4
+    return once + vision.depth * block
+
+
+def _layer_bytes(job: RlJob | SftJob, shape: ModelShape, dtype: Dtype) -> int:
+    """Bytes that one token leaves for the backward of one layer: each line a tensor, or tensors of one width."""
+    q, k, h, width = shape.queries, shape.keys, shape.hidden, WIDTHS[dtype]
+    norms = 4 * (2 * shape.heads + shape.kv_heads + 2)  # inverse norms, and the log-sum-exp of attention
+    attention = (3 * q + 2 * k) * width  # q, k, v, what attention returns, and its copy that o_proj reads
+    readers = 1 if shape.experts else 2  # of the second norm: the router, or gate and up
+    if job.lora is None:
+        # Trained norms save what they scale. Under autocast each linear layer that reads the float32 stream casts it.
+        stream = 4 * h * 4 + ((3 + readers) * h * width if dtype == "bf16" else 2 * h * width)
+        heads = (q + k) * (4 + width)
+        adapters = 0
+    else:
+        # A frozen norm saves its input in float32, and its output is what the adapters read.
+        stream = 2 * h * 4 + readers * h * width
+        heads = (q + k) * 4
+        adapters = width * job.lora.r * len(shape.linears)
+    return norms + _mlp_bytes(job, shape, width) + attention + stream + heads + adapters
+
+
+def _mlp_bytes(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
+    """Of one layer: of a dense MLP, or of the experts that a token goes to."""
+    if not shape.experts:
+        return 4 * shape.intermediate * width  # gate, its activation, up, and their product
+    # The kernel of the experts computes in the dtype of their weights, float32 masters too. Trained experts save what
+    # they read: the token for each of them, and the product of gate and up.
+    if job.lora is None:
+        expert = (4 * shape.intermediate + 2 * shape.hidden) * 4
+    else:
+        expert = (3 * shape.intermediate + shape.hidden) * width
+    # The router's probabilities; of each choice four indices and its weight, twice.
+    return shape.active_experts * (expert + 4 * 8 + 4 + width) + 4 * shape.experts + 4

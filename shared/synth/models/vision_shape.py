@@ -1,0 +1,135 @@
+"""The shape of Qwen3-VL's vision tower and projector: what its config says of their size, and what follows from it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A vision tower with its projector: sizes as in `vision_config`.
+
+    hidden, out: widths of the tower, and of the language model that its features go to. patch_values: numbers in a
+    patch. merge: patches that become one token, on each axis. positions: learned ones. deepstack: layers whose features
+    go to the language model too, each by a projector of its own.
+    """
+
+    depth: int
+    hidden: int
+    intermediate: int
+    heads: int
+    out: int
+    patch_values: int
+    merge: int
+    positions: int
+    deepstack: int
+
+    @property
+    def patches_per_token(self) -> int:
+        """Patches that become one token."""
+        return self.merge**2
+
+    @property
+    def merged(self) -> int:
+        """The width of merged patches."""
+        return self.hidden * self.patches_per_token
+
+    @property
+    def tower_linears(self) -> dict[str, tuple[int, int]]:
+        """The linear modules of one block: (in, out) features of each, by its name in the block."""
+        return {
+            "attn.qkv": (self.hidden, 3 * self.hidden),
+            "attn.proj": (self.hidden, self.hidden),
+            "mlp.linear_fc1": (self.hidden, self.intermediate),
+            "mlp.linear_fc2": (self.intermediate, self.hidden),
+        }
+
+    @property
+    def projector_linears(self) -> dict[str, tuple[int, int]]:
+        """The linear modules of one merger: (in, out) features of each, by its name in the merger."""
+        return {"linear_fc1": (self.merged, self.merged), "linear_fc2": (self.merged, self.out)}
+
+    @property
+    def mergers(self) -> int:
+        """How many there are: the last layer's and one for each deepstack layer."""
+        return 1 + self.deepstack
+
+    @property
+    def tower_linear_parameters(self) -> int:
+        """Weights of the linear modules of all blocks, without biases."""
+        return self.depth * sum(rows * columns for rows, columns in self.tower_linears.values())
+
+    @property
+    def projector_linear_parameters(self) -> int:
+        """Weights of the linear modules of all mergers, without biases."""
+        return self.mergers * sum(rows * columns for rows, columns in self.projector_linears.values())
+
+    @property
+    def patch_embedding(self) -> int:
+        """Weights of the convolution that embeds a patch, without its bias."""
+        return self.patch_values * self.hidden
+
+    @property
+    def tower_parameters(self) -> int:
+        """All weights but the projector's: those that stay as they are where the tower is frozen."""
+        norms = 4 * self.hidden
+        biases = sum(columns for _, columns in self.tower_linears.values())
+        embeddings = self.patch_embedding + self.hidden + self.positions * self.hidden
+        return self.tower_linear_parameters + self.depth * (norms + biases) + embeddings
+
+    @property
+    def projector_parameters(self) -> int:
+        """All weights of the mergers. The last layer's normalises patches, the others what is merged of them."""
+        biases = self.mergers * sum(columns for _, columns in self.projector_linears.values())
+        norms = 2 * self.hidden + self.deepstack * 2 * self.merged
+        return self.projector_linear_parameters + biases + norms
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        return self.tower_parameters + self.projector_parameters
+
+
+class VisionConfig(msgspec.Struct, kw_only=True):
+    """The fields of a `vision_config` that say its size."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int
+    patch_size: int
+    temporal_patch_size: int
+    spatial_merge_size: int
+    num_position_embeddings: int
+    deepstack_visual_indexes: list[int]
+    in_channels: int = 3
+
+    def shape(self) -> VisionShape:
+        """The shape that it describes."""
+        return VisionShape(
+            depth=self.depth,
+            hidden=self.hidden_size,
+            intermediate=self.intermediate_size,
+            heads=self.num_heads,
+            out=self.out_hidden_size,
+            patch_values=self.in_channels * self.temporal_patch_size * self.patch_size**2,
+            merge=self.spatial_merge_size,
+            positions=self.num_position_embeddings,
+            deepstack=len(self.deepstack_visual_indexes),
+        )
+
+
+def hosted_vision(out: int, *, small: bool) -> VisionShape:
+    """The tower of the hosted bases. small: of 2B and 4B; the larger ones share another."""
+    depth, hidden, intermediate = (24, 1024, 4096) if small else (27, 1152, 4304)
+    return VisionShape(
+        depth=depth,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=16,
+        out=out,
+        patch_values=3 * 2 * 16**2,
+        merge=2,
+        positions=48**2,
+        deepstack=3,
+    )
