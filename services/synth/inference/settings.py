@@ -91,8 +91,9 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     `max_images_per_message`."""
 
     pixel_cache_bytes: int = Field(default=256 << 20, ge=0)
-    """Memory of an embedded engine for the patches of images that no request needs any more: the next turn of a
-    conversation shows its images again."""
+    """Memory of an embedded engine for the patches of images: those of the next requests, and in the room that is left
+    those that were needed last, for the next turn of a conversation shows its images again. Patches take 24.6 kB an
+    image token; one request's may be more than this."""
 
     max_choices: int = Field(default=128, ge=1)
     """The largest `n`: how many replies one request may ask for."""

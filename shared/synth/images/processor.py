@@ -60,6 +60,11 @@ class ImageProcessor:
         """Patches that become one token, on each axis."""
         return self._library.merge_size
 
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch: of its colours, its frames and its pixels."""
+        return 3 * self._library.temporal_patch_size * self._library.patch_size**2
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Equal in two processes that make the same patches of an image."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from synth.errors import SynthError, Transient
 from synth.images.qwen3_vl import ImagePatches
 from synth.inference.engines.attention import additive_mask
-from synth.inference.engines.image_prompts import row_patches, row_positions
+from synth.inference.engines.image_prompts import ImageReader, row_positions
 from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.protocol import Delta, EngineCounters, EngineStats, FinishReason
 from synth.inference.engines.running_batch import RunningBatch, SequenceRequest
@@ -61,7 +61,10 @@ class Batcher:
         decode: Callable[[list[int]], str],
         max_num_seqs: int,
         seed: int | None,
+        images: ImageReader | None = None,
     ) -> None:
+        """images: reads those of the requests; None for a model that sees none."""
+        self._images = images
         self._forward = forward
         self._head = head
         self._cache = cache
@@ -83,13 +86,13 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        return not self._batch.requests and not self._waiting
+        """Whether a step would do nothing: no request is there, or the next one's images are being read."""
+        if self._batch.requests or not self._waiting:
+            return not self._batch.requests
+        return not self._has_images(self._waiting[0])
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a request. It joins in a later step, as soon as its largest possible length fits the KV budget."""
-        if request.aborted:
-            request.deliver(Delta([], [], [], finish_reason="abort"))
-            return
         if request.params.seed is not None:
             request.generator = torch.Generator().manual_seed(request.params.seed)
         if request.params.grammar is not None:
@@ -97,6 +100,7 @@ class Batcher:
         digests = request.images.digests if request.images is not None else b""
         request.prompt_key = digests + torch.tensor(request.prompt_ids, dtype=torch.int32).numpy().tobytes()
         self._waiting.append(request)
+        self._read_ahead()
 
     def abort(self, request: SequenceRequest) -> None:
         """End a request now, and deliver what was sampled so far."""
@@ -106,7 +110,7 @@ class Batcher:
         elif request in self._waiting:
             self._waiting.remove(request)
             request.deliver(Delta([], [], [], finish_reason="abort"))
-        request.aborted = True
+            self._read_ahead()
 
     def step(self) -> None:
         """Admit what fits (one prefill), then sample one token for every running request."""
@@ -164,8 +168,8 @@ class Batcher:
         """End every request with an error."""
         for request in [*self._batch.requests, *self._waiting]:
             request.deliver(error)
-        self._remove(list(range(len(self._batch))))
         self._waiting.clear()
+        self._remove(list(range(len(self._batch))))
 
     def stats(self) -> EngineStats:
         counters = self._counters
@@ -182,11 +186,19 @@ class Batcher:
 
     def _select_admissible(self) -> list[SequenceRequest]:
         """The waiting requests that join now: in order, while KV and one prefill have room."""
+        self._read_ahead()
         chosen: list[SequenceRequest] = []
         distinct: set[bytes] = set()
         reserved, longest, patches = self._max_final_length, 0, 0
         while self._waiting and len(self._batch) + len(chosen) < self._max_num_seqs:
             request = self._waiting[0]
+            if request.prompt_key not in distinct:
+                if not self._has_images(request):
+                    break
+                if fault := self._image_fault(request):
+                    self._waiting.popleft()
+                    request.deliver(fault)
+                    continue
             prompt = len(request.prompt_ids)
             need = max(reserved, prompt + request.params.max_tokens)
             if (len(self._batch) + len(chosen) + 1) * need > self._cache.budget_tokens:
@@ -200,6 +212,23 @@ class Batcher:
             reserved = need
             chosen.append(self._waiting.popleft())
         return chosen
+
+    def _read_ahead(self) -> None:
+        """Have the images read of those who wait, the first ones first."""
+        if self._images is not None:
+            wanted = (r.images for r in self._waiting if r.prompt_key not in self._prompts)
+            self._images.read_ahead(images for images in wanted if images is not None)
+
+    def _has_images(self, request: SequenceRequest) -> bool:
+        """Whether nothing that its prefill needs is still being read."""
+        if self._images is None or request.images is None or request.prompt_key in self._prompts:
+            return True
+        return self._images.is_read(request.images)
+
+    def _image_fault(self, request: SequenceRequest) -> SynthError | None:
+        if self._images is None or request.images is None or request.prompt_key in self._prompts:
+            return None
+        return self._images.fault(request.images)
 
     def _admit(self, newcomers: list[SequenceRequest]) -> None:
         """Prefill each distinct new prompt once, copy its KV to all that share it, and sample their first tokens."""
@@ -348,6 +377,7 @@ class Batcher:
         running = self._batch.requests
         self._max_length = int(self._batch.length.max()) if running else 0
         self._max_final_length = max((len(r.prompt_ids) + r.params.max_tokens for r in running), default=0)
+        self._read_ahead()  # also of whoever would have shared a prompt that has gone
 
     def _compute_keys(self, ids_PL: Tensor, requests: list[SequenceRequest]) -> Tensor:
         """Compute the keys and values of requests from their beginnings; the hidden states [P, L, E]."""
@@ -356,7 +386,8 @@ class Batcher:
         if not any(prompts):
             return self._forward(ids_PL, self._positions(rows, length), None, self._cache, None)
         positions_3PL = row_positions(prompts, length, self._device)
-        return self._forward(ids_PL, positions_3PL, None, self._cache, row_patches(prompts, self._device))
+        assert self._images is not None
+        return self._forward(ids_PL, positions_3PL, None, self._cache, self._images.patches(prompts, self._device))
 
     def _positions(self, rows: int, length: int) -> Tensor:
         return torch.arange(length, device=self._device)[None].expand(rows, length)

@@ -1,27 +1,28 @@
-"""The images of running requests: their patches, made once, and the positions that they give to a row.
+"""The images of requests: their patches, read shortly before they are needed, and the positions that they give a row.
 
+Patches take a hundred times the memory of an image's file. So a request holds its files alone, however many requests
+wait or run; a bounded store has patches of the next ones, and what room is left has those that were needed last.
 Nothing here is in the way of a text model: a request without images has none of it.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from synth.errors import Problem, UserError
+from synth.errors import Problem, SynthError, Transient, UserError
 from synth.images.format import NotAnImage
 from synth.images.positions import mrope_positions
 from synth.images.processor import ImageProcessor
-from synth.images.prompt_image import PromptImage
 from synth.images.qwen3_vl import ImagePatches
 from synth.inference.engines.protocol import EngineImage
 
@@ -30,86 +31,41 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """The images of one prompt. pixels: of each, float32 [its patches, values of a patch].
+    """The images of one prompt.
 
     positions: int64 [3, T], of the prompt's tokens. shift: what a later token's position is above its index.
     """
 
-    images: tuple[PromptImage, ...]
-    pixels: tuple[Float32, ...]
+    images: tuple[EngineImage, ...]
     positions: npt.NDArray[np.int64]
     shift: int
 
     @property
     def patches(self) -> int:
-        return sum(image.height * image.width for image in self.images)
+        return sum(image.shown.height * image.shown.width for image in self.images)
 
     @property
     def digests(self) -> bytes:
         """What tells it from another prompt of the same ids."""
-        return b"".join(bytes.fromhex(image.sha256) for image in self.images)
+        return b"".join(bytes.fromhex(image.shown.sha256) for image in self.images)
 
 
-class ImageReader:
-    """Makes patches of the images of one model's prompts, in other threads than the engine's.
-
-    cache_bytes: of patches that no request needs any more and that may come again with the next turn.
-    """
-
-    def __init__(self, processor: ImageProcessor, *, image_token: int, cache_bytes: int) -> None:
-        self._processor = processor
-        self.image_token = image_token
-        self._cache_bytes = cache_bytes
-        self._recent: OrderedDict[str, Float32] = OrderedDict()
-        self._recent_bytes = 0
-        self._used: WeakValueDictionary[str, Float32] = WeakValueDictionary()  # by requests, or recent
-        self._reading: dict[str, asyncio.Task[Float32]] = {}
-
-    async def read(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
-        """The images of a prompt; None for text. Raises `UserError` for images that its ids do not show."""
-        if not images and self.image_token not in prompt_ids:
-            return None
-        shown = tuple(image.shown for image in images)
-        try:
-            positions, after = mrope_positions(
-                np.asarray(prompt_ids), shown, image_token=self.image_token, merge_size=self._processor.merge_size
-            )
-        except ValueError as error:
-            raise UserError(
-                Problem(what=str(error), expected="as many image tokens as its images have", where="messages")
-            ) from error
-        pixels = [await self._pixels(image) for image in images]
-        return ImagePrompt(shown, tuple(pixels), positions, after - len(prompt_ids))
-
-    async def _pixels(self, image: EngineImage) -> Float32:
-        digest = image.shown.sha256
-        pixels = self._used.get(digest)
-        if pixels is None:
-            task = self._reading.get(digest)
-            if task is None:
-                task = self._reading[digest] = asyncio.create_task(self._compute(image), name="read an image")
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # Others may wait for the same image.
-            pixels = await asyncio.shield(task)
-        self._keep(digest, pixels)
-        return pixels
-
-    async def _compute(self, image: EngineImage) -> Float32:
-        try:
-            return await asyncio.to_thread(self._processor.pixels, image.body, image.shown)
-        except NotAnImage as error:
-            raise UserError(Problem(what=str(error), expected="an image", where="messages")) from error
-        finally:
-            del self._reading[image.shown.sha256]
-
-    def _keep(self, digest: str, pixels: Float32) -> None:
-        self._used[digest] = pixels
-        if digest not in self._recent:
-            self._recent[digest] = pixels
-            self._recent_bytes += pixels.nbytes
-        self._recent.move_to_end(digest)
-        while self._recent_bytes > self._cache_bytes:
-            self._recent_bytes -= self._recent.popitem(last=False)[1].nbytes
+def read_prompt(
+    prompt_ids: Sequence[int], images: Sequence[EngineImage], *, image_token: int, merge_size: int
+) -> ImagePrompt | None:
+    """The images of a prompt; None for text. Raises `UserError` for images that its ids do not show."""
+    if not images and image_token not in prompt_ids:
+        return None
+    shown = tuple(image.shown for image in images)
+    try:
+        positions, after = mrope_positions(
+            np.asarray(prompt_ids), shown, image_token=image_token, merge_size=merge_size
+        )
+    except ValueError as error:
+        raise UserError(
+            Problem(what=str(error), expected="as many image tokens as its images have", where="messages")
+        ) from error
+    return ImagePrompt(tuple(images), positions, after - len(prompt_ids))
 
 
 def check_no_images(images: Sequence[EngineImage]) -> None:
@@ -118,6 +74,103 @@ def check_no_images(images: Sequence[EngineImage]) -> None:
         raise UserError(
             Problem(what=f"{len(images)} images for a text model", expected="text", fix="choose a vision model")
         )
+
+
+class ImageReader:
+    """Reads the images of one model's prompts as patches, float32 [its patches, values of a patch], in other threads.
+
+    All but `prompt` is for the engine's thread. max_bytes: of patches that are held; those of one request, or of one
+    forward, may be more, and are there until it is over. on_read: called in a reading thread when an image is there.
+    """
+
+    def __init__(
+        self, processor: ImageProcessor, *, image_token: int, max_bytes: int, on_read: Callable[[], None]
+    ) -> None:
+        self._processor = processor
+        self._image_token = image_token
+        self._max_bytes = max_bytes
+        self._on_read = on_read
+        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="image")
+        # By digest, the one that was needed last at the end.
+        self._held: OrderedDict[str, tuple[Future[Float32], int]] = OrderedDict()
+        self._next: set[str] = set()
+        self.held_bytes = 0
+
+    def prompt(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
+        """As `read_prompt`."""
+        return read_prompt(prompt_ids, images, image_token=self._image_token, merge_size=self._processor.merge_size)
+
+    def read_ahead(self, prompts: Iterable[ImagePrompt]) -> None:
+        """Begin to read the first of these prompts, and those after it that there is room for beside it."""
+        self._next = set()
+        size = 0
+        for prompt in prompts:
+            new = {image.shown.sha256: image for image in prompt.images if image.shown.sha256 not in self._next}
+            size += sum(map(self._size, new.values()))
+            if self._next and size > self._max_bytes:
+                break
+            self._next |= new.keys()
+            for image in prompt.images:
+                self._begin(image)
+        self._make_room()
+
+    def is_read(self, prompt: ImagePrompt) -> bool:
+        """Whether `patches` would not wait."""
+        held = [self._held.get(image.shown.sha256) for image in prompt.images]
+        return all(entry is not None and entry[0].done() for entry in held)
+
+    def fault(self, prompt: ImagePrompt) -> SynthError | None:
+        """Why an image of a prompt that is read cannot be shown; the next request with it has it read again."""
+        for image in prompt.images:
+            error = self._held[image.shown.sha256][0].exception()
+            if error is None:
+                continue
+            self._let_go(image.shown.sha256)
+            if isinstance(error, NotAnImage):
+                return UserError(Problem(what=str(error), expected="an image", where="messages"))
+            if isinstance(error, SynthError):
+                return error
+            return Transient(f"an image could not be read: {type(error).__name__}: {error}")
+        return None
+
+    def patches(self, prompts: Sequence[ImagePrompt | None], device: torch.device) -> ImagePatches | None:
+        """The patches of rows that begin with these prompts, in the order of their tokens; waits for those not read."""
+        images = [image for prompt in prompts if prompt is not None for image in prompt.images]
+        reading = [self._begin(image) for image in images]
+        found = ImagePatches.of([future.result() for future in reading], [image.shown for image in images], device)
+        self._make_room()
+        return found
+
+    def close(self) -> None:
+        """End the threads; nothing is read any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, image: EngineImage) -> Future[Float32]:
+        digest = image.shown.sha256
+        if digest not in self._held:
+            future = self._threads.submit(self._processor.pixels, image.body, image.shown)
+            future.add_done_callback(lambda _: self._on_read())
+            self._held[digest] = future, self._size(image)
+            self.held_bytes += self._size(image)
+        self._held.move_to_end(digest)
+        return self._held[digest][0]
+
+    def _make_room(self) -> None:
+        """Let go of patches that were not needed for the longest time, until the others are few enough."""
+        for digest in [*self._held]:
+            if self.held_bytes <= self._max_bytes:
+                return
+            if digest not in self._next:
+                self._let_go(digest)
+
+    def _let_go(self, digest: str) -> None:
+        future, size = self._held.pop(digest)
+        future.cancel()
+        self.held_bytes -= size
+
+    def _size(self, image: EngineImage) -> int:
+        """Bytes of its patches."""
+        return image.shown.height * image.shown.width * self._processor.patch_values * np.float32().nbytes
 
 
 def row_positions(prompts: Sequence[ImagePrompt | None], length: int, device: torch.device) -> Tensor:
@@ -132,13 +185,6 @@ def row_positions(prompts: Sequence[ImagePrompt | None], length: int, device: to
     return torch.from_numpy(positions).to(device)
 
 
-def row_patches(prompts: Sequence[ImagePrompt | None], device: torch.device) -> ImagePatches | None:
-    """The patches of rows that begin with these prompts, in the order of their tokens."""
-    seen = [prompt for prompt in prompts if prompt is not None]
-    pixels = [pixels for prompt in seen for pixels in prompt.pixels]
-    return ImagePatches.of(pixels, [image for prompt in seen for image in prompt.images], device)
-
-
-def image_reader(model: Any, processor: ImageProcessor, *, cache_bytes: int) -> ImageReader:
+def image_reader(model: Any, processor: ImageProcessor, *, max_bytes: int, on_read: Callable[[], None]) -> ImageReader:
     """The reader of a loaded vision model."""
-    return ImageReader(processor, image_token=int(model.config.image_token_id), cache_bytes=cache_bytes)
+    return ImageReader(processor, image_token=int(model.config.image_token_id), max_bytes=max_bytes, on_read=on_read)

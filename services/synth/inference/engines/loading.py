@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -47,9 +48,12 @@ class LoadedModel:
     images: ImageReader | None
 
 
-def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) -> LoadedModel:
+def load_model(
+    model_dir: Path, adapter: Path | None, settings: EngineSettings, *, on_image: Callable[[], None]
+) -> LoadedModel:
     """Load weights, adapter and tokenizer from local directories only, in the thread that will run the model.
 
+    on_image: called in some thread when an image of a request was read.
     Raises `Permanent` for a directory without a model, and for an architecture with another attention or head than the
     plain one.
     """
@@ -90,6 +94,9 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         device=device,
         budget_bytes=settings.kv_budget_bytes or _kv_budget(device, config.vocab_size, settings),
     )
+    images = None
+    if processor is not None:
+        images = image_reader(model, processor, max_bytes=settings.pixel_cache_bytes, on_read=on_image)
     batcher = Batcher(
         forward=_vision_forward(model) if sees else _text_forward(decoder),
         head=head,
@@ -100,9 +107,9 @@ def load_model(model_dir: Path, adapter: Path | None, settings: EngineSettings) 
         decode=tokenizer.decode,
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
+        images=images,
     )
     max_context = min(config.max_position_embeddings, cache.budget_tokens)
-    images = None if processor is None else image_reader(model, processor, cache_bytes=settings.pixel_cache_bytes)
     return LoadedModel(live, batcher, max_context, config.vocab_size, images)
 
 

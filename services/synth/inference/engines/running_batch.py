@@ -25,7 +25,7 @@ class SequenceRequest:
     row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
     prompt_key: the prompt's ids as bytes, and its images' digests. generator: of a request with a seed of its own.
     grammar: how far it has come in the grammar of a constrained one. images: those of its prompt, kept as long as it
-    runs. aborted: before it was added.
+    runs.
     """
 
     id: str
@@ -39,7 +39,6 @@ class SequenceRequest:
     generator: torch.Generator | None = None
     grammar: GrammarState | None = None
     images: ImagePrompt | None = None
-    aborted: bool = False
 
     @property
     def checked_each_step(self) -> bool:

@@ -26,7 +26,7 @@ class EngineSettings:
     the next engine, which takes the same part of it.
     max_num_seqs: requests in one step, each of which costs 12 bytes x vocabulary for its logits.
     seed: of the random stream of requests without a seed of their own; None: from the operating system.
-    pixel_cache_bytes: of the patches of images that no request needs any more, for the turns that show them again.
+    pixel_cache_bytes: of the patches of images that are held: of the next requests, and of those that ran lately.
 
     Of a vLLM host, whose device is the platform that the environment's vLLM was built for:
     sleeps: whether it has to be able to give its memory back (`Engine.sleep`).

@@ -125,6 +125,7 @@ class TransformersEngine:
         request = SequenceRequest(
             request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
         )
+        request.images = self._shown_images(prompt_ids, images)
         self._requests[request_id] = request
         deadline = self._deadlines.begin(timeout)
         finished = added = False
@@ -133,7 +134,6 @@ class TransformersEngine:
                 try:
                     async with deadline.limit():
                         if not added:
-                            request.images = await self._read_images(prompt_ids, images)
                             self._post(_Command(lambda: self._batcher.add(request), request.deliver))
                             added = True
                         item = await queue.get()
@@ -154,9 +154,9 @@ class TransformersEngine:
         if request is not None and self.healthy:
             self._post(_Command(lambda: self._batcher.abort(request)))
 
-    async def _read_images(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
+    def _shown_images(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> ImagePrompt | None:
         if self._images is not None:
-            return await self._images.read(prompt_ids, images)
+            return self._images.prompt(prompt_ids, images)
         from synth.inference.engines.image_prompts import check_no_images
 
         check_no_images(images)
@@ -268,15 +268,23 @@ class TransformersEngine:
         except BaseException as error:
             log.exception("engine died")
             self._fail_all(Transient(f"the engine died: {type(error).__name__}: {error}"))
+        finally:
+            if self._images is not None:
+                self._images.close()
 
     def _load(self, model_dir: Path, adapter: Path | None) -> None:
         from synth.inference.engines.loading import load_model
 
-        loaded = load_model(model_dir, adapter, self._settings)
+        loaded = load_model(model_dir, adapter, self._settings, on_image=self._look_again)
         self._live, self._batcher = loaded.live, loaded.batcher
         self._batcher.version = self._version
         self._max_context, self._vocabulary = loaded.max_context, loaded.vocabulary
         self._images = loaded.images
+
+    def _look_again(self) -> None:
+        """An image was read: whoever waits for it may be next."""
+        with self._wake:
+            self._wake.notify()
 
     def _serve(self) -> None:
         import torch

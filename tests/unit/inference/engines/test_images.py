@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from synth.inference.engines.protocol import SamplingParams
+from synth.errors import UserError
+from synth.images.processor import ImageProcessor
+from synth.images.prompt_image import PromptImage
+from synth.inference.engines.protocol import EngineImage, SamplingParams
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from tests.unit.inference.engines.image_contract import *  # noqa: F403
 from tests.unit.inference.engines.image_contract import TOLERANCE, Asked
+from tests.unit.inference.tiny_model import write_full_policy
 from tests.unit.inference.vision_model import VisionReference, picture
 
 
@@ -49,6 +57,89 @@ async def test_many_patches_are_prefilled_in_parts(
     all_asked = [Asked(reference, [5, -1, 6], picture(seed)) for seed in range(5)]
     sampled = await asyncio.gather(*(asked.complete(engine, 10) for asked in all_asked))
     assert max(asked.error(got) for asked, got in zip(all_asked, sampled, strict=True)) <= TOLERANCE
+
+
+class HeldPatches:
+    """How many bytes of patches there are, by the arrays themselves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = self.most = self.read = 0
+        self._lock = threading.Lock()
+        read = ImageProcessor.pixels
+
+        def count(processor: ImageProcessor, body: bytes, image: PromptImage) -> Any:
+            patches = read(processor, body, image)
+            self._add(patches.nbytes)
+            weakref.finalize(patches, self._add, -patches.nbytes)
+            return patches
+
+        monkeypatch.setattr(ImageProcessor, "pixels", count)
+
+    def _add(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
+            self.read += size > 0
+
+
+async def test_patches_of_waiting_and_running_requests_are_bounded(
+    vision_dir: Path, reference: VisionReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Forty requests of six images: 23.6 MB of patches, a store of 1 MB, and 1.8 MB for a forward."""
+    patch, bound, forward = 1536 * 4, 1 << 20, 300
+    monkeypatch.setattr("synth.inference.engines.batcher._PREFILL_TOKENS", forward)
+    held = HeldPatches(monkeypatch)
+    settings = EngineSettings(device="cpu", seed=0, max_num_seqs=24, pixel_cache_bytes=bound)
+    engine = await TransformersEngine.load(vision_dir, settings=settings)
+    try:
+        asked = [Asked(reference, [5, *[-1, 7] * 6], *(picture(6 * i + k) for k in range(6))) for i in range(40)]
+        underway = asyncio.Event()
+        running = [
+            asyncio.create_task(one.complete(engine, 80, on_delta=(lambda _: underway.set()) if i == 20 else None))
+            for i, one in enumerate(asked)
+        ]
+        await asyncio.wait_for(underway.wait(), 60)
+        # What runs is computed again, from images that are read again.
+        proof = await engine.update_weights(write_full_policy(tmp_path, reference.model, 1), 1)
+        assert proof.matched == proof.tensors
+        sampled = await asyncio.gather(*running)
+        assert max(one.error(got) for one, got in zip(asked[::7], sampled[::7], strict=True)) <= TOLERANCE
+        assert held.read > 40 * 6
+        # Beside the store: the images of a forward, and what the threads have just read.
+        assert held.most <= bound + (forward + (os.cpu_count() or 1) * 16) * patch
+    finally:
+        await engine.close()
+
+
+async def test_the_next_turn_finds_its_images_read(
+    vision_dir: Path, reference: VisionReference, monkeypatch: pytest.MonkeyPatch
+):
+    held = HeldPatches(monkeypatch)
+    engine = await TransformersEngine.load(vision_dir, settings=EngineSettings(device="cpu", seed=0))
+    try:
+        for text in ([5, -1, 6], [5, -1, 6, 7, -1, 8], [9, -1]):
+            await Asked(reference, text, *([picture(1)] if text.count(-1) == 1 else [picture(1), picture(2)])).complete(
+                engine, 2
+            )
+        assert held.read == 2
+    finally:
+        await engine.close()
+
+
+async def test_an_image_that_cannot_be_read_ends_its_request_alone(
+    engine: TransformersEngine, reference: VisionReference
+):
+    bad, good = (Asked(reference, [5, -1, 6], picture(seed)) for seed in (1, 2))
+    [image] = bad.images
+    bad.images = [EngineImage(image.shown, image.body[:-40])]
+    failed, served = await asyncio.gather(bad.complete(engine, 4), good.complete(engine, 4), return_exceptions=True)
+    assert isinstance(failed, UserError)
+    assert "cannot be decoded" in str(failed)
+    assert not isinstance(served, BaseException)
+    assert good.error(served) <= TOLERANCE
+    # The same image, whole, is read again.
+    bad.images = [image]
+    assert bad.error(await bad.complete(engine, 4)) <= TOLERANCE
 
 
 async def test_an_aborted_request_whose_image_is_not_read_reaches_no_batch(
