@@ -30,6 +30,7 @@ class EngineSettings:
 
     Of a vLLM host, whose device is the platform that the environment's vLLM was built for:
     sleeps: whether it has to be able to give its memory back (`Engine.sleep`).
+    open_pixel_bytes: of the patches of images that its open requests hold; further requests wait.
     max_adapters: adapters that it holds at once, old versions included.
     start_s: how long it may take to start. call_s: how long its process may take to answer a call.
     max_batch_adapters: adapters in one step, each of which takes memory for the largest rank.
@@ -45,6 +46,7 @@ class EngineSettings:
     seed: int | None = None
     pixel_cache_bytes: int = 256 << 20
     sleeps: bool = False
+    open_pixel_bytes: int = 4 << 30
     max_adapters: int = 32
     max_batch_adapters: int = 8
     start_s: float = 3600.0

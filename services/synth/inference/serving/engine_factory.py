@@ -56,6 +56,7 @@ def engine_settings(settings: InferenceSettings) -> EngineSettings:
         kv_budget_bytes=settings.kv_budget_bytes,
         kv_share=settings.kv_share,
         pixel_cache_bytes=settings.pixel_cache_bytes,
+        open_pixel_bytes=settings.open_pixel_bytes,
         sleeps=settings.turn_file is not None,
         max_num_seqs=settings.max_rows,
         max_adapters=settings.max_adapters,

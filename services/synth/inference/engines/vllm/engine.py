@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class VllmEngine:
         name = self._open[request_id] = self._host.new_request_id()
         try:
             async with self._host.adapters.using(self._adapter) as lora:
-                prompt = self._host.read_prompt(prompt_ids, images)
+                prompt = self._host.open_prompt(prompt_ids, images)
                 deltas = self._deltas(prompt, vllm_params, name, lora, self._version)
                 async with aclosing(deltas):
                     while True:
@@ -228,13 +228,12 @@ class VllmEngine:
         return proof
 
     async def _deltas(
-        self, prompt: Awaitable[Any], params: Any, name: str, lora: Any, version: int
+        self, opening: AbstractAsyncContextManager[Any], params: Any, name: str, lora: Any, version: int
     ) -> AsyncGenerator[Delta]:
         """Convert vLLM's outputs to deltas, every token with its version."""
         sent = 0
         processor = self._host.llm.output_processor
-        outputs = self._host.generate(await prompt, params, name=name, lora=lora)
-        async with aclosing(outputs):
+        async with opening as prompt, aclosing(self._host.generate(prompt, params, name=name, lora=lora)) as outputs:
             async for output in outputs:
                 self._check()  # when the host or the policy has ended, that is an error and not an abort
                 completion = output.outputs[0]

@@ -6,19 +6,20 @@ import asyncio
 import itertools
 import logging
 import shutil
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from synth.errors import Permanent, SynthError, Transient
-from synth.inference.engines.image_prompts import ImageReader, check_no_images
+from synth.inference.engines.image_prompts import check_no_images, read_prompt
 from synth.inference.engines.limits import vllm_lora_rank
 from synth.inference.engines.protocol import EngineImage
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
 from synth.inference.engines.vllm.base_model import BaseModelInfo, read_base_model_info
+from synth.inference.engines.vllm.image_patches import PatchStore
 from synth.inference.engines.vllm.launch import launch
 from synth.inference.engines.vllm.prompts import multimodal_input, text_input
 
@@ -58,7 +59,7 @@ class VllmHost:
         self.engines: set[HostedEngine] = set()
         self.weights_replaced = False
         self._folder = folder
-        self._images = _image_reader(model, settings)
+        self._patches = _patch_store(model, llm, settings)
         self._failure: str | None = None
         self._closed = False
         self.asleep = False
@@ -146,22 +147,28 @@ class VllmHost:
         """A request id that is unique on this host."""
         return f"request-{next(self._names)}"
 
-    async def read_prompt(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> Any:
-        """vLLM's input for these ids, which show these images. Raises `UserError` where the ids do not show them."""
-        if self._images is None:
+    @asynccontextmanager
+    async def open_prompt(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> AsyncIterator[Any]:
+        """vLLM's input for these ids, which show these images, until its request ends.
+
+        Waits until there is room for the images' patches. Raises `UserError` where the ids do not show them.
+        """
+        token = self.model.image_token
+        if self._patches is None or token is None:
             check_no_images(images)
-            return text_input(prompt_ids)
-        shown = await self._images.read(prompt_ids, images)
-        if shown is None:
-            return text_input(prompt_ids)
-        return multimodal_input(
-            prompt_ids, shown, image_token=self._images.image_token, dtype=self.llm.model_config.dtype
-        )
+            yield text_input(prompt_ids)
+            return
+        # Only to check that the ids show the images: vLLM finds the positions by itself.
+        if read_prompt(prompt_ids, images, image_token=token, merge_size=self._patches.merge_size) is None:
+            yield text_input(prompt_ids)
+            return
+        async with self._patches.open(images) as patches:
+            yield multimodal_input(prompt_ids, [image.shown for image in images], patches, image_token=token)
 
     async def generate(
         self, prompt: Any, params: Any, *, name: str, lora: Any = None, first: bool = False
     ) -> AsyncGenerator[Any]:
-        """vLLM's outputs for one request. prompt: of `read_prompt`. first: before all that wait.
+        """vLLM's outputs for one request. prompt: of `open_prompt`. first: before all that wait.
 
         Raises `Transient` when the engine ends.
         """
@@ -306,10 +313,15 @@ class VllmHost:
             await selftest.check_lora_mask(self)
 
 
-def _image_reader(model: BaseModelInfo, settings: EngineSettings) -> ImageReader | None:
-    if model.image_processor is None or model.image_token is None:
+def _patch_store(model: BaseModelInfo, llm: Any, settings: EngineSettings) -> PatchStore | None:
+    if model.image_processor is None:
         return None
-    return ImageReader(model.image_processor, image_token=model.image_token, cache_bytes=settings.pixel_cache_bytes)
+    return PatchStore(
+        model.image_processor,
+        dtype=llm.model_config.dtype,
+        open_bytes=settings.open_pixel_bytes,
+        cache_bytes=settings.pixel_cache_bytes,
+    )
 
 
 def _check_workarounds(settings: EngineSettings) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from synth.images.prompt_image import PromptImage
-from synth.inference.engines.image_prompts import ImagePrompt
 
 
 def text_input(prompt_ids: Sequence[int]) -> dict[str, Any]:
@@ -22,11 +22,12 @@ def text_input(prompt_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def multimodal_input(
-    prompt_ids: Sequence[int], prompt: ImagePrompt, *, image_token: int, dtype: torch.dtype
+    prompt_ids: Sequence[int], images: Sequence[PromptImage], patches: Sequence[Tensor], *, image_token: int
 ) -> dict[str, Any]:
-    """vLLM's input for a prompt that shows images; prompt_ids: with each image as a run of its tokens.
+    """vLLM's input for a prompt that shows images.
 
-    The prefix cache takes the images' digests into its keys. dtype: of the model, to which vLLM would cast the patches.
+    prompt_ids: with each image as a run of its tokens. patches: of each image, in the model's dtype. The prefix cache
+    takes the images' digests into its keys.
     """
     from vllm.inputs.engine import mm_input  # pyright: ignore[reportMissingImports]
     from vllm.multimodal.inputs import (  # pyright: ignore[reportMissingImports]
@@ -34,17 +35,16 @@ def multimodal_input(
         PlaceholderRange,
     )
 
-    starts = image_starts(prompt_ids, prompt.images, image_token=image_token)
+    starts = image_starts(prompt_ids, images, image_token=image_token)
     return mm_input(
         prompt_token_ids=list(prompt_ids),
         mm_kwargs=MultiModalKwargsItems(
-            {"image": [_item(i, p, dtype) for i, p in zip(prompt.images, prompt.pixels, strict=True)]}
+            {"image": [_item(image, of_image) for image, of_image in zip(images, patches, strict=True)]}
         ),
-        mm_hashes={"image": [image.sha256 for image in prompt.images]},
+        mm_hashes={"image": [image.sha256 for image in images]},
         mm_placeholders={
             "image": [
-                PlaceholderRange(offset=start, length=image.tokens)
-                for start, image in zip(starts, prompt.images, strict=True)
+                PlaceholderRange(offset=start, length=image.tokens) for start, image in zip(starts, images, strict=True)
             ]
         },
     )
@@ -57,13 +57,12 @@ def image_starts(prompt_ids: Sequence[int], images: Sequence[PromptImage], *, im
     return found[before].tolist()
 
 
-def _item(image: PromptImage, pixels: Any, dtype: torch.dtype) -> Any:
+def _item(image: PromptImage, patches: Tensor) -> Any:
     from vllm.multimodal.inputs import (  # pyright: ignore[reportMissingImports]
         MultiModalFieldConfig,
         MultiModalKwargsItem,
     )
 
-    patches = torch.from_numpy(pixels).to(dtype)
     grid_13 = torch.tensor([[1, image.height, image.width]])
     flat = MultiModalFieldConfig.flat_from_sizes("image", torch.tensor([len(patches)]))
     one = MultiModalFieldConfig.batched("image", keep_on_cpu=True)
