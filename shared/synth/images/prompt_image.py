@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from synth.errors import Problem, UserError
 
@@ -28,23 +30,30 @@ class PromptImage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     tokens: int
 
 
-def expand_image_tokens(ids: Sequence[int], images: Sequence[PromptImage], image_token: int) -> list[int]:
-    """The ids with as many image tokens for each image as it has; a chat template writes one for each.
+def token_counts(
+    ids: npt.NDArray[np.integer], images: Sequence[PromptImage], image_token: int
+) -> npt.NDArray[np.int64]:
+    """How many tokens each of the ids stands for, int64 [T]: a chat template writes one for each image.
 
-    Raises `UserError` where the images are not as many as the tokens: the template shows fewer, or text spells one.
+    Raises `UserError` where the images are not as many as the image tokens: the template shows fewer, or text spells
+    one.
     """
-    found = ids.count(image_token)
-    if found != len(images):
+    places = np.flatnonzero(ids == image_token)
+    if len(places) != len(images):
         raise UserError(
             Problem(
-                what=f"the chat template shows {found} images, and the messages have {len(images)}",
+                what=f"the chat template shows {len(places)} images, and the messages have {len(images)}",
                 expected="a template that shows every image, wherever it stands",
                 fix="put images into messages of the user",
                 where="messages",
             )
         )
-    expanded: list[int] = []
-    rest = iter(images)
-    for token in ids:
-        expanded += [token] * next(rest).tokens if token == image_token else [token]
-    return expanded
+    counts = np.ones(len(ids), np.int64)
+    counts[places] = [image.tokens for image in images]
+    return counts
+
+
+def expand_image_tokens(ids: Sequence[int], images: Sequence[PromptImage], image_token: int) -> list[int]:
+    """The ids with as many image tokens for each image as it has. Raises `UserError` as `token_counts` does."""
+    rendered = np.asarray(ids, np.int64)
+    return np.repeat(rendered, token_counts(rendered, images, image_token)).tolist()

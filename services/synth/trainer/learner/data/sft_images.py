@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from synth.chat.messages import Message, TrainingRow, keep_first_images
-from synth.errors import Problem, UserError
-from synth.images.prompt_image import PromptImage
+from synth.images.prompt_image import PromptImage, token_counts
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.row_images import shown_blobs
 
@@ -40,17 +39,7 @@ class SftImages:
 
         Raises `UserError` where the template does not show them all.
         """
-        places = np.flatnonzero(ids == self.loader.image_token)
-        if len(places) != len(images):
-            raise UserError(
-                Problem(
-                    what=f"the chat template shows {len(places)} images, and the messages have {len(images)}",
-                    expected="a template that shows every image",
-                    fix="check the template",
-                )
-            )
-        counts = np.ones(len(ids), np.int64)
-        counts[places] = [image.tokens for image in images]
+        counts = token_counts(ids, images, self.loader.image_token)
         return np.repeat(ids, counts), np.repeat(weights, counts)
 
     def whole_within(
