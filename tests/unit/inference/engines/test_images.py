@@ -126,6 +126,20 @@ async def test_the_next_turn_finds_its_images_read(
         await engine.close()
 
 
+async def test_who_would_have_shared_a_prompt_that_has_gone_is_served(vision_dir: Path, reference: VisionReference):
+    """One request at a time, and nothing is held: the image is read anew for the second."""
+    settings = EngineSettings(device="cpu", seed=0, max_num_seqs=1, pixel_cache_bytes=0)
+    engine = await TransformersEngine.load(vision_dir, settings=settings)
+    try:
+        asked = Asked(reference, [5, -1, 6], picture(1))
+        async with asyncio.timeout(60):
+            for got in await asyncio.gather(asked.complete(engine, 30), asked.complete(engine, 30)):
+                assert asked.error(got) <= TOLERANCE
+        assert engine.stats().prefills == 2
+    finally:
+        await engine.close()
+
+
 async def test_an_image_that_cannot_be_read_ends_its_request_alone(
     engine: TransformersEngine, reference: VisionReference
 ):
