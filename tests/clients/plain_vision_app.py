@@ -1,6 +1,6 @@
 """A task app that follows the published contract and is written without our SDK: it shows images as data URLs.
 
-`python -m tests.clients.plain_vision_app PORT`. Each of its turns is one user message with as many images as
+`python -m tests.clients.plain_vision_app PORT NAME`. Each of its turns is one user message with as many images as
 `max_images_per_step` says, and a tool call that is forced; it pays by the length of what the model writes.
 """
 
@@ -27,6 +27,7 @@ TOOL = {
     },
 }
 TURNS = 2
+NAME = sys.argv[2]
 
 
 async def health(request: Request) -> JSONResponse:
@@ -34,8 +35,8 @@ async def health(request: Request) -> JSONResponse:
 
 
 async def task_info(request: Request) -> JSONResponse:
-    task = {"id": "gallery", "name": "Gallery", "description": "Pictures.", "version": "1"}
-    return JSONResponse({"task": task, "environment": "gallery", "dataset": {}, "rubric": {}, "inference": {}})
+    task = {"id": NAME, "name": NAME.title(), "description": "Pictures.", "version": "1"}
+    return JSONResponse({"task": task, "environment": NAME, "dataset": {}, "rubric": {}, "inference": {}})
 
 
 async def rollout(request: Request) -> JSONResponse:
@@ -75,7 +76,7 @@ async def rollout(request: Request) -> JSONResponse:
             steps.append({"obs": {}, "tool_calls": [], "reward": len(written) % 8 / 8, "done": turn + 1 == TURNS})
     total = sum(step["reward"] for step in steps)
     trajectory = {
-        "env_id": "gallery",
+        "env_id": NAME,
         "policy_id": asked["policy"].get("policy_name") or "policy",
         "steps": steps,
         "length": len(steps),

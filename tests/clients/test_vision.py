@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,15 @@ from task_apps.colours.dataset import rows
 from tests.clients.conftest import ENVIRONMENT_KEY
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import eventually
+from tests.e2e.crafter_jobs import crafter_app, submit_sft
 from tests.e2e.platform import Platform
 
 pytestmark = pytest.mark.timeout(600)
 SFT_BASE, RL_BASE = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"
+BASES = (SFT_BASE, RL_BASE, "Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Thinking")
+#: Two examples that have a test of their own.
+CRAFTER_RL = "qwen_vl/configs/crafter_rl_vision_qwen3vl4b.toml"
+COLOURS_SFT = "qwen_vl/configs/sft_qwen3_vl_2b_test.toml"
 _JOB = r"(job_[0-9a-z]+)"
 
 
@@ -34,16 +40,16 @@ _JOB = r"(job_[0-9a-z]+)"
 def client(published: Callable[[str], Published], platform: Platform) -> Published:
     """Version 0.2.23, and the bases of its examples on the cluster."""
     platform.shell.ok("models", "make", "tiny-qwen3-vl")
-    for base in (SFT_BASE, RL_BASE):
+    for base in BASES:
         platform.shell.ok("models", "alias", base, "tiny-qwen3-vl")
     return published("synth-ai-0.2.23")
 
 
-@pytest.fixture(scope="module")
-def gallery_url(platform: Platform) -> Iterator[str]:
+@contextmanager
+def plain_app(name: str) -> Iterator[str]:
     """A task app that was written without our SDK, a process of its own."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.clients.plain_vision_app", str(port)]
+    command = [sys.executable, "-m", "tests.clients.plain_vision_app", str(port), name]
     process = subprocess.Popen(command, env={**os.environ, "ENVIRONMENT_API_KEY": ENVIRONMENT_KEY})
     url = f"http://127.0.0.1:{port}"
     try:
@@ -54,14 +60,35 @@ def gallery_url(platform: Platform) -> Iterator[str]:
         process.wait(10)
 
 
-def example(client: Published, name: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def gallery_url() -> Iterator[str]:
+    with plain_app("gallery") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def pokemon_url() -> Iterator[str]:
+    with plain_app("pokemon_red") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def crafter_url() -> Iterator[str]:
+    with crafter_app(ENVIRONMENT_KEY) as url:
+        yield url
+
+
+def example(client: Published, path: str) -> dict[str, Any]:
     """One of the job files that the client's wheel has for Qwen3-VL."""
-    folder = client.venv / "lib" / "python3.11" / "site-packages" / "examples" / "qwen_vl" / "configs"
-    return tomllib.loads((folder / name).read_text())
+    return tomllib.loads(example_file(client, path).read_text())
+
+
+def example_file(client: Published, path: str) -> Path:
+    return client.venv / "lib" / "python3.11" / "site-packages" / "examples" / path
 
 
 def test_the_clients_sft_example_trains_an_adapter_with_the_projector(client: Published, platform: Platform):
-    config = example(client, "sft_qwen3_vl_2b_test.toml")
+    config = example(client, COLOURS_SFT)
     assert "mm_projector" in config["hyperparameters"]["lora_target_modules"]
     file = Path(client.write("".join(f"{json.dumps(row)}\n" for row in rows(32, seed=0)), "pictures.jsonl"))
     config["job"]["data"] = str(file)
@@ -74,7 +101,7 @@ def test_the_clients_sft_example_trains_an_adapter_with_the_projector(client: Pu
 
 
 def test_the_clients_rl_example_plays_an_app_that_shows_images(client: Published, platform: Platform, gallery_url: str):
-    config = example(client, "crafter_rl_vision_qwen3vl4b.toml")
+    config = example(client, CRAFTER_RL)
     # The client itself refuses a judge without provider and model.
     del config["judge"]
     # One of each, and replies as long as a tiny model's context bears.
@@ -104,6 +131,103 @@ def test_the_clients_rl_example_plays_an_app_that_shows_images(client: Published
     """
     ended = platform.succeeded(platform.shell.ok("eval", platform.write(evaluation, "vision"), "--detach").strip())
     assert ended["eval"]["rollouts"] == 4
+
+
+@pytest.fixture(scope="module")
+def player(client: Published, platform: Platform) -> str:
+    """A model that plays Crafter somewhat as the expert does."""
+    return platform.succeeded(submit_sft(platform, RL_BASE))["model"]
+
+
+def test_the_clients_crafter_example_learns_in_crafter_with_its_own_env_config(
+    client: Published, platform: Platform, crafter_url: str, player: str
+):
+    file = example_file(client, CRAFTER_RL)
+    # Of the file's groups of 2 too few have rewards that differ. A tiny model learns a line of text in seconds, and
+    # the tool's JSON in minutes.
+    changes = ("training.group_size=4", "rollout.policy_config.use_tools=false")
+    job = submit(platform, file, *changes, "--task-url", crafter_url, "--model", player)
+    platform.succeeded(job)
+    steps = platform.steps(job)
+    assert len(steps) == 3
+    assert sum(step["groups_kept"] for step in steps) > 0
+    assert all(step["branch_breaks"] == 0 for step in steps)
+    assert all(step["mismatch_max_lag0"] <= 1e-4 for step in steps if "mismatch_max_lag0" in step)
+    played = platform.api.get(f"/api/jobs/{job}/rollouts", params={"limit": 100}).json()["data"]
+    longest = max(played, key=lambda rollout: rollout["calls"])
+    assert longest["calls"] == 10
+    told = platform.api.get(f"/api/jobs/{job}/rollouts/{longest['id']}").json()
+    # As its `step_rewards` have it.
+    worth = [step["info"]["stepwise"] for step in told["transcript"]["answer"]["steps"]]
+    assert {turn["strategy"] for turn in worth} == {"consistent"}
+    assert sum(turn["indicator"] for turn in worth) == sum(turn["reward"] for turn in worth)
+
+
+#: Of the client's other examples for models that see, what is changed of each. A tiny model that was taught nothing of
+#: them writes until it may write no more, and a machine without a GPU plays a handful of episodes.
+EXAMPLES = {
+    "blog_posts/pokemon_vl/configs/train_sft_qwen4b_vl.toml": (),
+    "qwen_vl/configs/crafter_vlm_sft_example.toml": (),
+    "blog_posts/pokemon_vl/configs/train_rl_from_sft.toml": (
+        "rollout.policy_config.max_tokens=12",
+        "training.iterations_per_epoch=1",
+        "training.batch_size=2",
+        "training.group_size=4",
+        "evaluation.instances=2",
+        "evaluation.seeds=[0, 1]",
+    ),
+    "blog_posts/pokemon_vl/configs/eval_qwen3_vl.toml": (
+        "eval.policy_config.max_tokens=24",
+        "eval.policy_config.thinking_budget=8",
+    ),
+    "blog_posts/pokemon_vl/configs/eval_rl_final.toml": ("eval.policy_config.max_tokens=24",),
+    "qwen_vl/configs/eval_qwen3vl_vision.toml": (
+        'eval.seeds="100-103"',
+        "eval.max_turns=3",
+        "eval.policy_config.max_tokens=24",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_an_example_that_is_accepted_runs(
+    client: Published, platform: Platform, crafter_url: str, pokemon_url: str, player: str, path: str
+):
+    file = example_file(client, path)
+    text = file.read_text()
+    flags = ["--model", player] if "REPLACE" in text else []
+    if 'type = "offline"' in text:
+        flags += ["--dataset", str(pictures(client))]
+    else:
+        flags += ["--task-url", pokemon_url if "pokemon" in path else crafter_url]
+    job = submit(platform, file, *EXAMPLES[path], *flags)
+    platform.succeeded(job)
+    assert platform.events(job, "job.verified")
+    played = platform.api.get(f"/api/jobs/{job}/rollouts", params={"limit": 100}).json()["data"]
+    assert {rollout["outcome"] for rollout in played} == (set() if 'type = "offline"' in text else {"ok"})
+
+
+def test_each_example_for_a_model_that_sees_and_that_is_accepted_is_run_here():
+    table = (Path(__file__).parents[2] / "docs" / "client-examples.md").read_text()
+    found = [[cell.strip() for cell in line.split("|")[1:5]] for line in table.splitlines() if line.startswith("| `")]
+    folders = ("examples/qwen_vl/", "examples/blog_posts/pokemon_vl/")
+    accepted = {
+        file.strip("`").removeprefix("examples/")
+        for file, _, _, verdict in found
+        if file.strip("`").startswith(folders) and verdict.startswith("accepted")
+    }
+    assert accepted == {*EXAMPLES, CRAFTER_RL, COLOURS_SFT}
+
+
+def pictures(client: Published) -> Path:
+    """Rows with an image each."""
+    return client.folder / client.write("".join(f"{json.dumps(row)}\n" for row in rows(32, seed=0)), "pictures.jsonl")
+
+
+def submit(platform: Platform, file: Path, *changes: str) -> str:
+    """Submit one of the client's files as it is but for `key=value` changes and flags; returns the job."""
+    flags = [word for change in changes for word in (["--set", change] if "=" in change else [change])]
+    return platform.shell.ok("submit", str(file), *flags, "--detach").strip()
 
 
 def _answers(url: str) -> bool:
