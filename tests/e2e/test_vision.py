@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator
 
 import httpx
@@ -11,12 +13,16 @@ import pytest
 from synth.taskapp.sdk import Episode, TaskApp
 from task_apps.colours.dataset import rows
 from task_apps.colours.pictures import messages, picture
+from tests.e2e.cli.terminal import on_terminal
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, Served, served
 
 pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
 
 MODEL = "tiny-qwen3-vl"
+#: What a terminal says of its graphics, with the size of a cell, and how a picture begins there.
+SIXELS = b"\x1b[?62;4c\x1b[6;20;10t", r"\x1bP[0-9;]*q"
+KITTY = b"\x1b[?62c\x1b_Gi=1;OK\x1b\\\x1b[6;20;10t", r"\x1b_Gi=\d+,m=0,f=100"
 SFT = """
 [algorithm]
 type = "offline"
@@ -111,7 +117,12 @@ def test_two_pictures_are_one_sequence_on_which_trainer_and_engine_agree(
     assert len(shown) == 2
     digest = shown[0].rpartition("/")[2]
     assert platform.api.get(f"/api/images/{digest}").content.startswith(b"\x89PNG")
-    assert f"[image {digest[:12]}]" in platform.shell.ok("rollouts", "show", job, rollout["id"])
+    command = [sys.executable, "-m", "synth.cli", "rollouts", "show", job, rollout["id"]]
+    for says, begins in (SIXELS, KITTY):
+        drawn = on_terminal(80, command, cwd=platform.shell.folder, says=says)
+        assert drawn.code == 0, drawn.text
+        assert f"[image {digest[:12]}]" in drawn.raw
+        assert len(re.findall(begins, drawn.raw)) == 2
     reply = platform.api.post(
         "/v1/chat/completions", json={"model": model, "messages": messages(1), "max_tokens": 4, "temperature": 0}
     )

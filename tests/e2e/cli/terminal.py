@@ -41,14 +41,23 @@ class Shown:
 
 
 def on_terminal(
-    columns: int, command: Sequence[str], *, cwd: Path, env: Mapping[str, str] = NO_MORE, timeout: float = 90
+    columns: int,
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] = NO_MORE,
+    says: bytes = b"",
+    timeout: float = 90,
 ) -> Shown:
-    """Run a command on a terminal of so many columns; nothing is typed there. env: beside the usual variables."""
+    """Run a command on a terminal of so many columns; nothing is typed there. env: beside the usual variables.
+
+    says: what the terminal answers to a command that asks for its graphics. Without it, it is not the command's input.
+    """
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (50, columns))
-    ended = subprocess.Popen(
-        command, cwd=cwd, env=_environment(env), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
-    )
+    os.write(ours, says)
+    stdin = theirs if says else subprocess.DEVNULL
+    ended = subprocess.Popen(command, cwd=cwd, env=_environment(env), stdin=stdin, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""
     # A terminal whose last program has gone reads as an error.
