@@ -23,8 +23,8 @@ from tests.unit.inference.tiny_model import randomize_adapter, write_adapter_pol
 from tests.unit.inference.vision_model import VisionReference, picture
 
 TOLERANCE = 1e-4
-# Layers of the language model and of the projector.
-TARGETS = r".*(visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]|language_model.*(q|v|o|up|down)_proj)"
+# Layers of the language model, of the projector and of the vision tower.
+TARGETS = r".*(visual\..*(qkv|linear_fc[12])|language_model.*(q|v|o|up|down)_proj)"
 
 
 class Asked:

@@ -17,7 +17,11 @@ from synth.inference.tokenizers import load_tokenizer
 
 _HEAD = "lm_head.weight"
 _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_PROJECTOR = re.compile(r"\bvisual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]$")
+#: Of the vision tower and the projector. Not the tower's `attn.proj`: vLLM goes by the last name, and has another
+#: `proj`, of the patches, that can have no adapter.
+_VISION = re.compile(
+    r"\bvisual\.(blocks\.\d+\.(attn\.qkv|mlp\.linear_fc[12])|(merger|deepstack_merger_list\.\d+)\.linear_fc[12])$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class BaseModelInfo:
         for name, shape in self.shapes.items():
             layer = name.removesuffix(".weight")
             in_language_model = layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer
-            if (in_language_model or _PROJECTOR.search(layer)) and len(shape) == 2:
+            if (in_language_model or _VISION.search(layer)) and len(shape) == 2:
                 found[layer] = (shape[0], shape[1])
         return found
 
