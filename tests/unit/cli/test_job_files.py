@@ -43,7 +43,7 @@ def test_a_starter_file_is_right_and_short_and_changes_nothing_that_it_shows_as_
 
 def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl: Path):
     bad = rl.with_name("bad.toml")
-    bad.write_text(rl.read_text().replace("group_size = 8", "group_sze = 1").replace("gspo", "ppo") + "[vllm]\n")
+    bad.write_text(rl.read_text().replace("group_size = 8", "group_sze = 1").replace("gspo", "ppo") + "[vllm]\nmax_model_len = 99\n")
     run = synthctl("config", "check", "rl.toml", "bad.toml", "missing.toml", cwd=rl.parent)
     assert run.returncode == 2
     assert run.stdout == (
@@ -51,7 +51,7 @@ def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl
     )
     errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert [e.split(" ")[1] for e in errors] == ["bad.toml:10", "bad.toml:36", "bad.toml:36", "missing.toml:"]
-    assert "warning: bad.toml:49 [vllm] has no effect" in run.stderr
+    assert "warning: bad.toml:50 [vllm].max_model_len has no effect" in run.stderr
     assert synthctl("config", "check", "rl.toml", cwd=rl.parent).returncode == 0
 
 
