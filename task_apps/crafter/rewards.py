@@ -25,7 +25,12 @@ def _achievements(table: Any) -> Any:
     """The table by the game's names. `craft_…` is the published app's other word for `make_…`."""
     if not isinstance(table, dict):
         return table
-    return {f"make_{k[6:]}" if isinstance(k, str) and k.startswith("craft_") else k: v for k, v in table.items()}
+    named: dict[Any, Any] = {}
+    for key, value in table.items():
+        name = f"make_{key[6:]}" if isinstance(key, str) and key.startswith("craft_") else key
+        if named.setdefault(name, value) != value:
+            raise ValueError(f"{name} has two values, {named[name]} and {value}")
+    return named
 
 
 def _known(table: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
+from synth.inference.engines.protocol import Delta, SamplingParams
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
 from synth.weights.peft_compat import LoraConfig, get_peft_model
@@ -82,3 +84,28 @@ async def test_policies_with_other_projectors_see_one_image_side_by_side(
         assert max(asked.error(sampled, model=model) for sampled in got) <= TOLERANCE
     for engine, _ in policies[1:]:
         await engine.close()
+
+
+async def test_requests_without_room_wait_are_counted_and_can_be_aborted(vision_dir: Path, reference: VisionReference):
+    one = 16 * 1536 * 4
+    host = await VllmHost.start(vision_dir, replace(SETTINGS, open_pixel_bytes=one), max_lora_rank=None)
+    try:
+        policy = await VllmEngine.load(host)
+        asked = [Asked(reference, [5, -1, 6], picture(seed)) for seed in (1, 2, 3)]
+        underway = asyncio.Event()
+        first = asyncio.create_task(asked[0].complete(policy, 400, on_delta=lambda _: underway.set()))
+        await asyncio.wait_for(underway.wait(), 60)
+        params = SamplingParams(max_tokens=9, banned=asked[1].banned)
+        deltas = policy.generate(asked[1].ids, params, request_id="w", timeout=60, images=asked[1].images)
+        waiting = asyncio.ensure_future(anext(aiter(deltas)))
+        last = asyncio.create_task(asked[2].complete(policy, 9))
+        async with asyncio.timeout(20):
+            while policy.stats().waiting < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert policy.stats().running == 1
+        policy.abort("w")
+        assert (await waiting) == Delta([], [], [], finish_reason="abort")
+        assert not first.done()
+        assert max(asked[0].error(await first), asked[2].error(await last)) <= TOLERANCE
+    finally:
+        await host.close()

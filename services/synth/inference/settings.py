@@ -92,12 +92,13 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
 
     pixel_cache_bytes: int = Field(default=256 << 20, ge=0)
     """Memory of an embedded engine for the patches of images: those of the next requests, and in the room that is left
-    those that were needed last, for the next turn of a conversation shows its images again. Patches take 24.6 kB an
-    image token; one request's may be more than this."""
+    those that were needed last (a vLLM host has these alone), for the next turn of a conversation shows its images
+    again. Patches take 24.6 kB an image token; one request's may be more than this."""
 
     open_pixel_bytes: int = Field(default=4 << 30, ge=0)
-    """Memory of a vLLM host for the patches of the images of its open requests; further requests wait. One request's
-    may be more than this. In bfloat16 patches take 12.3 kB an image token."""
+    """Bytes of patches of images that the open requests of a vLLM host show; further requests wait. One request's may
+    be more than this. They are held twice, by this service and by vLLM's process. In bfloat16 patches take 12.3 kB an
+    image token."""
 
     max_choices: int = Field(default=128, ge=1)
     """The largest `n`: how many replies one request may ask for."""

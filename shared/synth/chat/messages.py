@@ -191,12 +191,22 @@ def image_parts(message: Message) -> list[ContentPart]:
 
 def keep_first_images(message: _M, most: int) -> tuple[_M, int]:
     """The message with its first `most` images, and how many were left out."""
-    gone = {id(part) for part in image_parts(message)[most:]}
+    return _without(message, image_parts(message)[most:])
+
+
+def _without(message: _M, parts: Sequence[ContentPart]) -> tuple[_M, int]:
+    gone = {id(part) for part in parts}
     if not gone:
         return message, 0
     # A content that is one part without a list is that image.
     content = message.content if isinstance(message.content, list) else []
     return msgspec.structs.replace(message, content=[part for part in content if id(part) not in gone]), len(gone)
+
+
+def keep_last_images(message: _M, most: int) -> tuple[_M, int]:
+    """The message with its last `most` images, and how many were left out."""
+    shown = image_parts(message)
+    return _without(message, shown[: len(shown) - most] if most < len(shown) else [])
 
 
 def image_address(part: ContentPart) -> str:

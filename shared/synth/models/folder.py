@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from synth.errors import Problem, UserError
 from synth.models.table import FAMILIES, ModelSpec
@@ -54,20 +57,34 @@ def check_folder(spec: ModelSpec, path: Path) -> None:
         )
 
 
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Templates(msgspec.Struct):
+    """What a file of a model says of chat templates: one, or one for each of several uses."""
+
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+_template_decoder = msgspec.json.Decoder(_Templates)
+
+
 def read_chat_template(path: Path) -> str:
     """The chat template of a folder, from any of the files in which models have it; "" where there is none."""
     jinja = path / "chat_template.jinja"
-    if jinja.is_file():
+    with contextlib.suppress(OSError):
         return jinja.read_text(errors="replace")
     for name in ("chat_template.json", "tokenizer_config.json"):
         try:
-            template = json.loads((path / name).read_bytes())["chat_template"]
-        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            template = _template_decoder.decode((path / name).read_bytes()).chat_template
+        except (OSError, msgspec.DecodeError, RecursionError):
             continue
-        if isinstance(template, list):  # named ones
-            named = cast(list[dict[str, str]], template)
-            template = next((entry["template"] for entry in named if entry.get("name") == "default"), "")
-        return str(template)
+        if isinstance(template, list):
+            template = next((entry.template for entry in template if entry.name == "default"), "")
+        if template is not None:
+            return template
     return ""
 
 

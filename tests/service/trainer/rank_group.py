@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig, T
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
+from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup, bind_store, init_process_group
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.model.reference import load_reference
@@ -21,12 +23,13 @@ from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
-from tests.unit.trainer.vision import vision_batch
+from tests.unit.trainer.vision import square_rows, vision_batch
 
 STEPS, MIDDLE, WORLD_SIZE = 10, 5, 2
 _DEADLINE_S = 280
 
 _SFT = {"steps": STEPS, "micro_batch_tokens": 256, "validation_every": 5}
+_SFT_ROWS = _SFT | {"batch_size": 4, "micro_batch_tokens": 64}
 _RL = {"minibatches": 2, **OPEN_GATES}
 CONFIGS: dict[str, TrainConfig] = {
     "sft full": sft_config(**_SFT, sharding="parameters"),
@@ -43,6 +46,9 @@ CONFIGS: dict[str, TrainConfig] = {
         **_RL, sharding="gradients", freeze_vision_tower=False, activation_checkpointing=True
     ),
     "vision lora": rl_config(**_RL, mode="lora", sharding="replicated"),
+    # A step has four rows, of which one in three has an image.
+    "vision sft full": sft_config(**_SFT_ROWS, sharding="parameters", freeze_vision_tower=False),
+    "vision sft lora": sft_config(**_SFT_ROWS, mode="lora", sharding="replicated"),
 }
 #: Of a batch of `vision_batch`, the sequences that have something to learn: all, those of text, an image and a text.
 _TRAINED = {3: [2, 5, 8], 4: [0, 2], 6: [1]}
@@ -92,8 +98,10 @@ def train(
         assert isinstance(config, SftTrainConfig)
         policy.shard(process_group)
         tokenizer = load_tokenizer(model_dir)
+        images = None if loader is None else SftImages(loader, 1)
         data, validation = (
-            encode_rows(training_rows(addition_rows(n)), tokenizer, sequence_length=128) for n in (100, 10)
+            encode_rows(training_rows(_rows(n, loader)), tokenizer, sequence_length=128, images=images)
+            for n in (100, 10)
         )
         trainer = SftTrainer(policy, config, data, validation=validation)
     resumed = trainer.state.resume(resume) if resume else None
@@ -113,20 +121,31 @@ def train(
     return TrainedRun(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)
 
 
+def _rows(count: int, loader: ImageLoader | None) -> list[dict[str, Any]]:
+    """Additions; for a model that sees each third is a square and its colour."""
+    rows = addition_rows(count)
+    if loader is not None:
+        rows[::3] = square_rows(loader.folder, len(rows[::3]))
+    return rows
+
+
 def train_on_two_ranks(models: Models, folder: Path, resumes: dict[str, Path]) -> None:
     """Two processes train each of `CONFIGS`, and resume from the checkpoints of `resumes`; see `read_trained`.
 
     resumes: the folders of checkpoints, by config; those that the processes have written themselves by then included.
     """
     spawn = multiprocessing.get_context("spawn")
+    # Rank 0 is given the socket itself: by its number alone, another process could have taken the port by then.
     with bind_store() as store_socket:
         port: int = store_socket.getsockname()[1]
-    processes = [
-        spawn.Process(target=_rank, args=(rank, port, models, folder, resumes), daemon=True)
-        for rank in range(WORLD_SIZE)
-    ]
-    for process in processes:
-        process.start()
+        processes = [
+            spawn.Process(
+                target=_rank, args=(rank, port, None if rank else store_socket, models, folder, resumes), daemon=True
+            )
+            for rank in range(WORLD_SIZE)
+        ]
+        for process in processes:
+            process.start()
     for process in processes:
         process.join(_DEADLINE_S)
         assert process.exitcode == 0
@@ -138,9 +157,10 @@ def read_trained(folder: Path) -> TrainedRun:
     return TrainedRun({int(k): v for k, v in found["values"].items()}, found["loss_then"], found["loss_now"])
 
 
-def _rank(rank: int, port: int, models: Models, folder: Path, resumes: dict[str, Path]) -> None:
+def _rank(
+    rank: int, port: int, store_socket: socket | None, models: Models, folder: Path, resumes: dict[str, Path]
+) -> None:
     torch.set_num_threads(1)
-    store_socket = bind_store(port) if rank == 0 else None
     process_group = init_process_group(rank, WORLD_SIZE, device="cpu", port=port, store_socket=store_socket)
     runs = [(name, "straight", None) for name in CONFIGS] + [(name, "resumed", path) for name, path in resumes.items()]
     for name, run, resume in runs:

@@ -43,7 +43,10 @@ def test_a_starter_file_is_right_and_short_and_changes_nothing_that_it_shows_as_
 
 def test_check_prints_every_problem_of_every_file_and_says_what_good_ones_are(rl: Path):
     bad = rl.with_name("bad.toml")
-    bad.write_text(rl.read_text().replace("group_size = 8", "group_sze = 1").replace("gspo", "ppo") + "[vllm]\nmax_model_len = 99\n")
+    bad.write_text(
+        rl.read_text().replace("group_size = 8", "group_sze = 1").replace("gspo", "ppo")
+        + "[vllm]\nmax_model_len = 99\n"
+    )
     run = synthctl("config", "check", "rl.toml", "bad.toml", "missing.toml", cwd=rl.parent)
     assert run.returncode == 2
     assert run.stdout == (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -26,6 +25,7 @@ from synth.chat.messages import (
     image_address,
     image_parts,
     keep_first_images,
+    keep_last_images,
     template_messages,
 )
 from synth.errors import Problem, UserError
@@ -219,17 +219,20 @@ def _leave_out(
     sentence for each that had more."""
     kept: list[Message] = []
     warnings: list[str] = []
-    left = math.inf if in_prompt is None else in_prompt
+    left = in_prompt
     for i, message in reversed(list(enumerate(messages))):
         shown = len(image_parts(message))
-        allowed = int(min(shown, math.inf if most is None else most, left))
-        left -= allowed
-        if allowed < shown:
-            message, gone = keep_first_images(message, allowed)
-            LEFT_OUT.inc(gone)
-            log.debug("images left out", message=i, images=shown, kept=allowed)
-            limit = f"a message may show {most}" if allowed == most else f"the prompt may show {in_prompt}, the latest"
-            warnings.append(f"messages[{i}] shows {shown} images, and {limit}: the others are left out")
+        gone = beyond = 0
+        if most is not None:
+            message, gone = keep_first_images(message, most)
+        if left is not None:
+            message, beyond = keep_last_images(message, left)
+            left -= shown - gone - beyond
+        if gone + beyond:
+            LEFT_OUT.inc(gone + beyond)
+            log.debug("images left out", message=i, images=shown, beyond_message=gone, beyond_prompt=beyond)
+            limits = [f"a message may show {most}"] * (gone > 0) + [f"a prompt the latest {in_prompt}"] * (beyond > 0)
+            warnings.append(f"messages[{i}] shows {shown} images, and {', '.join(limits)}: the others are left out")
         kept.append(message)
     return kept[::-1], tuple(reversed(warnings))
 

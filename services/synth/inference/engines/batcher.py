@@ -7,6 +7,7 @@ half-way; waiting requests are admitted first in, first out.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -198,6 +199,8 @@ class Batcher:
                 if fault := self._image_fault(request):
                     self._waiting.popleft()
                     request.deliver(fault)
+                    # Whoever shows it too waits for it to be read again.
+                    self._read_ahead()
                     continue
             prompt = len(request.prompt_ids)
             need = max(reserved, prompt + request.params.max_tokens)
@@ -216,7 +219,9 @@ class Batcher:
     def _read_ahead(self) -> None:
         """Have the images read of those who wait, the first ones first."""
         if self._images is not None:
-            wanted = (r.images for r in self._waiting if r.prompt_key not in self._prompts)
+            # No more than could be admitted at once, however many wait.
+            first = itertools.islice(self._waiting, self._max_num_seqs)
+            wanted = (r.images for r in first if r.prompt_key not in self._prompts)
             self._images.read_ahead(images for images in wanted if images is not None)
 
     def _has_images(self, request: SequenceRequest) -> bool:

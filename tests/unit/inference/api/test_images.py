@@ -188,12 +188,12 @@ async def test_a_prompt_keeps_the_latest_images_where_the_job_limits_them(served
     shown = [show(data_uri(picture(seed)), data_uri(picture(seed + 1))) for seed in (1, 3, 5)]
     got = await served.ask(rollout, messages=[shown[0], turn, shown[1], turn, shown[2]], max_tokens=4)
     [record] = await served.records(rollout)
-    assert [image.uri for image in record.images] == [uri(picture(seed)) for seed in (3, 5, 6)]
+    assert [image.uri for image in record.images] == [uri(picture(seed)) for seed in (4, 5, 6)]
     assert [w.partition(" images, and ")[0] for w in got.json()["warnings"]] == [
         "messages[0] shows 2",
         "messages[2] shows 2",
     ]
-    assert "the prompt may show 3, the latest" in got.text
+    assert "a prompt the latest 3: the others are left out" in got.text
 
 
 async def test_a_call_outside_a_rollout_shows_as_many_as_it_likes_and_keeps_none(served: Served):

@@ -156,6 +156,27 @@ async def test_an_image_that_cannot_be_read_ends_its_request_alone(
     assert bad.error(await bad.complete(engine, 4)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("room", [0, 256 << 20])
+async def test_requests_behind_a_broken_image_go_on(vision_dir: Path, reference: VisionReference, room: int):
+    """Several that show it each fail, and whoever shows another is served, also where no patches are kept."""
+    engine = await TransformersEngine.load(
+        vision_dir, settings=EngineSettings(device="cpu", seed=0, pixel_cache_bytes=room)
+    )
+    try:
+        bad, good = (Asked(reference, [5, -1, 6], picture(seed)) for seed in (1, 2))
+        [image] = bad.images
+        bad.images = [EngineImage(image.shown, image.body[:-40])]
+        async with asyncio.timeout(30):
+            *failed, served = await asyncio.gather(
+                *(bad.complete(engine, 4) for _ in range(3)), good.complete(engine, 4), return_exceptions=True
+            )
+        assert [type(error) for error in failed] == [UserError] * 3
+        assert not isinstance(served, BaseException)
+        assert good.error(served) <= TOLERANCE
+    finally:
+        await engine.close()
+
+
 async def test_an_aborted_request_whose_image_is_not_read_reaches_no_batch(
     engine: TransformersEngine, reference: VisionReference
 ):

@@ -196,8 +196,8 @@ class AdapterPool:
         if unknown:
             raise Permanent(
                 f"the adapter is over {len(unknown)} layers that the host serves without one, first {unknown[0]!r}; "
-                "expected the attention's and the feed-forward's linear layers; merge it, or serve it with the engine "
-                "'transformers'"
+                "expected linear layers of attention and feed-forward, and of a vision model's projector and tower "
+                "but for its attn.proj; merge it, or serve it with the engine 'transformers'"
             )
 
     def _unload_if_idle(self, adapter: LoadedAdapter) -> None:

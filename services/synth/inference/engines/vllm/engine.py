@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from synth.inference.engines.protocol import (
 from synth.inference.engines.vllm import conversion
 from synth.inference.engines.vllm.adapters import LoadedAdapter
 from synth.inference.engines.vllm.host import VllmHost
+from synth.inference.engines.vllm.image_patches import GivenUp
 from synth.weights.policy_file import PolicyWeights
 
 _ABORT_TIMEOUT_S = 10.0
@@ -89,8 +90,11 @@ class VllmEngine:
         return self._host.model.vocabulary
 
     def stats(self) -> EngineStats:
-        """Steps and KV cache are the host's; each policy has its share of the waiting requests, by its open ones."""
-        host, counters, open_requests = self._host, self._counters, len(self._open)
+        """Steps and KV cache are the host's; each policy has its share of the requests that wait in vLLM, by its open
+        ones, and its own that wait for room for their images."""
+        host, counters = self._host, self._counters
+        for_room = host.waiting_for_room(self)
+        open_requests = len(self._open) - for_room
         waiting = (
             min(open_requests, -(-host.stats.waiting * open_requests // host.open_requests))
             if host.open_requests
@@ -98,7 +102,7 @@ class VllmEngine:
         )
         return EngineStats(
             running=open_requests - waiting,
-            waiting=waiting,
+            waiting=waiting + for_room,
             kv_tokens_used=round(host.stats.kv_usage * host.kv_tokens),
             kv_tokens_budget=host.kv_tokens,
             steps=host.stats.steps,
@@ -123,19 +127,17 @@ class VllmEngine:
         deadline = self._deadlines.begin(timeout)
         name = self._open[request_id] = self._host.new_request_id()
         try:
-            async with self._host.adapters.using(self._adapter) as lora:
-                prompt = self._host.open_prompt(prompt_ids, images)
-                deltas = self._deltas(prompt, vllm_params, name, lora, self._version)
-                async with aclosing(deltas):
-                    while True:
-                        try:
-                            async with deadline.limit():
-                                delta = await anext(deltas)
-                        except StopAsyncIteration:
-                            return
-                        except TimeoutError:
-                            raise late_completion(timeout) from None
-                        yield delta
+            deltas = self._deltas(prompt_ids, images, vllm_params, name)
+            async with aclosing(deltas):
+                while True:
+                    try:
+                        async with deadline.limit():
+                            delta = await anext(deltas)
+                    except StopAsyncIteration:
+                        return
+                    except TimeoutError:
+                        raise late_completion(timeout) from None
+                    yield delta
         finally:
             self._deadlines.end(deadline)
             self._open.pop(request_id, None)
@@ -148,7 +150,7 @@ class VllmEngine:
 
     def abort(self, request_id: str) -> None:
         name = self._open.get(request_id)
-        if name is not None and not self._host.llm.errored:
+        if name is not None and not self._host.give_up(self, name) and not self._host.llm.errored:
             task = asyncio.create_task(self._abort(request_id, name), name=f"abort {name}")
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
@@ -228,26 +230,45 @@ class VllmEngine:
         return proof
 
     async def _deltas(
-        self, opening: AbstractAsyncContextManager[Any], params: Any, name: str, lora: Any, version: int
+        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], params: Any, name: str
     ) -> AsyncGenerator[Delta]:
-        """Convert vLLM's outputs to deltas, every token with its version."""
+        """Convert vLLM's outputs to deltas, every token with its version.
+
+        The policy that samples is the one that is live when there is room for the images.
+        """
+        async with AsyncExitStack() as stack:
+            opening = self._host.open_prompt(prompt_ids, images, policy=self, name=name)
+            try:
+                prompt = await stack.enter_async_context(opening)
+            except GivenUp:
+                self._check()
+                yield Delta([], [], [], finish_reason="abort")
+                return
+            self._check()
+            version = self._version
+            lora = await stack.enter_async_context(self._host.adapters.using(self._adapter))
+            outputs = self._host.generate(prompt, params, name=name, lora=lora)
+            async with aclosing(outputs), aclosing(self._convert(outputs, name, version)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def _convert(self, outputs: AsyncGenerator[Any], name: str, version: int) -> AsyncGenerator[Delta]:
         sent = 0
         processor = self._host.llm.output_processor
-        async with opening as prompt, aclosing(self._host.generate(prompt, params, name=name, lora=lora)) as outputs:
-            async for output in outputs:
-                self._check()  # when the host or the policy has ended, that is an error and not an abort
-                completion = output.outputs[0]
-                count = len(completion.token_ids)
-                if self._host.max_lora_rank is not None:
-                    versions = [version] * count
-                else:
-                    versions = conversion.version_per_token(_starts(processor, name, completion), sent, count)
-                if sent == 0 and count:
-                    self._counters.prefills += 1
-                    self._counters.prompts_shared += output.num_cached_tokens > 0
-                sent += count
-                self._counters.sampled_tokens += count
-                yield conversion.to_delta(completion, versions, version=self._version)
+        async for output in outputs:
+            self._check()  # when the host or the policy has ended, that is an error and not an abort
+            completion = output.outputs[0]
+            count = len(completion.token_ids)
+            if self._host.max_lora_rank is not None:
+                versions = [version] * count
+            else:
+                versions = conversion.version_per_token(_starts(processor, name, completion), sent, count)
+            if sent == 0 and count:
+                self._counters.prefills += 1
+                self._counters.prompts_shared += output.num_cached_tokens > 0
+            sent += count
+            self._counters.sampled_tokens += count
+            yield conversion.to_delta(completion, versions, version=self._version)
 
 
 def _starts(processor: Any, name: str, completion: Any) -> list[tuple[str, int]]:

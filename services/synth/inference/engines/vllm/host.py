@@ -148,10 +148,13 @@ class VllmHost:
         return f"request-{next(self._names)}"
 
     @asynccontextmanager
-    async def open_prompt(self, prompt_ids: Sequence[int], images: Sequence[EngineImage]) -> AsyncIterator[Any]:
-        """vLLM's input for these ids, which show these images, until its request ends.
+    async def open_prompt(
+        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], *, policy: HostedEngine, name: str
+    ) -> AsyncIterator[Any]:
+        """vLLM's input for these ids, which show these images, until its request ends. name: of the request.
 
-        Waits until there is room for the images' patches. Raises `UserError` where the ids do not show them.
+        Waits until there is room for the images' patches. Raises `UserError` where the ids do not show them, and
+        `GivenUp` when the request was aborted while it waited.
         """
         token = self.model.image_token
         if self._patches is None or token is None:
@@ -162,17 +165,25 @@ class VllmHost:
         if read_prompt(prompt_ids, images, image_token=token, merge_size=self._patches.merge_size) is None:
             yield text_input(prompt_ids)
             return
-        async with self._patches.open(images) as patches:
+        async with self._patches.open(images, policy=policy, name=name) as patches:
             yield multimodal_input(prompt_ids, [image.shown for image in images], patches, image_token=token)
+
+    def waiting_for_room(self, policy: HostedEngine) -> int:
+        """How many requests of a policy wait in `open_prompt`."""
+        return 0 if self._patches is None else self._patches.waiting(policy)
+
+    def give_up(self, policy: HostedEngine, name: str) -> bool:
+        """End the wait of a request in `open_prompt`; False for one that does not wait there."""
+        return self._patches is not None and self._patches.give_up(policy, name)
 
     async def generate(
         self, prompt: Any, params: Any, *, name: str, lora: Any = None, first: bool = False
     ) -> AsyncGenerator[Any]:
         """vLLM's outputs for one request. prompt: of `open_prompt`. first: before all that wait.
 
-        Raises `Transient` when the engine ends.
+        Raises `Transient` when the engine ends, and `Permanent` for a request that vLLM does not take.
         """
-        from vllm.exceptions import VLLMError  # pyright: ignore[reportMissingImports]
+        from vllm.exceptions import VLLMClientError, VLLMError  # pyright: ignore[reportMissingImports]
 
         self.check()
         self.open_requests += 1
@@ -181,6 +192,9 @@ class VllmHost:
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output
+        except VLLMClientError as error:
+            self.check()
+            raise Permanent(f"vLLM refuses the request: {error}") from error
         except VLLMError as error:
             self.check()
             raise Transient(f"vLLM gave the request up: {error}") from error

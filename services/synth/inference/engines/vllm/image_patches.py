@@ -2,15 +2,17 @@
 
 vLLM's process holds the patches of a request until it ends, also while it waits, and they take a hundred times the
 memory of an image's file. So a request whose patches have no room beside those of the open ones waits here, with its
-files alone.
+files alone. The policies of a host take turns, so that none of them keeps the others out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +21,24 @@ from synth.errors import Problem, UserError
 from synth.images.format import NotAnImage
 from synth.images.processor import ImageProcessor
 from synth.inference.engines.protocol import EngineImage
+
+#: So many smaller requests may be let in before a large one that waits longer.
+_MOST_PASSES = 16
+
+
+class GivenUp(Exception):
+    """A request was aborted while it waited for room."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A request that waits. number: in the order of arrival. passes: how many were let in before it."""
+
+    name: str
+    size: int
+    number: int
+    let_in: asyncio.Future[None]
+    passes: int = 0
 
 
 class PatchStore:
@@ -34,8 +54,9 @@ class PatchStore:
         self._most_open = open_bytes
         self._most_cached = cache_bytes
         self.open_bytes = 0
-        self._freed = asyncio.Event()
-        self._next = asyncio.Lock()
+        # By policy, the one whose turn it is first.
+        self._waiting: OrderedDict[object, deque[_Waiter]] = OrderedDict()
+        self._numbers = itertools.count()
         self._cached: OrderedDict[str, Tensor] = OrderedDict()
         self._cached_bytes = 0
         self._reading: dict[str, asyncio.Task[Tensor]] = {}
@@ -45,23 +66,71 @@ class PatchStore:
         """Patches that become one token, on each axis."""
         return self._processor.merge_size
 
-    @asynccontextmanager
-    async def open(self, images: Sequence[EngineImage]) -> AsyncIterator[list[Tensor]]:
-        """The patches of a request's images, as long as it is open; requests are let in in the order of their calls.
+    def waiting(self, policy: object) -> int:
+        """How many requests of a policy wait for room."""
+        return len(self._waiting.get(policy, ()))
 
-        Raises `UserError` for an image that cannot be decoded.
+    def give_up(self, policy: object, name: str) -> bool:
+        """End the wait of a request: its `open` raises `GivenUp`. False for one that does not wait."""
+        for waiter in self._waiting.get(policy, ()):
+            if waiter.name == name and not waiter.let_in.done():
+                waiter.let_in.set_exception(GivenUp())
+                return True
+        return False
+
+    @asynccontextmanager
+    async def open(self, images: Sequence[EngineImage], *, policy: object, name: str) -> AsyncIterator[list[Tensor]]:
+        """The patches of a request's images, as long as it is open. Waits until there is room.
+
+        The requests of one policy are let in in the order of their calls. Raises `UserError` for an image that cannot
+        be decoded, and `GivenUp`.
         """
         size = sum(self._size(image) for image in images)
-        async with self._next:
-            while self.open_bytes and self.open_bytes + size > self._most_open:
-                self._freed.clear()
-                await self._freed.wait()
-            self.open_bytes += size
+        await self._wait_for_room(_Waiter(name, size, next(self._numbers), asyncio.Future()), policy)
         try:
             yield [await self._patches(image) for image in images]
         finally:
             self.open_bytes -= size
-            self._freed.set()
+            self._let_in()
+
+    async def _wait_for_room(self, waiter: _Waiter, policy: object) -> None:
+        self._waiting.setdefault(policy, deque()).append(waiter)
+        self._let_in()
+        try:
+            await waiter.let_in
+        except BaseException:
+            if waiter.let_in.done() and not waiter.let_in.cancelled() and waiter.let_in.exception() is None:
+                self.open_bytes -= waiter.size  # it was let in at the moment in which its caller was cancelled
+            else:
+                self._forget(waiter, policy)
+            self._let_in()
+            raise
+
+    def _let_in(self) -> None:
+        """Let in whoever there is room for: of each policy in turn the first one."""
+        while self._waiting:
+            first = min((queue[0] for queue in self._waiting.values()), key=lambda waiter: waiter.number)
+            chosen = next((p for p, queue in self._waiting.items() if self._may_enter(queue[0], first)), None)
+            if chosen is None:
+                return
+            waiter = self._waiting[chosen][0]
+            first.passes += waiter is not first
+            self.open_bytes += waiter.size
+            self._forget(waiter, chosen)
+            waiter.let_in.set_result(None)
+
+    def _may_enter(self, waiter: _Waiter, first: _Waiter) -> bool:
+        fits = not self.open_bytes or self.open_bytes + waiter.size <= self._most_open
+        # One that was given up is still there until its caller has noticed.
+        return fits and not waiter.let_in.done() and (waiter is first or first.passes < _MOST_PASSES)
+
+    def _forget(self, waiter: _Waiter, policy: object) -> None:
+        """Take a waiter out of its queue; the other policies come first then."""
+        queue = self._waiting[policy]
+        queue.remove(waiter)
+        self._waiting.move_to_end(policy)
+        if not queue:
+            del self._waiting[policy]
 
     def _size(self, image: EngineImage) -> int:
         return image.shown.height * image.shown.width * self._processor.patch_values * self._dtype.itemsize
@@ -80,15 +149,19 @@ class PatchStore:
         return patches
 
     async def _read(self, image: EngineImage) -> Tensor:
+        def read() -> Tensor:
+            return torch.from_numpy(self._processor.pixels(image.body, image.shown)).to(self._dtype)
+
         try:
-            pixels = await asyncio.to_thread(self._processor.pixels, image.body, image.shown)
+            return await asyncio.to_thread(read)
         except NotAnImage as error:
             raise UserError(Problem(what=str(error), expected="an image", where="messages")) from error
         finally:
             del self._reading[image.shown.sha256]
-        return torch.from_numpy(pixels).to(self._dtype)
 
     def _keep(self, digest: str, patches: Tensor) -> None:
+        if patches.nbytes > self._most_cached:
+            return
         if digest not in self._cached:
             self._cached[digest] = patches
             self._cached_bytes += patches.nbytes

@@ -1,7 +1,7 @@
 """Lets vLLM load a Qwen3-VL in an environment without torchvision.
 
 vLLM needs two names of transformers' modules on torchvision, which cannot be imported without it, and a processor whose
-videos need it. It computes no image that we serve (see `images`): it asks its processor for sizes only.
+videos need it. It computes no image that we serve (see `prompts`): it asks its processor for sizes only.
 """
 
 from __future__ import annotations
