@@ -131,7 +131,7 @@ class Batcher:
         while start < len(lengths):
             stop, longest, patches = start, 0, 0
             while stop < len(lengths):
-                grown, shown = max(longest, lengths[stop]), patches + _num_patches(requests[stop])
+                grown, shown = max(longest, lengths[stop]), patches + requests[stop].patches
                 if stop > start and max(grown * (stop + 1 - start), shown) > _PREFILL_TOKENS:
                     break
                 stop, longest, patches = stop + 1, grown, shown
@@ -207,7 +207,7 @@ class Batcher:
             if (len(self._batch) + len(chosen) + 1) * need > self._cache.budget_tokens:
                 break
             if request.prompt_key not in self._prompts and request.prompt_key not in distinct:
-                grown, shown = max(longest, prompt), patches + _num_patches(request)
+                grown, shown = max(longest, prompt), patches + request.patches
                 if distinct and max(grown * (len(distinct) + 1), shown) > _PREFILL_TOKENS:
                     break
                 distinct.add(request.prompt_key)
@@ -396,7 +396,3 @@ class Batcher:
 
     def _positions(self, rows: int, length: int) -> Tensor:
         return torch.arange(length, device=self._device)[None].expand(rows, length)
-
-
-def _num_patches(request: SequenceRequest) -> int:
-    return request.images.patches if request.images is not None else 0

@@ -41,6 +41,11 @@ class SequenceRequest:
     images: ImagePrompt | None = None
 
     @property
+    def patches(self) -> int:
+        """Of the images of its prompt."""
+        return self.images.patches if self.images is not None else 0
+
+    @property
     def checked_each_step(self) -> bool:
         """Whether every new token may need a delivery: it streams, has stop strings, or a grammar that may fail."""
         return self.stream or bool(self.params.stop) or self.grammar is not None
