@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from synth.chat.families import always_thinks
+from synth.chat.families import always_thinks, family_of
 from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
 from synth.models.finetuned import PREFIXES, parse_finetuned
@@ -240,13 +240,15 @@ def _local_spec(model_id: str, path: Path) -> ModelSpec:
                 where=str(config),
             )
         )
+    template = read_chat_template(path)
     return ModelSpec(
         id=model_id,
         base=model_id,
         family=family,
         rl=True,
         sft=True,
-        thinking=always_thinks(read_chat_template(path)),
+        thinking=always_thinks(template),
+        can_think=family_of(template).thinks,
         vision=Vision(processor_id=model_id) if family == "qwen3-vl" else None,
         path=str(path),
         lora_targets=LORA_TARGETS[family],

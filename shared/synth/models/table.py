@@ -47,7 +47,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     base: the id of the base that it was made from; its own id when it is a base.
     parameters, active_parameters: in billions; None where the id does not say.
     rl, sft: what it may be trained with. experimental: only on request. vision: None for a text model.
-    thinking: it thinks before each answer, asked to or not.
+    thinking: it thinks before each answer, asked to or not. can_think: it may be asked to.
     path: the local directory of the base's weights, None when they are not on this machine.
     stand_in: the local model whose directory `path` is, when the base's own weights are not here.
     prefix, job_id, checkpoint: of a fine-tuned id, else None.
@@ -64,6 +64,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     active_parameters: float | None = None
     experimental: bool = False
     thinking: bool = False
+    can_think: bool = True
     vision: Vision | None = None
     path: str | None = None
     stand_in: str | None = None
@@ -114,6 +115,7 @@ def _table() -> dict[str, ModelSpec]:
                 active_parameters=active,
                 experimental=experimental,
                 thinking=thinking,
+                can_think="Instruct" not in name,
                 vision=Vision(processor_id=id) if sees else None,
                 lora_targets=LORA_TARGETS[family],
             )

@@ -53,10 +53,25 @@ def test_what_always_thinks_cannot_be_told_not_to(text: str, line: str) -> None:
     assert "Instruct" in problem.fix
 
 
+@pytest.mark.parametrize(("text", "line"), [(RL, "j.toml:9 [rollout.policy_config]"), (EVAL, "j.toml:6 [eval]")])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-4B-Instruct-2507"])
+def test_what_never_thinks_cannot_be_told_to(text: str, line: str, model: str) -> None:
+    with pytest.raises(UserError) as refused:
+        resolved(text.format(model=model, mode="think"))
+    [problem] = refused.value.problems
+    assert problem.where == f"{line}.thinking_mode"
+    assert f"{model!r} never thinks" in problem.what
+
+
 @pytest.mark.parametrize("text", [RL, EVAL])
 @pytest.mark.parametrize(
     ("model", "mode", "thinks"),
-    [(THINKS, "think", True), ("Qwen/Qwen3-4B", "no_think", False), ("Qwen/Qwen3-VL-2B-Instruct", "no_think", False)],
+    [
+        (THINKS, "think", True),
+        ("Qwen/Qwen3-4B", "no_think", False),
+        ("Qwen/Qwen3-4B", "think", True),
+        ("Qwen/Qwen3-VL-2B-Instruct", "no_think", False),
+    ],
 )
 def test_every_other_wish_holds(text: str, model: str, mode: str, thinks: bool) -> None:
     sampling = resolved(text.format(model=model, mode=mode)).rollout.sampling

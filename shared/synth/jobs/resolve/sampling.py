@@ -93,8 +93,10 @@ def smallest_limit(named: list[tuple[BaseModel | None, str]], context: ResolveCo
 def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, context: ResolveContext) -> bool | None:
     """Whether the model is told to think; None leaves it to the task app. named: the tables that may say, in order."""
     mode = context.first("rollout.sampling.thinking", [(table, "thinking_mode") for table in named])
-    if mode == "no_think" and spec is not None and spec.thinking:
-        table = next(table for table in named if table is not None and is_written(table, "thinking_mode"))
+    if mode is None or spec is None or spec.assumed:
+        return None if mode is None else mode == "think"
+    table = next(table for table in named if table is not None and is_written(table, "thinking_mode"))
+    if mode == "no_think" and spec.thinking:
         context.problem(
             context.at(table, "thinking_mode"),
             f'thinking_mode = "no_think", and {spec.id!r} always thinks: its chat template begins each reply inside '
@@ -102,4 +104,11 @@ def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, 
             expected='"think", or no thinking_mode',
             fix="remove the key and bound the thoughts with thinking_budget, or name an Instruct model",
         )
-    return None if mode is None else mode == "think"
+    if mode == "think" and not spec.can_think:
+        context.problem(
+            context.at(table, "thinking_mode"),
+            f'thinking_mode = "think", and {spec.id!r} never thinks: its chat template has no reasoning',
+            expected='"no_think", or no thinking_mode',
+            fix="remove the key, or name a model that thinks, such as a Thinking variant",
+        )
+    return mode == "think"

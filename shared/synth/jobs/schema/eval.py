@@ -57,7 +57,8 @@ class EvalSection(Section):
     max_tokens: Positive | None = MAX_TOKENS
     """sampled tokens a call, at most"""
     thinking_mode: Literal["think", "no_think"] | None = None
-    """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`"""
+    """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`, and an Instruct
+    model, which never does, no `think`"""
     thinking_budget: Positive | None = None
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     env_config: Free | None = Field(default={})

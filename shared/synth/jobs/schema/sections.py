@@ -165,7 +165,8 @@ class PolicyConfigSection(BaseModel):
     max_completion_tokens: Positive | None = None
     """the same, under its newer name"""
     thinking_mode: Literal["think", "no_think"] | None = None
-    """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`"""
+    """whether a thinking model thinks; a Thinking variant, which always does, takes no `no_think`, and an Instruct
+    model, which never does, no `think`"""
     thinking_budget: Positive | None = None
     """tokens of thought, at most, after which the model has to answer; the app may ask for fewer"""
     use_vision: bool | None = None
