@@ -19,6 +19,7 @@ from synth.events import (
     JobSucceeded,
     PolicyRefused,
     RolloutBlocked,
+    TrainStep,
 )
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import State
@@ -120,3 +121,42 @@ async def test_a_job_that_has_ended_has_no_next_owner(bus_as):
     ownership = await owned_job(bus_as)
     await ownership.end(JobSucceeded(steps=9))
     assert await Ownership.take(ownership.bus, ownership.fence.org, ownership.fence.job_id, worker="w", term=0) is None
+
+
+async def test_work_that_loses_its_cancellation_is_cancelled_again(bus_as, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("synth.bus.history.ownership._CANCEL_S", 0.05)
+    ownership, cancellations = await owned_job(bus_as), 0
+
+    async def forgetful() -> Event:
+        nonlocal cancellations
+        while cancellations < 2:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancellations += 1
+        raise asyncio.CancelledError
+
+    await ask(bus_as, ownership, JobCancelRequested())
+    async with asyncio.timeout(10):
+        assert await ownership.run(forgetful(), last_step=lambda: 3) == JobCancelled(step=3)
+    assert cancellations == 2
+
+
+async def test_work_that_appends_all_the_time_ends_as_soon_as_it_is_cancelled(bus_as):
+    """Each cancellation may meet the server's answer, which must not swallow it."""
+    ownership, step = await owned_job(bus_as), 0
+    publisher = Publisher(ownership.bus)
+
+    async def work() -> None:
+        nonlocal step
+        while True:
+            step += 1
+            event = TrainStep(step=step, of=1_000_000, attempt=ownership.fence.attempt, values={})
+            await publisher.fenced(event, fence=ownership.fence, id=str(step))
+
+    for k in range(40):
+        working = asyncio.create_task(work())
+        await asyncio.sleep(k / 10_000)
+        working.cancel()
+        ended, _ = await asyncio.wait([working], timeout=5)
+        assert ended

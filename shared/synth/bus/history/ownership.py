@@ -23,6 +23,8 @@ from synth.runtime import logs
 
 log = logs.get("ownership")
 
+#: Longer than work takes to clean up: one that goes on after this has lost its cancellation somewhere.
+_CANCEL_S = 60.0
 _INTERRUPTING_FACTS = ("job.cancel_requested", "job.pause_requested", "rollout.blocked", "policy.refused")
 
 
@@ -69,8 +71,11 @@ class Ownership:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            working.cancel()
-            await asyncio.wait([working])
+            while not working.done():
+                working.cancel()
+                await asyncio.wait([working], timeout=_CANCEL_S)
+                if not working.done():
+                    log.warning("the work goes on though it was cancelled, and is cancelled again", seconds=_CANCEL_S)
             if interrupted.done():
                 return interrupted.result() or JobCancelled(step=last_step())
             return JobPaused(step=last_step())
