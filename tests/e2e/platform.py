@@ -62,9 +62,13 @@ class Platform:
         return [step["values"] for step in self.events(job, "train.step")]
 
     def greedy(self, model: str, text: str, **extra: Any) -> str:
-        """What a model answers at temperature 0."""
+        """The text that a model answers at temperature 0."""
+        return self.answer(model, text)["choices"][0]["message"]["content"]
+
+    def answer(self, model: str, text: str) -> dict[str, Any]:
+        """The completion that a model answers at temperature 0."""
         flags = ("chat", model, "-m", text, "--temperature", "0", "--max-tokens", "16", "-o", "json")
-        return json.loads(self.shell.ok(*flags))["choices"][0]["message"]["content"]
+        return json.loads(self.shell.ok(*flags))
 
 
 def sft(*, lora: int | None = None, four_bits: bool = False, steps: int = 30, model: str = "tiny-qwen3") -> str:

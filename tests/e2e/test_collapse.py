@@ -43,9 +43,11 @@ def test_a_collapse_ends_a_job_that_wants_it_with_the_numbers(platform: Platform
     assert {w["rule"] for w in warned} <= {rule.name for rule in RULES}
     assert all(w["over"] == 2 and w["step"] == job["step"] < ITERATIONS for w in warned)
     assert log_of(platform, jobs["stop"])[-1] == "job.failed"
-    # What the policy was before it fell can still be talked to.
+    # What the policy was before it fell can still be talked to. It may have nothing to say: an empty reply is one.
     kept = platform.shell.json("jobs", "checkpoints", jobs["stop"])
-    assert platform.greedy(kept[-1]["model"], "Letters, please: 1")
+    answer = platform.answer(kept[-1]["model"], "Letters, please: 1")
+    assert answer["usage"]["completion_tokens"] > 0
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 def test_a_collapse_pauses_a_job_that_wants_it_and_its_user_may_go_on(platform: Platform, jobs: dict[str, str]):

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 _T = TypeVar("_T")
 
 
+class HeedingClient(Client):
+    """A client whose requests heed cancellations; those of its JetStream context, too, which asks by `request`."""
+
+    async def request(self, *args: Any, **kwargs: Any) -> Msg:
+        return await heed_cancellation(super().request(*args, **kwargs))
+
+
 async def heed_cancellation(call: Awaitable[_T]) -> _T:
-    """Await a call of nats-py; a cancellation that came meanwhile is raised even where the call has swallowed it.
+    """Await a call; a cancellation that came meanwhile is raised even where the call has swallowed it.
 
     One that came before does not count: what cleans up after a cancellation may call the bus.
     """

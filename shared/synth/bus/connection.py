@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import nats
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from synth.bus.cancellation import HeedingClient
 from synth.runtime import logs
 from synth.runtime.settings import ServiceSettings
 
@@ -65,5 +65,6 @@ def connect_options(settings: ServiceSettings, service: str) -> dict[str, object
 
 async def connect(settings: ServiceSettings, service: str) -> Connection:
     """Dial the bus as this service; waits for a server that is not up yet."""
-    nc = await nats.connect(servers=settings.nats_url.split(","), **connect_options(settings, service))  # type: ignore[arg-type]
+    nc = HeedingClient()
+    await nc.connect(servers=settings.nats_url.split(","), **connect_options(settings, service))  # type: ignore[arg-type]
     return Connection(nc=nc, js=nc.jetstream(timeout=5), service=service)

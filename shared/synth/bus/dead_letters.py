@@ -4,7 +4,6 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from synth.bus.cancellation import heed_cancellation
 from synth.bus.connection import Connection
 from synth.bus.recorded import MSG_ID
 from synth.bus.server.topology import DEAD, PUBLISH_TIMEOUT_S
@@ -28,9 +27,7 @@ async def publish_dead_letter(
         "Synth-Subject": subject,
         "Synth-Seq": str(seq or 0),
     }
-    ack = await heed_cancellation(
-        bus.js.publish(
-            f"dead.{bus.service}.{subject}", body, timeout=PUBLISH_TIMEOUT_S, stream=DEAD, headers=dict(headers)
-        )
+    ack = await bus.js.publish(
+        f"dead.{bus.service}.{subject}", body, timeout=PUBLISH_TIMEOUT_S, stream=DEAD, headers=dict(headers)
     )
     return ack.seq

@@ -19,7 +19,6 @@ from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
-from synth.bus.cancellation import heed_cancellation
 from synth.bus.connection import Connection
 from synth.bus.recorded import MSG_ID, SCHEMA, TRACEPARENT, encode
 from synth.bus.server.topology import EVENTS, PUBLISH_BUDGET_S, PUBLISH_TIMEOUT_S, WORK, roles_of
@@ -114,8 +113,8 @@ class Publisher:
         pause = 0.05
         while True:
             try:
-                ack = await heed_cancellation(
-                    self._bus.js.publish(subject, body, timeout=PUBLISH_TIMEOUT_S, stream=EVENTS, headers=dict(headers))
+                ack = await self._bus.js.publish(
+                    subject, body, timeout=PUBLISH_TIMEOUT_S, stream=EVENTS, headers=dict(headers)
                 )
                 return ack.seq
             except BadRequestError as error:
@@ -139,7 +138,7 @@ class Publisher:
     async def _already_ours(self, subject: str, id: str) -> int | None:
         # On one server a retry of our own publish reads as a lost compare-and-set: the id tells them apart.
         try:
-            last = await heed_cancellation(self._bus.js.get_last_msg(EVENTS, subject, direct=True))
+            last = await self._bus.js.get_last_msg(EVENTS, subject, direct=True)
         except (NotFoundError, *_STALLS):
             return None
         return last.seq if (last.headers or {}).get(MSG_ID) == id else None
@@ -149,7 +148,7 @@ class Publisher:
         if subject is None:
             return True
         try:
-            last = await heed_cancellation(self._bus.js.get_last_msg(EVENTS, subject))
+            last = await self._bus.js.get_last_msg(EVENTS, subject)
         except NotFoundError:
             return headers[_EXPECTED] != "0"
         except _STALLS:
@@ -170,8 +169,7 @@ async def enqueue(bus: Connection, task: Task) -> bool:
     deadline = time.monotonic() + PUBLISH_BUDGET_S
     while True:
         try:
-            body = msgspec.json.encode(task)
-            await heed_cancellation(bus.js.publish(task.subject, body, timeout=PUBLISH_TIMEOUT_S, stream=WORK))
+            await bus.js.publish(task.subject, msgspec.json.encode(task), timeout=PUBLISH_TIMEOUT_S, stream=WORK)
             return True
         except APIError as error:
             if error.err_code == _ONE_PER_SUBJECT:

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from nats.errors import Error as NatsError
 
-from synth.bus.cancellation import heed_cancellation
 from synth.bus.connection import Connection
 from synth.runtime import logs
 
@@ -26,7 +25,7 @@ async def read_across_reconnects(bus: Connection, read: Callable[[], Awaitable[_
     for attempt in range(1, _ATTEMPTS + 1):
         before = bus.nc.stats["reconnects"]
         try:
-            return await heed_cancellation(read())
+            return await read()
         except (NatsError, TimeoutError) as error:
             if attempt == _ATTEMPTS or bus.nc.stats["reconnects"] == before:
                 raise

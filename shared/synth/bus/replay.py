@@ -19,7 +19,6 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NoStreamResponseError
 
-from synth.bus.cancellation import heed_cancellation
 from synth.bus.recorded import Recorded, delivery_numbers, from_delivery
 from synth.bus.server.topology import EVENTS
 from synth.errors import Transient
@@ -71,12 +70,10 @@ class StreamFollower:
         }
         if not self._last or self.cursor:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.cursor + 1}
-        reply = await heed_cancellation(
-            self._nc.request(
-                f"$JS.API.CONSUMER.CREATE.{self._stream}",
-                json.dumps({"stream_name": self._stream, "config": config}).encode(),
-                timeout=_REQUEST_S,
-            )
+        reply = await self._nc.request(
+            f"$JS.API.CONSUMER.CREATE.{self._stream}",
+            json.dumps({"stream_name": self._stream, "config": config}).encode(),
+            timeout=_REQUEST_S,
         )
         info = cast(dict[str, Any], json.loads(reply.data))
         if "error" in info:

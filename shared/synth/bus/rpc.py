@@ -18,7 +18,6 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from synth.bus.cancellation import heed_cancellation
 from synth.bus.connection import Connection
 from synth.errors import Permanent, Problem, Transient
 from synth.events import JobCreated
@@ -108,7 +107,7 @@ async def ask(bus: Connection, subject: str, question: msgspec.Struct, answer: t
     """Ask whichever replica of the answering service takes it. within: seconds; then, or refused, `Transient`."""
     answerer = QUESTIONS[subject][1]
     try:
-        reply = await heed_cancellation(bus.nc.request(subject, msgspec.json.encode(question), timeout=within))
+        reply = await bus.nc.request(subject, msgspec.json.encode(question), timeout=within)
     except NoRespondersError as error:
         raise Transient(f"no {answerer} is running", delay=5) from error
     except (NatsError, TimeoutError) as error:

@@ -12,7 +12,6 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
-from synth.bus.cancellation import heed_cancellation
 from synth.bus.connection import Connection
 from synth.bus.replay import StreamFollower
 from synth.bus.server.topology import HEARTBEAT_S, REPLICA_TTL_S, REPLICAS
@@ -46,9 +45,8 @@ async def announce(bus: Connection, describe: Callable[[], Replica], changed: as
     while True:
         replica = describe()
         try:
-            body = msgspec.json.encode(replica)
-            await heed_cancellation(
-                bus.js.publish(f"$KV.{REPLICAS}.{replica.id}", body, timeout=2, stream=f"KV_{REPLICAS}")
+            await bus.js.publish(
+                f"$KV.{REPLICAS}.{replica.id}", msgspec.json.encode(replica), timeout=2, stream=f"KV_{REPLICAS}"
             )
         except (NatsError, JetStreamError, TimeoutError) as error:
             log.warning("cannot announce", error=repr(error))

@@ -43,8 +43,8 @@ def launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank
         "max_lora_rank": rank,
         "max_loras": settings.max_batch_adapters,
         "max_cpu_loras": max(settings.max_adapters, settings.max_batch_adapters),
-        # Without the LM head: if it can have an adapter, vLLM on a CPU dies of a request for prompt logprobs.
         "enable_tower_connector_lora": model.image_token is not None,
+        # Without the LM head: if it can have an adapter, vLLM on a CPU dies of a request for prompt logprobs.
         "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in model.adaptable()}) or None,
     }
     config = AsyncEngineArgs(
