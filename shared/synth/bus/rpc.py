@@ -28,6 +28,7 @@ log = logs.get("rpc")
 VERIFY = "ask.verify"
 VALIDATE = "ask.validate"
 CHECK = "ask.check"
+JUDGE = "ask.judge"
 #: Seconds in which whoever asks has an answer, or hears that there is none: less than the minute after which clients
 #: and proxies give a silent request up (decision 12).
 ANSWER_WITHIN_S = 50.0
@@ -35,10 +36,11 @@ ANSWER_WITHIN_S = 50.0
 SERVE_WITHIN_S = ANSWER_WITHIN_S - 2
 
 #: Who asks and who answers each, as services.
-QUESTIONS: dict[str, tuple[str, str]] = {
-    VERIFY: ("gateway", "verifier"),
-    VALIDATE: ("gateway", "validator"),
-    CHECK: ("gateway", "verifier"),
+QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    VERIFY: (("gateway",), "verifier"),
+    VALIDATE: (("gateway",), "validator"),
+    CHECK: (("gateway",), "verifier"),
+    JUDGE: (("gateway", "rollouts"), "judge"),
 }
 
 #: What a task app answers to a key that is not its own.

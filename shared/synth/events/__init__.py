@@ -38,6 +38,7 @@ from synth.events.rollouts import (
     RolloutBlocked,
     RolloutCompleted,
     RolloutFailed,
+    RolloutJudged,
     RolloutRequested,
 )
 from synth.events.training import (
@@ -100,6 +101,7 @@ __all__ = [
     "RolloutBlocked",
     "RolloutCompleted",
     "RolloutFailed",
+    "RolloutJudged",
     "RolloutRequested",
     "TrainHandedBack",
     "TrainProgressed",

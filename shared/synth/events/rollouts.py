@@ -38,7 +38,9 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
     Refills count on: the groups behind those of `seeds` play `refill_seeds`. failed_tries: those before the last one.
+    reward: the environment's, with its step rewards where the job has any; a judged job's are in `rollout.judged`.
     transcript: what the last try said and what its task app answered, as JSON (`synth.transcripts`), for people.
+    traced: whether the transcript is whole, and kept as the rollout's trace; otherwise it may be shortened.
     """
 
     rollout_id: str
@@ -57,6 +59,33 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
     outcome: str = "ok"
     failed_tries: list[FailedTries] = msgspec.field(default_factory=list[FailedTries])
     transcript: BlobRef | None = None
+    traced: bool = False
+
+
+@event("rollout.judged", by=Role.ROLLOUTS)
+class RolloutJudged(Event, frozen=True, kw_only=True):
+    """The judges have scored a completed rollout, or could not: then `problem` says why, and its group is dropped.
+
+    reward: what is trained and reported, `env · environment + event · Σ events + outcome · outcome`. environment: what
+    `rollout.completed` has. events, outcome: the judges' scores, each None where it is not scored.
+    review: what the judges said, with their reasons, as JSON (`synth.judging.contract.RolloutReview`).
+    calls, tokens, cost: of the judges, for this rollout; of a ranked group, the first rollout bears them all.
+    """
+
+    rollout_id: str
+    iteration: int
+    mode: str
+    index: int
+    reward: float | None
+    environment: float
+    events: float | None = None
+    outcome: float | None = None
+    review: BlobRef | None = None
+    problem: Problem | None = None
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+    unreadable: int = 0
 
 
 @event("rollout.failed", by=Role.ROLLOUTS)

@@ -23,7 +23,7 @@ def may_publish(service: str) -> list[str]:
     roles = roles_of(service)
     facts = [f"{spec.type}.>" for spec in CATALOGUE.values() if spec.by in roles]
     tasks = [f"work.{kind}.>" for kind, (_, queuers) in TASKS.items() if roles.intersection(queuers)]
-    questions = [subject for subject, (asker, _) in QUESTIONS.items() if asker == service]
+    questions = [subject for subject, (askers, _) in QUESTIONS.items() if service in askers]
     buckets = [f"$KV.{bucket}.>" for bucket in _WRITES.get(service, ())]
     return [
         *facts,

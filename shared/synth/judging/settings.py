@@ -1,0 +1,75 @@
+"""How the rollouts of a job are judged, with every default applied: what `job.validated` carries."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+#: What a criterion's score may be: any number of 0 … 1; 0 or 1; a whole number from 0 on.
+Scale = Literal["bounded", "binary", "count"]
+
+
+class Criterion(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a judge scores. weight: in the total of its track, above 0."""
+
+    id: str
+    description: str
+    weight: float = 1.0
+    scale: Scale = "bounded"
+
+
+class Rubric(msgspec.Struct, frozen=True, kw_only=True):
+    """What is scored of each event (a call of the model), and what of the whole episode. goal: what the policy is for.
+
+    The total of a track is Σ weight · score / Σ weight of its criteria, with aggregation "sum" Σ weight · score.
+    """
+
+    event: list[Criterion] = []
+    outcome: list[Criterion] = []
+    goal: str = ""
+    aggregation: Literal["weighted_mean", "sum"] = "weighted_mean"
+
+
+class JudgeModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One judge: a model behind an OpenAI-compatible chat API.
+
+    provider: a provider that the cluster's operator has set up (`SYNTH_JUDGE_PROVIDERS`), or "synth": `model` is one
+    that this cluster serves. url: an API of the user's own (`…/v1`), in place of a provider. key: the name of the
+    organisation's stored secret that opens it. votes: how often the judge is asked; its score is the median of its
+    votes. weight: among the judges of a job, whose scores are averaged by it.
+    """
+
+    model: str
+    provider: str | None = None
+    url: str | None = None
+    key: str | None = None
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    votes: int = 1
+    weight: float = 1.0
+
+
+class Judging(msgspec.Struct, frozen=True, kw_only=True):
+    """How rollouts are judged.
+
+    rubric: None: the task app's own, from its `/task_info`. event, outcome: which tracks are scored.
+    ranking: the rollouts of a group are put in an order by one call, and the outcome score is the place in it, from 0
+    (last) to 1 (first); otherwise each rollout is scored for itself.
+    max_concurrency: calls of a judge at one time, over the cluster. requests_per_second: None: as many as come.
+    timeout_s: of one call. max_attempts: calls for one answer that can be read. max_calls, max_cost: of the whole job;
+    None: no limit. max_outage_s: how long judges may be away until the job ends.
+    """
+
+    judges: list[JudgeModel]
+    rubric: Rubric | None = None
+    event: bool = False
+    outcome: bool = True
+    ranking: bool = False
+    max_concurrency: int = 8
+    requests_per_second: float | None = None
+    timeout_s: float = 60.0
+    max_attempts: int = 3
+    max_calls: int | None = None
+    max_cost: float | None = None
+    max_outage_s: float = 3600.0
