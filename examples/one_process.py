@@ -177,11 +177,13 @@ async def sample(
             finish_reason=reply.finish_reason or "abort",
         )
         text = tokenizer.decode(reply.token_ids, skip_special_tokens=True)
+        reward = task.reward(seed, text)
         return ScoredRollout(
             rollout_id=f"rollout_{index}",
             group=group,
             seed=seed,
-            reward=task.reward(seed, text),
+            reward=reward,
+            turn_rewards=[reward],
             branches=build_branches([record]),
             seconds=time.perf_counter() - started,
             tries=1,

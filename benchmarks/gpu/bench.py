@@ -157,6 +157,7 @@ class Bench:
                 loss_mask=mask[:length],
                 logprobs=np.where(mask[:length], -10.0, 0.0).astype(np.float32),
                 versions=np.where(mask[:length], iteration - 1, -1).astype(np.int32),
+                calls=np.where(mask[:length], 0, -1).astype(np.int32),
             )
             for at in range(0, len(tokens), length)
         ]

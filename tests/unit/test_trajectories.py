@@ -10,6 +10,7 @@ from synth.trajectories import (
     BatchMeta,
     CompletionRecord,
     RecordedTrajectory,
+    RewardSources,
     RolloutBatch,
     TokenMasks,
     TokenSet,
@@ -60,7 +61,7 @@ def test_what_a_grammar_allowed_stays_with_its_token_through_turns_and_batches()
     later = replace(call([1, 2, 0, 3, 5], [7, 1, 4]), masks=TokenMasks.of([most, few, None]))
     other = call([8], [6])
     branches = build_branches(records_from_bytes(records_to_bytes([first, later, other])))
-    trajectory = RecordedTrajectory.from_bytes(RecordedTrajectory(branches, 1.0).to_bytes())
+    trajectory = RecordedTrajectory.from_bytes(RecordedTrajectory(branches, RewardSources([1.0])).to_bytes())
     joined, plain = trajectory.branches
     assert joined.masks is not None
     assert allowed_of(joined.masks) == [None, None, [0, 1], None, None, "not [0]", [0, 1], None]

@@ -22,24 +22,31 @@ from synth.events import (
     RolloutBlocked,
     RolloutCompleted,
     RolloutFailed,
+    RolloutJudged,
     RolloutRequested,
 )
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
+from synth.jobs.rewards import RewardSettings
+from synth.judging.contract import JudgeUsage, RolloutReview
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.types import (
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
+    DurableRollout,
     PriorProgress,
     RolloutSpec,
 )
+from synth.rollouts.rewards.judged import add_review, with_sources
 from synth.trajectories import RecordedTrajectory, RolloutBatch
 
 
 class RolloutLog:
     """The rollout events of one job, read once and appended to by its one collector."""
 
-    def __init__(self, bus: Connection, blobs: BlobStore, org: str, job_id: str, *, term: int) -> None:
+    def __init__(
+        self, bus: Connection, blobs: BlobStore, org: str, job_id: str, *, term: int, rewards: RewardSettings
+    ) -> None:
         """term: the job's, for the event that is published once in each (`rollout.blocked`)."""
         self._bus = bus
         self._blobs = blobs
@@ -47,6 +54,10 @@ class RolloutLog:
         self._org = org
         self._job_id = job_id
         self._term = term
+        self._rewards = rewards
+        self._judged: dict[tuple[str, int], dict[int, RolloutJudged]] = {}
+        self.judge_usage = JudgeUsage()
+        """Calls and cost of all rollouts that are judged."""
         self._completed: dict[tuple[str, int], dict[int, RolloutCompleted]] = {}
         self._abandoned: dict[tuple[str, int], dict[int, AbandonedRollout]] = {}
         self._finished: set[tuple[str, int]] = set()
@@ -55,14 +66,18 @@ class RolloutLog:
 
     async def read(self) -> None:
         """Read what earlier collectors announced."""
-        facts = ("rollout.completed", "rollout.failed", "rollout.batch", "eval.completed")
+        facts = ("rollout.completed", "rollout.judged", "rollout.failed", "rollout.batch", "eval.completed")
         for event in await replay(self._bus.nc, [f"{fact}.{self._org}.{self._job_id}" for fact in facts]):
             self._apply(event)
+        judged = [event for of_request in self._judged.values() for event in of_request.values()]
+        self.judge_usage = JudgeUsage(calls=sum(e.calls for e in judged), cost=sum(e.cost for e in judged))
 
     def _apply(self, recorded: Recorded) -> None:
         match recorded.event:
             case RolloutCompleted() as event:
                 self._completed.setdefault((event.mode, event.iteration), {})[event.index] = event
+            case RolloutJudged() as event:
+                self._judged.setdefault((event.mode, event.iteration), {})[event.index] = event
             case RolloutFailed() as event:
                 abandoned = AbandonedRollout(event.problem, event.tries, late=event.late)
                 self._abandoned.setdefault((event.mode, event.iteration), {})[event.index] = abandoned
@@ -90,49 +105,112 @@ class RolloutLog:
         """What earlier collectors completed of a request, with the trajectories, and what they abandoned."""
         key = (request.mode, request.iteration)
         done: dict[int, ScoredRollout] = {}
+        unjudged: dict[int, DurableRollout] = {}
+        abandoned: dict[int, AbandonedRollout] = {}
         for index, event in self._completed.get(key, {}).items():
+            judged = self._judged.get(key, {}).get(index)
+            if judged is not None and judged.problem is not None:
+                abandoned[index] = AbandonedRollout(judged.problem, event.tries)
+                continue
             trajectory = RecordedTrajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
-            done[index] = ScoredRollout(
-                rollout_id=event.rollout_id,
-                group=event.group,
-                seed=event.seed,
-                reward=event.reward,
-                branches=trajectory.branches,
-                seconds=event.seconds,
-                tries=event.tries,
-            )
+            durable = self._durable(event, trajectory)
+            if self._rewards.judging is None:
+                done[index] = durable.rollout
+            elif judged is None or judged.review is None:
+                unjudged[index] = durable
+            else:
+                review = msgspec.json.decode(await self._blobs.get_bytes(judged.review), type=RolloutReview)
+                done[index] = with_sources(durable.rollout, add_review(durable.sources, review), self._rewards)
         # A collector that did not know yet that it was replaced may have abandoned what another one completed.
-        return PriorProgress(done, {i: g for i, g in self._abandoned.get(key, {}).items() if i not in done})
+        failed = {i: a for i, a in self._abandoned.get(key, {}).items() if i not in done and i not in unjudged}
+        return PriorProgress(done, failed | abandoned, unjudged)
 
-    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
+    def _durable(self, event: RolloutCompleted, trajectory: RecordedTrajectory) -> DurableRollout:
+        rollout = ScoredRollout(
+            rollout_id=event.rollout_id,
+            group=event.group,
+            seed=event.seed,
+            reward=event.reward,
+            turn_rewards=trajectory.sources.environment,
+            branches=trajectory.branches,
+            seconds=event.seconds,
+            tries=event.tries,
+            steps_missing=trajectory.steps_missing,
+        )
+        if self._rewards.judging is None:
+            rollout = with_sources(rollout, trajectory.sources, self._rewards)
+        return DurableRollout(event.index, rollout, trajectory.sources, event.transcript)
+
+    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
         """Make one rollout durable: its trajectory, then the event that names it."""
-        c = completed.rollout
-        trajectory = RecordedTrajectory(branches=c.branches, reward=c.reward, info=completed.score.info)
-        key = self._rollout_key(request, completed.spec)
+        spec, score = completed.spec, completed.score
+        trajectory = RecordedTrajectory(completed.branches, score.sources, score.steps_missing, score.info)
+        key = self._rollout_key(request, spec)
         # Both before the event: what it names is there.
         blob, transcript = await asyncio.gather(
             self._put_blob(key, trajectory.to_bytes()), self._put_transcript(key, completed.transcript)
         )
-        versions = [int(v) for b in c.branches for v in b.versions[b.loss_mask]]
+        versions = [int(v) for b in completed.branches for v in b.versions[b.loss_mask]]
+        paid = sum(score.sources.environment if self._rewards.judging else score.sources.turns(self._rewards.weights))
         event = RolloutCompleted(
-            rollout_id=c.rollout_id,
+            rollout_id=spec.rollout_id,
             iteration=request.iteration,
             mode=request.mode,
-            index=completed.spec.index,
-            group=c.group,
-            seed=c.seed,
-            reward=c.reward,
+            index=spec.index,
+            group=spec.group,
+            seed=spec.seed,
+            reward=paid,
             trajectory=blob,
-            completion_tokens=sum(int(b.loss_mask.sum()) for b in c.branches),
+            completion_tokens=sum(int(b.loss_mask.sum()) for b in completed.branches),
             calls=completed.calls,
             versions=(min(versions, default=-1), max(versions, default=-1)),
-            seconds=round(c.seconds, 4),
-            tries=c.tries,
-            outcome=completed.score.outcome,
+            seconds=round(completed.seconds, 4),
+            tries=completed.tries,
+            outcome=score.outcome,
             failed_tries=_failed_tries(completed.failures),
             transcript=transcript,
+            traced=completed.traced and transcript is not None,
         )
-        await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=spec.rollout_id)
+        return self._durable(event, trajectory)
+
+    async def judged(
+        self,
+        request: CollectRequest,
+        durable: DurableRollout,
+        review: RolloutReview | None,
+        usage: JudgeUsage,
+        *,
+        problem: Problem | None = None,
+    ) -> ScoredRollout | None:
+        """Make the review of a rollout durable, or why there is none. Returns the rollout with its judged reward."""
+        rollout = None
+        blob = None
+        if review is not None:
+            rollout = with_sources(durable.rollout, add_review(durable.sources, review), self._rewards)
+            key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{durable.index}"
+            blob = await self._put_blob(key, msgspec.json.encode(review), suffix="review.json")
+        scores = rollout.sources if rollout else {}
+        event = RolloutJudged(
+            rollout_id=durable.rollout.rollout_id,
+            iteration=request.iteration,
+            mode=request.mode,
+            index=durable.index,
+            reward=rollout.reward if rollout else None,
+            environment=sum(durable.sources.environment),
+            events=scores.get("event"),
+            outcome=scores.get("outcome"),
+            review=blob,
+            problem=problem,
+            calls=usage.calls,
+            tokens=usage.prompt_tokens + usage.completion_tokens,
+            cost=usage.cost,
+            unreadable=usage.unreadable,
+        )
+        await self._publisher.once(event, org=self._org, key=self._job_id, id=f"judged:{durable.rollout.rollout_id}")
+        total = self.judge_usage
+        self.judge_usage = JudgeUsage(calls=total.calls + usage.calls, cost=total.cost + usage.cost)
+        return rollout
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         """Announce that a rollout failed in each of its tries, or was cut off at the deadline of its group."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from synth.events import LoraShape, ModelRef
+from synth.jobs.rewards import RewardSettings
 from synth.jobs.seeds import Seeds, draw
 from synth.models import format_finetuned
 
@@ -124,7 +125,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     seconds a try. group_timeout_s: seconds from when all of a group are under way until it goes without those that
     still run; None is never. max_retries: after errors of the environment; a failure of the policy earns
     failure_reward and is never retried (decision 24). constrain_tools: whether a tool call that the app insists on is
-    forced, by tokens that are not trained (decision 25).
+    forced, by tokens that are not trained (decision 25). trace_rate: the share of training rollouts that keep a trace;
+    those of evaluations all do.
     """
 
     task_url: str
@@ -141,6 +143,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int
     group_timeout_s: float | None = None
     constrain_tools: bool = False
+    trace_rate: float = 0.1
     evaluation_env_config: dict[str, Any] = {}
 
     def longest_s(self, rollouts: int) -> float:
@@ -208,6 +211,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
     of a token. kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
+    rewards: what a rollout earns.
     """
 
     label: str | None
@@ -231,6 +235,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     train_seeds: Seeds
     evaluation: EvaluationSettings | None
     watch: WatchSettings | None
+    rewards: RewardSettings = RewardSettings()
 
     def seeds_of(self, iteration: int) -> list[int]:
         """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job."""
@@ -255,7 +260,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
 
 
 class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
-    """One rollout of `model` on each seed. vision: None for a text model."""
+    """One rollout of `model` on each seed. vision: None for a text model. rewards: what a rollout earns."""
 
     model: str
     base_model: str
@@ -263,6 +268,7 @@ class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     rollout: RolloutSettings
     tags: dict[str, Any]
     vision: VisionSettings | None = None
+    rewards: RewardSettings = RewardSettings()
 
 
 Job = SftJob | RlJob | EvalJob

@@ -3,7 +3,7 @@
 An agent that brings its own client raises that client's errors, and they are told apart here by what they say, since
 none of these libraries is imported. What is not known stays an error of the environment. The collector knows more than
 this module: it looks at the last reply itself, and counts an error after one that was cut off, or whose tool call
-cannot be read, as the policy's (`synth.rollouts.collection.scoring`).
+cannot be read, as the policy's (`synth.rollouts.rewards.scoring`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from synth.trajectories.records import (
     records_from_bytes,
     records_to_bytes,
 )
+from synth.trajectories.reward_sources import RewardSources, at_last_turn
 from synth.trajectories.trajectory import Branch, RecordedTrajectory, build_branches
 from synth.transcripts.batch_header import BatchMeta, RolloutMeta
 
@@ -25,10 +26,12 @@ __all__ = [
     "CompletionRecord",
     "ProcessorsDiffer",
     "RecordedTrajectory",
+    "RewardSources",
     "RolloutBatch",
     "RolloutMeta",
     "TokenMasks",
     "TokenSet",
+    "at_last_turn",
     "build_branches",
     "closed_from_bytes",
     "closed_to_bytes",

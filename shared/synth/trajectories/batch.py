@@ -46,6 +46,8 @@ class RolloutBatch:
 
     tokens int32 [T] · loss_mask bool [T] · logprobs float32 [T] (behaviour, nats) · versions int32 [T]
     cu_seqlens int32 [S+1] · advantages float32 [S] · rollout int32 [S], the index into `meta.rollouts`.
+    token_advantages: float32 [T], where credit is given turn by turn, 0 where the mask is False; None: each token has
+    the advantage of its sequence. A sequence's advantage is then the mean of its tokens'.
     masks: of the T tokens, which others could have been sampled in their place (decision 33); None where any could.
     images: of each sequence, those that its tokens show, in their order. processor: what made patches of them
     (`ImageProcessor.fingerprint`), "" where no sequence shows any.
@@ -60,6 +62,7 @@ class RolloutBatch:
     advantages: Float32
     rollout: Int32
     meta: BatchMeta
+    token_advantages: Float32 | None = None
     masks: TokenMasks | None = None
     images: tuple[tuple[PromptImage, ...], ...] = ()
     processor: str = ""
@@ -70,9 +73,14 @@ class RolloutBatch:
 
     @classmethod
     def build(
-        cls, branches: list[Branch], advantages: list[float], rollout: list[int], meta: BatchMeta
+        cls,
+        branches: list[Branch],
+        advantages: list[float],
+        rollout: list[int],
+        meta: BatchMeta,
+        token_advantages: list[Float32] | None = None,
     ) -> RolloutBatch:
-        """Concatenate branches (one sequence each) into a batch; the three lists are parallel.
+        """Concatenate branches (one sequence each) into a batch; the lists are parallel.
 
         Raises `ProcessorsDiffer` where their images were not processed alike: no trainer could repeat both.
         """
@@ -89,6 +97,7 @@ class RolloutBatch:
             advantages=np.asarray(advantages, dtype=np.float32),
             rollout=np.asarray(rollout, dtype=np.int32),
             meta=meta,
+            token_advantages=None if token_advantages is None else concatenate(token_advantages, np.float32),
             masks=join_masks([(b.masks, n) for b, n in zip(branches, lengths, strict=True)]),
             images=tuple(b.images for b in branches),
             processor=next(iter(processors), ""),
@@ -106,6 +115,7 @@ class RolloutBatch:
                 "advantages": self.advantages,
                 "rollout": self.rollout,
                 "images": images_to_array([(self.processor, images) for images in self.images]),
+                **({} if self.token_advantages is None else {"token_advantages": self.token_advantages}),
                 **(self.masks.arrays() if self.masks is not None else {}),
             },
             msgspec.to_builtins(self.meta),
@@ -125,6 +135,7 @@ class RolloutBatch:
             advantages=arrays["advantages"],
             rollout=arrays["rollout"],
             meta=msgspec.convert(meta, BatchMeta),
+            token_advantages=arrays.get("token_advantages"),
             masks=TokenMasks.from_arrays(arrays),
             images=tuple(shown for _, shown in images),
             processor=next((processor for processor, _ in images), ""),

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from synth.images.prompt_image import PromptImage
@@ -21,6 +22,7 @@ from synth.trajectories.packing import (
     unpack_arrays,
 )
 from synth.trajectories.records import CompletionRecord
+from synth.trajectories.reward_sources import RewardSources
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Branch:
 
     tokens: int32 [T], prompt first. loss_mask: bool [T], True on sampled tokens only.
     logprobs: float32 [T], 0 where the mask is False. versions: int32 [T], -1 where the mask is False.
+    calls: int32 [T], the number (from 0) of the call of the rollout that sampled the token, -1 where the mask is False.
     masks: of the T tokens, which others could have been sampled in their place; None where any could.
     images: those that its tokens show, in their order; processor: what made patches of them, "" without any.
     """
@@ -37,6 +40,7 @@ class Branch:
     loss_mask: Bool
     logprobs: Float32
     versions: Int32
+    calls: Int32
     masks: TokenMasks | None = None
     images: tuple[PromptImage, ...] = ()
     processor: str = ""
@@ -44,10 +48,14 @@ class Branch:
 
 @dataclass(frozen=True)
 class RecordedTrajectory:
-    """One finished rollout: its branches, its reward, and what the task app said of it (`info`)."""
+    """One finished rollout: its branches, what it earned, and what the task app said of it (`info`).
+
+    sources: without the scores of judges. steps_missing: the job rewards single turns, and the task app said of none.
+    """
 
     branches: list[Branch]
-    reward: float
+    sources: RewardSources
+    steps_missing: bool = False
     info: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_bytes(self) -> bytes:
@@ -60,11 +68,16 @@ class RecordedTrajectory:
                 "loss_mask": concatenate([b.loss_mask for b in self.branches], np.bool_),
                 "logprobs": concatenate([b.logprobs for b in self.branches], np.float32),
                 "versions": concatenate([b.versions for b in self.branches], np.int32),
+                "calls": concatenate([b.calls for b in self.branches], np.int32),
                 "cu_seqlens": np.cumsum([0, *lengths], dtype=np.int32),
                 "images": images_to_array([(b.processor, b.images) for b in self.branches]),
                 **(masks.arrays() if masks is not None else {}),
             },
-            {"reward": self.reward, "info": self.info},
+            {
+                "sources": msgspec.to_builtins(self.sources),
+                "steps_missing": self.steps_missing,
+                "info": self.info,
+            },
         )
 
     @classmethod
@@ -74,7 +87,7 @@ class RecordedTrajectory:
         cu, masks = arrays["cu_seqlens"], TokenMasks.from_arrays(arrays)
         branches = [
             Branch(
-                *(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions")),
+                *(arrays[k][a:b] for k in ("tokens", "loss_mask", "logprobs", "versions", "calls")),
                 masks=masks.part(a, b) if masks is not None else None,
                 images=images,
                 processor=processor,
@@ -83,7 +96,8 @@ class RecordedTrajectory:
                 itertools.pairwise(cu), images_from_array(arrays["images"]), strict=True
             )
         ]
-        return cls(branches=branches, reward=float(meta["reward"]), info=meta["info"])
+        sources = msgspec.convert(meta["sources"], RewardSources)
+        return cls(branches, sources, meta["steps_missing"], meta["info"])
 
 
 def build_branches(records: list[CompletionRecord]) -> list[Branch]:
@@ -93,7 +107,7 @@ def build_branches(records: list[CompletionRecord]) -> list[Branch]:
     blocks, so this happens). Every sampled token is in exactly one segment, once.
     """
     branches: list[Branch] = []
-    for r in records:
+    for number, r in enumerate(records):
         parent = _longest_prefix(branches, r)
         start = len(branches[parent].tokens) if parent is not None else 0
         context = r.prompt_ids[start:]
@@ -104,6 +118,9 @@ def build_branches(records: list[CompletionRecord]) -> list[Branch]:
                 np.float32
             ),
             versions=np.concatenate([np.full(len(context), -1, np.int32), np.where(r.sampled, r.versions, -1)]).astype(
+                np.int32
+            ),
+            calls=np.concatenate([np.full(len(context), -1, np.int32), np.where(r.sampled, number, -1)]).astype(
                 np.int32
             ),
             masks=join_masks([(None, len(context)), (r.masks, len(r.sampled_ids))]),
@@ -141,6 +158,7 @@ def _join(a: Branch, b: Branch) -> Branch:
         loss_mask=np.concatenate([a.loss_mask, b.loss_mask]),
         logprobs=np.concatenate([a.logprobs, b.logprobs]),
         versions=np.concatenate([a.versions, b.versions]),
+        calls=np.concatenate([a.calls, b.calls]),
         masks=join_masks([(a.masks, len(a.tokens)), (b.masks, len(b.tokens))]),
         images=(*a.images, *b.images),
         processor=b.processor,

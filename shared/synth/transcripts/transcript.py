@@ -66,12 +66,16 @@ class TaskAppAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Transcript(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the last try of a rollout looked like. answer: None where the try was cut off before one came.
 
+    rewards: what its environment paid for each turn, which add up to the environment's reward; [] where it earned none.
+    limit: 0: the transcript is whole.
+
     cut_values: how many values were shortened to fit into `limit` bytes; each says how much it lacks.
     turns_left_out, steps_left_out: from the middle, where there were too many.
     """
 
     turns: list[TranscriptTurn] = []
     answer: TaskAppAnswer | None = None
+    rewards: list[float] = []
     limit: int = 0
     cut_values: int = 0
     turns_left_out: int = 0

@@ -15,6 +15,7 @@ from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.server.topology import REPLICAS
 from synth.errors import Transient
 from synth.http_guard import GuardPolicy
+from synth.jobs.rewards import RewardSettings
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
@@ -85,6 +86,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
         yield RolloutRunner(
             JOB,
             settings,
+            RewardSettings(),
             app=app,
             recorder=recording,
             replicas=table,

@@ -11,6 +11,7 @@ from synth.bus.replay import replay
 from synth.errors import Problem
 from synth.events import RolloutCompleted, RolloutFailed
 from synth.ids import new_org_id
+from synth.jobs.rewards import RewardSettings
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.types import (
@@ -18,6 +19,7 @@ from synth.rollouts.collection.types import (
     CollectRequest,
     CompletedRollout,
     CutOff,
+    DurableRollout,
     RequestResult,
     RolloutSpec,
     TryResult,
@@ -58,9 +60,10 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     bus = await bus_as("rollouts")
 
     def collector(app: DiesAt, log: RolloutLog) -> Collector:
-        async def complete(request: CollectRequest, completed: CompletedRollout) -> None:
-            await log.complete(request, completed)
+        async def complete(request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
+            durable = await log.complete(request, completed)
             app.durable.set()
+            return durable
 
         return Collector(
             job,
@@ -79,14 +82,14 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
         assert len(set(indices)) == len(indices)
         return set(indices)
 
-    first, log = DiesAt(dies_at), RolloutLog(bus, blobs, ORG, job, term=0)
+    first, log = DiesAt(dies_at), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
     dying = asyncio.create_task(collector(first, log).collect(REQUEST, await log.prior_progress(REQUEST)))
     async with asyncio.timeout(20):
         await first.reached.wait()
         await first.durable.wait()
     dying.cancel()
     await asyncio.wait([dying])
-    second, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0)
+    second, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
     await log.read()
     prior_progress = await log.prior_progress(REQUEST)
     known = {*prior_progress.done, *prior_progress.abandoned}
@@ -100,7 +103,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
     assert (result.groups, result.late, batch_counts(REQUEST, result)) == (6, {0: 1}, (3, 3, 8))
 
     # And a third one, which finds all of it.
-    third, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0)
+    third, log = DiesAt(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
     await log.read()
     again = await collector(third, log).collect(REQUEST, await log.prior_progress(REQUEST))
     assert isinstance(again, RequestResult)
@@ -111,7 +114,7 @@ async def test_its_successor_plays_what_is_missing_and_comes_to_the_same_batch(b
 async def test_a_completed_rollout_is_not_late_because_a_replaced_collector_abandoned_it(bus_as, blobs: BlobStore):
     job = "job_replaced"
     bus = await bus_as("rollouts")
-    app, log = App(), RolloutLog(bus, blobs, ORG, job, term=0)
+    app, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=RewardSettings())
     request = CollectRequest(iteration=1, mode="train", seeds=[1], group_size=2, oldest_version=0)
     app.complete = log.complete
     await app.collect(request)

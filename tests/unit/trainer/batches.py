@@ -48,6 +48,7 @@ def random_batch(
                 loss_mask=mask,
                 logprobs=np.where(mask, -rng.random(n) - 5, 0).astype(np.float32),
                 versions=np.where(mask, iteration - 1 if version is None else version, -1).astype(np.int32),
+                calls=np.where(mask, 0, -1).astype(np.int32),
             )
         )
     advantages = [0.0 if i < zero else float(rng.normal()) for i in range(sequences)]

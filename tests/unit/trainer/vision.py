@@ -85,6 +85,7 @@ def mixed_branches(loader: ImageLoader, count: int = 10, *, seed: int = 0, versi
                 loss_mask=mask,
                 logprobs=np.where(mask, -5 - rng.random(len(mask)), 0).astype(np.float32),
                 versions=np.where(mask, version, -1).astype(np.int32),
+                calls=np.where(mask, 0, -1).astype(np.int32),
                 images=tuple(shown),
                 processor=loader.fingerprint if shown else "",
             )

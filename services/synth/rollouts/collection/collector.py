@@ -16,6 +16,7 @@ from synth.rollouts.collection.types import (
     CollectRequest,
     Complete,
     EnvironmentBroken,
+    Judge,
     PriorProgress,
     RequestResult,
     RunTry,
@@ -37,11 +38,14 @@ class Collector:
         abandon: Abandon,
         progress: Callable[[int, int], None],
         group_timeout_s: float | None = None,
+        judge: Judge | None = None,
+        turn_discount: float | None = None,
     ) -> None:
         """max_tries: of one rollout, for errors of the environment.
 
         progress: called with how many rollouts of a request are decided, and how many it has begun.
         group_timeout_s: the time of a group while all its rollouts are at the app; None: as long as they take.
+        judge: None where rollouts are not judged. turn_discount: as in `build_batch`.
         """
         self.concurrency = concurrency
         self._job_id = job_id
@@ -51,6 +55,8 @@ class Collector:
         self._abandon = abandon
         self._progress = progress
         self._group_timeout_s = group_timeout_s
+        self._judge = judge
+        self._turn_discount = turn_discount
         self.open_requests = 0
         """Requests that are being collected now."""
 
@@ -70,6 +76,8 @@ class Collector:
             abandon=self._abandon,
             progress=self._progress,
             group_timeout_s=self._group_timeout_s,
+            judge=self._judge,
+            turn_discount=self._turn_discount,
         )
         self.open_requests += 1
         try:

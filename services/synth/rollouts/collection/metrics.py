@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
+from synth.jobs.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 
+_PLAIN = RewardSettings()
 
-def collection_metrics(rollouts: list[ScoredRollout], *, failed: int) -> dict[str, float]:
+
+def collection_metrics(
+    rollouts: list[ScoredRollout], *, failed: int, rewards: RewardSettings = _PLAIN
+) -> dict[str, float]:
     """The metrics of a collection, which `train.step` and `eval.completed` repeat. Seconds are wall-clock seconds."""
     if not rollouts:
         return {"rollouts": 0.0, "rollouts_failed": float(failed)}
     seconds = np.asarray([r.seconds for r in rollouts])
     sampled = np.asarray([sum(int(b.loss_mask.sum()) for b in r.branches) for r in rollouts])
-    rewards = np.asarray([r.reward for r in rollouts])
+    earned = np.asarray([r.reward for r in rollouts])
     return {
         "rollouts": float(len(rollouts)),
         "rollouts_failed": float(failed),
         "rollout_retries": float(sum(r.tries - 1 for r in rollouts)),
         "rollout_seconds_p50": float(np.quantile(seconds, 0.5)),
         "rollout_seconds_p99": float(np.quantile(seconds, 0.99)),
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
+        "reward_mean": float(earned.mean()),
+        "reward_std": float(earned.std()),
+        **_source_metrics(rollouts, rewards),
         "completion_tokens_mean": float(sampled.mean()),
         "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
         "branch_breaks": float(sum(len(r.branches) - 1 for r in rollouts)),
@@ -31,3 +38,21 @@ def collection_metrics(rollouts: list[ScoredRollout], *, failed: int) -> dict[st
 def _sampled(rollout: ScoredRollout) -> bytes:
     """The tokens that the policy sampled in a rollout, as bytes to compare."""
     return b"".join(b.tokens[b.loss_mask].tobytes() for b in rollout.branches)
+
+
+def _source_metrics(rollouts: list[ScoredRollout], rewards: RewardSettings) -> dict[str, float]:
+    """Mean and spread of each source of the reward, and its share: its weighted part of all that the sources moved."""
+    found: dict[str, float] = {}
+    if rewards.steps is not None:
+        found["step_rewards_missing"] = float(sum(r.steps_missing for r in rollouts))
+    if rewards.scores == "none":
+        return found
+    weights = msgspec.structs.asdict(rewards.weights)
+    paid = {name: np.asarray([r.sources.get(name, 0.0) for r in rollouts]) for name in weights}
+    moved = {name: abs(weights[name]) * float(np.abs(values).mean()) for name, values in paid.items()}
+    for name, values in paid.items():
+        if any(name in r.sources for r in rollouts):
+            found[f"reward_{name}_mean"] = float(values.mean())
+            found[f"reward_{name}_std"] = float(values.std())
+            found[f"reward_{name}_share"] = moved[name] / (sum(moved.values()) or 1.0)
+    return found

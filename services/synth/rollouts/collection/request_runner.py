@@ -3,7 +3,7 @@
 Invariants. Refill group n (from 0) runs if, and only if, more than n earlier groups had no signal. Which groups run is
 therefore the same in whatever order rollouts end, and for a collector that takes over. A group that lacks a rollout for
 a failure is dropped; one that lacks some because they were late goes on with those that it has. Between its tries a
-rollout holds no slot.
+rollout holds no slot, and none while it is judged, so that judging overlaps with playing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from synth.errors import Problem
-from synth.rollouts.collection.batching import ScoredRollout, has_signal
+from synth.rollouts.collection.batching import group_has_signal
 from synth.rollouts.collection.deadline import Deadline
-from synth.rollouts.collection.scoring import Rewarded
 from synth.rollouts.collection.types import (
     Abandon,
     AbandonedRollout,
+    CollectionBlocked,
     CollectRequest,
     Complete,
     CompletedRollout,
     CutOff,
+    DurableRollout,
     EnvironmentBroken,
+    Judge,
     PriorProgress,
     RequestResult,
     RolloutSpec,
@@ -36,6 +38,7 @@ from synth.rollouts.collection.types import (
 )
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
+from synth.rollouts.rewards.scoring import Rewarded
 from synth.trajectories import CompletionRecord, build_branches
 
 #: A request of which more than this share of the rollouts is abandoned stops the job: its environment is broken.
@@ -68,6 +71,8 @@ class RequestRunner:
         abandon: Abandon,
         progress: Callable[[int, int], None],
         group_timeout_s: float | None,
+        judge: Judge | None,
+        turn_discount: float | None,
     ) -> None:
         """The arguments are those of `Collector` and of `Collector.collect`."""
         self._job_id = job_id
@@ -81,7 +86,10 @@ class RequestRunner:
         self._progress = progress
         # A group of one has no others to go on with.
         self._group_timeout_s = group_timeout_s if request.group_size > 1 else None
+        self._judge = judge
+        self._turn_discount = turn_discount
         self._done = dict(prior.done)
+        self._unjudged = dict(prior.unjudged)
         self._abandoned = dict(prior.abandoned)
         self._tries: defaultdict[int, _Tries] = defaultdict(_Tries)
         """Of each rollout that is under way here, by index."""
@@ -96,7 +104,7 @@ class RequestRunner:
                     self._begin_group()
         except ExceptionGroup as group:
             first = _first(group)
-            if not isinstance(first, _TooManyAbandoned):
+            if not isinstance(first, CollectionBlocked):
                 raise first from group
             return EnvironmentBroken(first.problem)
         if self._abandoned and not self._done:
@@ -120,15 +128,19 @@ class RequestRunner:
 
     async def _run_group(self, group: int) -> None:
         specs = self._request.specs(self._job_id, group)
-        missing = [s for s in specs if s.index not in self._done and s.index not in self._abandoned]
-        if missing:
-            with closing(Deadline((s.index for s in missing), self._group_timeout_s)) as deadline:
-                async with asyncio.TaskGroup() as tasks:
-                    running = {s.index: tasks.create_task(self._run_rollout(s, deadline)) for s in missing}
-                    if self._group_timeout_s is not None:
-                        await _ended_or_expired(set(running.values()), deadline)
-                        late = [s for s in missing if not deadline.is_over(s.index)]
-                        await self._abandon_late(late, running, self._group_timeout_s)
+        missing = [s for s in specs if not any(s.index in m for m in (self._done, self._abandoned, self._unjudged))]
+        judge_each = self._judge is not None and not self._judge.by_group
+        with closing(Deadline((s.index for s in missing), self._group_timeout_s)) as deadline:
+            async with asyncio.TaskGroup() as tasks:
+                for waiting in self._unjudged_of(specs) if judge_each else ():
+                    tasks.create_task(self._judge_rollouts([waiting]))
+                running = {s.index: tasks.create_task(self._run_rollout(s, deadline)) for s in missing}
+                if self._group_timeout_s is not None and missing:
+                    await _ended_or_expired(set(running.values()), deadline)
+                    late = [s for s in missing if not deadline.is_over(s.index)]
+                    await self._abandon_late(late, running, self._group_timeout_s)
+        if len(together := self._unjudged_of(specs)) > 1:
+            await self._judge_rollouts(together)
         if not self._has_signal(specs) and self._groups < self._request.max_groups:
             self._begin_group()
 
@@ -138,11 +150,31 @@ class RequestRunner:
         deadline.mark_over(spec.index)
         self._tries.pop(spec.index, None)
         if isinstance(outcome, CompletedRollout):
-            await self._complete(self._request, outcome)
-            self._done[spec.index] = outcome.rollout
-            self._report_progress()
+            durable = await self._complete(self._request, outcome)
+            if self._judge is None:
+                self._done[spec.index] = durable.rollout
+                self._report_progress()
+                return
+            self._unjudged[spec.index] = durable
+            if not self._judge.by_group:
+                await self._judge_rollouts([durable])
         else:
-            await self._abandon_rollout(spec, outcome)
+            await self._abandon(self._request, spec, outcome)
+            self._take_abandoned(spec.index, outcome)
+
+    def _unjudged_of(self, specs: list[RolloutSpec]) -> list[DurableRollout]:
+        return [self._unjudged[s.index] for s in specs if s.index in self._unjudged]
+
+    async def _judge_rollouts(self, rollouts: list[DurableRollout]) -> None:
+        assert self._judge is not None
+        judged = await self._judge.judge(self._request, rollouts)
+        for durable, outcome in zip(rollouts, judged, strict=True):
+            del self._unjudged[durable.index]
+            if isinstance(outcome, AbandonedRollout):
+                self._take_abandoned(durable.index, outcome)
+            else:
+                self._done[durable.index] = outcome
+                self._report_progress()
 
     async def _try_until_decided(self, spec: RolloutSpec, deadline: Deadline) -> CompletedRollout | AbandonedRollout:
         """Try a rollout until it has a reward or its budget of tries is spent."""
@@ -158,17 +190,17 @@ class RequestRunner:
                 stale = Overload.STALE if _is_too_old(self._request, result.records) else None
                 self._concurrency.record_try(started=began, overload=result.overload or stale)
             if isinstance(result.score, Rewarded):
-                rollout = ScoredRollout(
-                    rollout_id=spec.rollout_id,
-                    group=spec.group,
-                    seed=spec.seed,
-                    reward=result.score.reward,
-                    branches=build_branches(result.records),
+                return CompletedRollout(
+                    spec,
+                    result.score,
+                    build_branches(result.records),
                     seconds=time.monotonic() - first_began,
                     tries=tries,
+                    calls=len(result.records),
+                    transcript=result.transcript,
+                    traced=result.traced,
+                    failures=ours.failures,
                 )
-                calls = len(result.records)
-                return CompletedRollout(spec, rollout, result.score, calls, result.transcript, ours.failures)
             if tries >= self._max_tries:
                 problem, transcript = result.score.problem, result.transcript
                 return AbandonedRollout(problem, tries, transcript=transcript, failures=ours.failures)
@@ -187,14 +219,15 @@ class RequestRunner:
         if late:
             await asyncio.wait([running[spec.index] for spec in late])
         for spec in late:
-            await self._abandon_rollout(spec, _late(timeout_s, self._tries.pop(spec.index, _Tries())))
+            abandoned = _late(timeout_s, self._tries.pop(spec.index, _Tries()))
+            await self._abandon(self._request, spec, abandoned)
+            self._take_abandoned(spec.index, abandoned)
 
-    async def _abandon_rollout(self, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
-        await self._abandon(self._request, spec, abandoned)
-        self._abandoned[spec.index] = replace(abandoned, transcript=b"")
+    def _take_abandoned(self, index: int, abandoned: AbandonedRollout) -> None:
+        self._abandoned[index] = replace(abandoned, transcript=b"")
         self._report_progress()
         if len(self._abandoned) > max(1, int(self._num_rollouts * MAX_FAILED_SHARE)):
-            raise _TooManyAbandoned(abandoned.problem)
+            raise CollectionBlocked(abandoned.problem)
 
     def _report_progress(self) -> None:
         self._progress(len(self._done) + len(self._abandoned), self._num_rollouts)
@@ -202,13 +235,7 @@ class RequestRunner:
     def _has_signal(self, specs: list[RolloutSpec]) -> bool:
         if any(s.index in self._abandoned and not self._abandoned[s.index].late for s in specs):
             return False
-        return has_signal([self._done[s.index].reward for s in specs if s.index in self._done])
-
-
-class _TooManyAbandoned(Exception):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.text())
-        self.problem = problem
+        return group_has_signal([self._done[s.index] for s in specs if s.index in self._done], self._turn_discount)
 
 
 async def _ended_or_expired(running: set[asyncio.Task[None]], deadline: Deadline) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from synth.rollouts.collection.scoring import TaskAppReply
+from synth.rollouts.rewards.scoring import TaskAppReply
 from synth.trajectories import CompletionRecord
 from synth.transcripts.plain import to_plain
 from synth.transcripts.shorten import json_size, share_out, shorten
@@ -24,20 +24,31 @@ _STEP_VALUES = ("obs", "tool_calls", "info")
 _ANSWER_VALUES = ("body", "final", "metrics")
 
 
-def transcript_to_bytes(records: list[CompletionRecord], reply: TaskAppReply | None, *, limit: int) -> bytes:
-    """The transcript of a try as JSON, of at most about `limit` bytes.
+def transcript_to_bytes(
+    records: list[CompletionRecord], reply: TaskAppReply | None, *, rewards: list[float], limit: int | None
+) -> bytes:
+    """The transcript of a try as JSON, of at most about `limit` bytes; None: whole.
 
-    reply: None where the try was cut off before an answer came.
+    reply: None where the try was cut off before an answer came. rewards: what each turn earned.
     """
+    turns = [_turn(record) for record in records]
+    answer = None if reply is None else _answer(reply)
+    if limit is None:
+        return msgspec.json.encode(Transcript(turns=turns, answer=answer, rewards=rewards))
     # A quarter for the frames: a rollout of very many turns or steps keeps the first and the last of them.
     most = max(2, limit // (4 * _FRAME_BYTES))
-    turns, turns_left_out = _ends([_turn(record) for record in records], most)
-    answer = None if reply is None else _answer(reply)
+    turns, turns_left_out = _ends(turns, most)
+    rewards, _ = _ends(rewards, most)
     steps, steps_left_out = _ends(answer.steps if answer else [], most)
     if answer is not None:
         answer = msgspec.structs.replace(answer, steps=steps)
     whole = Transcript(
-        turns=turns, answer=answer, limit=limit, turns_left_out=turns_left_out, steps_left_out=steps_left_out
+        turns=turns,
+        answer=answer,
+        rewards=rewards,
+        limit=limit,
+        turns_left_out=turns_left_out,
+        steps_left_out=steps_left_out,
     )
     return msgspec.json.encode(whole if json_size(whole) <= limit else _cut(whole))
 

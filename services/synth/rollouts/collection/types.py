@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from synth.errors import Problem
+from synth.events import BlobRef
 from synth.ids import JobId, RolloutId, rollout_id_for
 from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.deadline import Deadline
-from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.concurrency.controller import Overload
-from synth.trajectories import CompletionRecord
+from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded
+from synth.trajectories import Branch, CompletionRecord, RewardSources
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,14 @@ class CollectRequest:
 class TryResult:
     """One try of a rollout. records: what the policy sampled. overload: a sign that too many rollouts run at once.
 
-    transcript: what `transcript_to_bytes` made of it.
+    transcript: what `transcript_to_bytes` made of it. traced: whether that is whole.
     """
 
     score: Rewarded | EnvironmentFailed
     records: list[CompletionRecord]
     overload: Overload | None = None
     transcript: bytes = b""
+    traced: bool = False
 
 
 @dataclass
@@ -81,17 +84,31 @@ class CutOff:
 
 @dataclass(frozen=True)
 class CompletedRollout:
-    """A finished rollout, to be made durable. calls: how often it called the model.
+    """A finished rollout, to be made durable. seconds: from the first try to the last reply. tries: at least 1.
 
-    transcript: of its last try. failures: why the tries before it failed.
+    calls: how often it called the model. transcript: of its last try; traced: whether that is whole.
+    failures: why the tries before it failed.
     """
 
     spec: RolloutSpec
-    rollout: ScoredRollout
     score: Rewarded
+    branches: list[Branch]
+    seconds: float
+    tries: int
     calls: int
     transcript: bytes = b""
+    traced: bool = False
     failures: list[Problem] = field(default_factory=list[Problem])
+
+
+@dataclass(frozen=True)
+class DurableRollout:
+    """A rollout that is in the log, with the reward of its environment. transcript: None where nothing was kept."""
+
+    index: int
+    rollout: ScoredRollout
+    sources: RewardSources
+    transcript: BlobRef | None
 
 
 @dataclass(frozen=True)
@@ -110,10 +127,14 @@ class AbandonedRollout:
 
 @dataclass(frozen=True)
 class PriorProgress:
-    """What the log has of a request already: the rollouts that are done, and those that were abandoned, by index."""
+    """What the log has of a request already: the rollouts that are done, and those that were abandoned, by index.
+
+    unjudged: those that have been played and wait for their judges.
+    """
 
     done: dict[int, ScoredRollout]
     abandoned: dict[int, AbandonedRollout]
+    unjudged: dict[int, DurableRollout] = field(default_factory=dict[int, DurableRollout])
 
 
 @dataclass(frozen=True)
@@ -132,16 +153,40 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class EnvironmentBroken:
-    """A request that cannot be collected, since the environment fails too often. problem: its last failure."""
+    """A request that cannot be collected: its environment or its judges fail too often. problem: the last failure."""
 
     problem: Problem
+
+
+class CollectionBlocked(Exception):
+    """Ends the collection of a request. problem: why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.text())
+        self.problem = problem
+
+
+class Judge(Protocol):
+    """Asks the judges of a job. by_group: they compare the rollouts of a group; else each is judged for itself."""
+
+    @property
+    def by_group(self) -> bool: ...
+
+    async def judge(
+        self, request: CollectRequest, rollouts: list[DurableRollout]
+    ) -> list[ScoredRollout | AbandonedRollout]:
+        """The rollouts with their judged rewards, made durable; abandoned where the judges could not score them.
+
+        It waits for judges that are away. Raises `CollectionBlocked` where they will never answer.
+        """
+        ...
 
 
 RunTry = Callable[[CollectRequest, RolloutSpec, Deadline, CutOff], Awaitable[TryResult]]
 """Runs one try of a rollout, which begins away from its task app, and tells the deadline when it arrives there.
 
 One that is cancelled leaves in the `CutOff` what there is of it."""
-Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[None]]
+Complete = Callable[[CollectRequest, CompletedRollout], Awaitable[DurableRollout]]
 """Makes a rollout durable."""
 Abandon = Callable[[CollectRequest, RolloutSpec, AbandonedRollout], Awaitable[None]]
 """Makes it durable that a group goes without a rollout."""

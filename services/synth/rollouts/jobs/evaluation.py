@@ -72,7 +72,7 @@ async def _collect(context: CollectionContext, job: EvalJob) -> EvalCompleted | 
     result = await context.collector.collect(request, await context.event_log.prior_progress(request))
     if isinstance(result, EnvironmentBroken):
         return result
-    values = collection_metrics(result.rollouts, failed=result.failed)
+    values = collection_metrics(result.rollouts, failed=result.failed, rewards=job.rewards)
     done = EvalCompleted(model=job.model, instances=len(result.rollouts), values=values)
     await context.event_log.publish_evaluation(done)
     return done

@@ -7,7 +7,7 @@ attempt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,9 +19,10 @@ from synth.bus.history.job_log import JobHistory, read_job
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.worker import Lease
-from synth.errors import Problem
+from synth.errors import Permanent, Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
+from synth.judging.rubric import rubric_from_task_info
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
@@ -30,6 +31,7 @@ from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
+from synth.rollouts.jobs.judging import RolloutJudge, ask_judge
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.settings import RolloutsSettings
@@ -66,10 +68,12 @@ class CollectTaskOwner:
         history = await read_job(self.bus, task.org, task.job_id)
         if history.status.is_over(task.term):
             return
-        if isinstance(job_from_data(history.need(JobValidated).job), EvalJob):
-            await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
+        job = job_from_data(history.need(JobValidated).job)
+        if isinstance(job, RlJob):
+            event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
+            await event_log.publish_blocked(0, problem)
         else:
-            await RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term).publish_blocked(0, problem)
+            await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
 
     @asynccontextmanager
     async def _open_context(
@@ -92,6 +96,7 @@ class CollectTaskOwner:
         runner = RolloutRunner(
             history.job_id,
             rollout_settings,
+            job.rewards,
             app=app,
             recorder=recorder,
             replicas=self.replicas,
@@ -103,7 +108,7 @@ class CollectTaskOwner:
             progress=progress,
         )
         term = lease.task.term
-        event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term)
+        event_log = RolloutLog(self.bus, self.blobs, history.org, history.job_id, term=term, rewards=job.rewards)
         collector = Collector(
             history.job_id,
             concurrency=JobConcurrency(rollout_settings.max_concurrent_rollouts, engine_queue=runner.engine_queue),
@@ -113,6 +118,8 @@ class CollectTaskOwner:
             abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout_settings.group_timeout_s,
+            judge=await self._judge(history, job, app, event_log, progress),
+            turn_discount=job.rewards.turn_discount,
         )
 
         async def mark_idle() -> None:
@@ -134,6 +141,22 @@ class CollectTaskOwner:
             await app.aclose()
             await recorder.aclose()
 
+    async def _judge(
+        self,
+        history: JobHistory,
+        job: RlJob | EvalJob,
+        app: TaskAppClient,
+        event_log: RolloutLog,
+        progress: Callable[[str], None],
+    ) -> RolloutJudge | None:
+        judging = job.rewards.judging
+        if judging is None:
+            return None
+        rubric = judging.rubric or rubric_from_task_info(await app.task_info(_first_seed(job)), where=app.url)
+        if isinstance(rubric, Problem):
+            raise Permanent(rubric.text())
+        return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask_judge(self.bus), progress)
+
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
         verified = history.need(JobVerified)
         secret = self.settings.cluster_secret.get_secret_value()
@@ -146,3 +169,7 @@ class CollectTaskOwner:
             max_answer_bytes=self.settings.max_answer_bytes,
             guard=self.settings.guard,
         )
+
+
+def _first_seed(job: RlJob | EvalJob) -> int:
+    return job.seeds[0] if isinstance(job, EvalJob) else job.seeds_of(1)[0]

@@ -110,6 +110,9 @@ class _RunningRequests:
             return
         result, values = found
         job = self._job
+        if (missing := _no_step_rewards(result.rollouts, job)) is not None:
+            await self._context.event_log.publish_blocked(request.iteration, missing)
+            return
         if previous is not None:
             await asyncio.wait([previous])
         values |= self._concurrency_metrics() | {
@@ -128,6 +131,7 @@ class _RunningRequests:
                 groups=result.groups,
                 group_size=request.group_size,
                 by_std=job.advantage_std,
+                turn_discount=job.rewards.turn_discount,
                 values=values,
                 late=result.late,
             )
@@ -148,7 +152,7 @@ class _RunningRequests:
             # An evaluation that cannot be collected is a missing metric, not the end of the training.
             log.error("evaluation failed", iteration=request.iteration, reason=found.problem.text())
             rollouts: list[ScoredRollout] = []
-            values = collection_metrics(rollouts, failed=request.size)
+            values = collection_metrics(rollouts, failed=request.size, rewards=self._job.rewards)
         else:
             result, values = found
             rollouts = result.rollouts
@@ -175,7 +179,7 @@ class _RunningRequests:
         if isinstance(result, EnvironmentBroken):
             return result
         ended = self._concurrency.occupancy()
-        values = collection_metrics(result.rollouts, failed=result.failed)
+        values = collection_metrics(result.rollouts, failed=result.failed, rewards=self._job.rewards)
         return result, values | {
             "collect_seconds": ended.at - began.at,
             "concurrency_mean": mean_in_use(began, ended),
@@ -189,3 +193,23 @@ class _RunningRequests:
             "concurrency_limit": float(self._concurrency.limit),
             **{f"concurrency_halved_{cause.value}": float(since[cause]) for cause in Overload},
         }
+
+
+def _no_step_rewards(rollouts: list[ScoredRollout], job: RlJob) -> Problem | None:
+    """Why the job's step rewards would be none at all; None where some rollout has them.
+
+    A rollout without any (one that the policy failed has none) has the reward of its episode in its last turn.
+    """
+    steps = job.rewards.steps
+    if steps is None or not rollouts or not all(r.steps_missing for r in rollouts):
+        return None
+    records = {
+        "decision_stepwise": "decision_samples[].r_i, or steps[].info with stepwise.reward or meta.decision_rewards",
+        "env_sparse": "steps[].reward, or steps[].obs.reward_last_step",
+    }[steps.mode]
+    return Problem(
+        what=f"no answer of the task app says what its steps earned ({len(rollouts)} rollouts)",
+        expected=f"{records}, as step_rewards_mode = {steps.mode!r} of [training] reads",
+        fix="have the task app send them, or set step_rewards_enabled = false",
+        where="[training].step_rewards_mode",
+    )

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import time
+import zlib
 from collections.abc import Callable
 
 import structlog
@@ -13,15 +14,16 @@ import structlog
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
+from synth.jobs.rewards import RewardSettings
 from synth.keys import Cid, mint_cid
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
-from synth.rollouts.collection.scoring import TaskAppReply, score
 from synth.rollouts.collection.transcript import transcript_to_bytes
 from synth.rollouts.collection.types import CollectRequest, CutOff, RolloutSpec, TryResult
 from synth.rollouts.concurrency.controller import Overload
+from synth.rollouts.rewards.scoring import Rewarded, TaskAppReply, score
 from synth.runtime import logs
 from synth.trajectories import CompletionRecord
 
@@ -41,6 +43,7 @@ class RolloutRunner:
         self,
         job_id: str,
         rollout_settings: RolloutSettings,
+        rewards: RewardSettings,
         *,
         app: TaskAppClient,
         recorder: RecorderClient,
@@ -59,6 +62,7 @@ class RolloutRunner:
         """
         self._job_id = job_id
         self._rollout_settings = rollout_settings
+        self._rewards = rewards
         self._app = app
         self._recorder = recorder
         self._replicas = replicas
@@ -126,7 +130,7 @@ class RolloutRunner:
         except asyncio.CancelledError:
             # The app may go on: its calls must be refused. What was recorded is kept for people, and is not trained.
             records = await self._close_credential(replica, cid)
-            cut_off.transcript = transcript_to_bytes(records, None, limit=self._transcript_bytes)
+            cut_off.transcript = transcript_to_bytes(records, None, rewards=[], limit=self._transcript_bytes)
             raise
         try:
             records = await self._recorder.close_rollout(replica.url, cid)
@@ -135,10 +139,31 @@ class RolloutRunner:
             raise
         if retry_if_aborted and reply.status != 200 and any(r.finish_reason == "abort" for r in records):
             raise Transient("a call was cut off")
-        scored = score(reply, records, url=self._app.url, failure_reward=self._rollout_settings.failure_reward)
+        scored = score(
+            reply,
+            records,
+            url=self._app.url,
+            failure_reward=self._rollout_settings.failure_reward,
+            rewards=self._rewards,
+        )
+        traced = isinstance(scored, Rewarded) and self._is_traced(request, spec)
         # An answer may be large, and is not held beyond this.
-        transcript = await asyncio.to_thread(transcript_to_bytes, records, reply, limit=self._transcript_bytes)
-        return TryResult(scored, records, _overload(reply), transcript)
+        transcript = await asyncio.to_thread(
+            transcript_to_bytes,
+            records,
+            reply,
+            rewards=scored.sources.environment if isinstance(scored, Rewarded) else [],
+            limit=None if traced else self._transcript_bytes,
+        )
+        return TryResult(scored, records, _overload(reply), transcript, traced)
+
+    def _is_traced(self, request: CollectRequest, spec: RolloutSpec) -> bool:
+        """Whether its transcript is kept whole: judges read it, and so does whoever filters rollouts."""
+        if request.mode == "eval" or self._rewards.judging is not None:
+            return True
+        # By its id, so that every collector decides the same.
+        drawn = zlib.crc32(spec.rollout_id.encode()) / 2**32
+        return drawn < self._rollout_settings.trace_rate
 
     def engine_queue(self) -> tuple[int, int]:
         """How many requests run in the engines of the replicas that serve the job, and how many wait there."""

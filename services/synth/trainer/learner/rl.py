@@ -95,7 +95,7 @@ class RlTrainer:
         lr = learning_rate(self.config, step, self.config.steps)
         step_metrics = StepMetrics(lr=lr)
         within_staleness_S = self._within_staleness(batch, lag_T)
-        minibatches = self._minibatches(sequences, np.where(within_staleness_S, batch.advantages, 0.0), step)
+        minibatches = self._minibatches(sequences, within_staleness_S & _has_advantage(batch), step)
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
         old_logps_done = time.perf_counter()
         done, forwards = 0, sum(len(minibatch.micro_batches) for minibatch in minibatches)
@@ -143,6 +143,12 @@ class RlTrainer:
                 f"iteration {step} holds tokens sampled by version {int(batch.versions.max())}; expected at most "
                 f"{step - 1}, the version in training",
             )
+        if batch.token_advantages is not None and self.config.loss == "gspo":
+            raise TrainingFailed(
+                "bad_batch",
+                f"iteration {step} has an advantage for each turn, and gspo has one for a sequence; expected the loss "
+                "gspo_token, grpo or dppo",
+            )
         loader, banned = self.policy.images, ()
         if loader is not None:
             banned = loader.banned
@@ -170,16 +176,16 @@ class RlTrainer:
             return np.zeros(0, np.bool_)
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
 
-    def _minibatches(self, sequences: Sequences, advantage_S: npt.NDArray[np.float32], step: int) -> list[_Minibatch]:
-        """The minibatches that have something to learn from.
+    def _minibatches(self, sequences: Sequences, trains_S: npt.NDArray[np.bool_], step: int) -> list[_Minibatch]:
+        """The minibatches that have something to learn from. trains_S: which sequences add to the gradient.
 
-        A sequence with advantage 0 adds nothing to the gradient: it is counted, and not put through the model.
+        One that does not is counted, and not put through the model.
         """
         order = permutation(len(sequences), self.config.seed, step)
         process_group = self.policy.process_group
         minibatches: list[_Minibatch] = []
         for part in np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches):
-            indices = [int(i) for i in part if advantage_S[i] != 0 and len(sequences.trained_positions(int(i)))]
+            indices = [int(i) for i in part if trains_S[i] and len(sequences.trained_positions(int(i)))]
             plan = plan_micro_batches(
                 sequences.lengths(indices),
                 budget=self.config.micro_batch_tokens,
@@ -244,6 +250,7 @@ class RlTrainer:
             advantage_S=torch.from_numpy(batch.advantages[micro.sequence_indices]).to(logp_N.device),
             cu_seqlens=micro.cu_seqlens,
             num_sequences=num_sequences,
+            token_advantage_N=None if batch.token_advantages is None else micro.gather(batch.token_advantages),
         )
         out = self._loss(inputs, clip=self._clip)
         kl = None if reference_logp_N is None else reference_kl(inputs, reference_logp_N)
@@ -269,3 +276,10 @@ class RlTrainer:
             first_minibatch=first_minibatch,
             reference_kl_N=None if kl is None else kl.kl_N,
         )
+
+
+def _has_advantage(batch: RolloutBatch) -> npt.NDArray[np.bool_]:
+    """bool [S]: which sequences have an advantage other than 0, for a token at least."""
+    if batch.token_advantages is None or not batch.sequences:
+        return batch.advantages != 0
+    return np.logical_or.reduceat(batch.token_advantages != 0, batch.cu_seqlens[:-1])

@@ -81,7 +81,7 @@ class Story:
         """With a sequence for each rollout that has an advantage."""
         kept = [m for m in metas if m.advantage is not None]
         ids = np.arange(3, dtype=np.int32)
-        branch = Branch(ids, np.ones(3, np.bool_), ids.astype(np.float32), np.zeros(3, np.int32))
+        branch = Branch(ids, np.ones(3, np.bool_), ids.astype(np.float32), np.zeros(3, np.int32), np.zeros(3, np.int32))
         meta = BatchMeta(
             job_id=self._job, iteration=iteration, temperature=1.0, rollouts=metas, groups_kept=1, groups_dropped=1
         )

@@ -13,8 +13,8 @@ from synth.http_guard import GuardPolicy
 from synth.ids import RolloutId
 from synth.jobs.resolved import RolloutSettings, Sampling
 from synth.rollouts.clients.task_app import TaskAppClient
-from synth.rollouts.collection.scoring import TaskAppReply
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
+from synth.rollouts.rewards.scoring import TaskAppReply
 
 SETTINGS = RolloutSettings(
     task_url="",

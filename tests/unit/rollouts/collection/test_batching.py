@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from synth.rollouts.collection.batching import ScoredRollout, advantages, build_batch
+from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.rewards.credit import episode_advantages
 from synth.trajectories import Branch, RolloutBatch
 
 
@@ -19,6 +20,7 @@ def branch(tokens: int) -> Branch:
         loss_mask=mask,
         logprobs=np.where(mask, -0.5, 0).astype(np.float32),
         versions=np.where(mask, 3, -1).astype(np.int32),
+        calls=np.where(mask, 0, -1).astype(np.int32),
     )
 
 
@@ -28,6 +30,7 @@ def rollout(index: int, reward: float, *, group_size: int = 4, branches: int = 1
         group=index // group_size,
         seed=100 + index // group_size,
         reward=reward,
+        turn_rewards=[reward],
         branches=[branch(4 + index) for _ in range(branches)],
         seconds=0.1,
         tries=1,
@@ -48,14 +51,14 @@ def batch_of(rollouts: list[ScoredRollout], groups: int) -> RolloutBatch:
 
 
 def test_advantages_are_centred_and_scaled_by_the_groups_spread():
-    found = advantages([1.0, 0.0, 0.0, 1.0], by_std=True)
+    found = episode_advantages([1.0, 0.0, 0.0, 1.0], by_std=True)
     assert found == pytest.approx([1, -1, -1, 1], abs=1e-5)
-    assert advantages([1.0, 0.0], by_std=False) == pytest.approx([0.5, -0.5])
+    assert episode_advantages([1.0, 0.0], by_std=False) == pytest.approx([0.5, -0.5])
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.1 + 0.2, 0.3], [0.5]])
 def test_a_group_without_a_difference_has_no_signal(rewards: list[float]):
-    assert advantages(rewards, by_std=True) is None
+    assert episode_advantages(rewards, by_std=True) is None
 
 
 def test_a_batch_is_the_same_bytes_in_whatever_order_rollouts_finished():

@@ -13,12 +13,12 @@ from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
-from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
     CutOff,
+    DurableRollout,
     EnvironmentBroken,
     PriorProgress,
     RolloutSpec,
@@ -26,7 +26,8 @@ from synth.rollouts.collection.types import (
 )
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.metrics import ConcurrencyMetrics
-from synth.trajectories import CompletionRecord
+from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded
+from synth.trajectories import CompletionRecord, RewardSources
 
 NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
@@ -39,6 +40,27 @@ RECORD = CompletionRecord(
     finish_reason="stop",
 )
 REQUEST = CollectRequest(iteration=3, mode="train", seeds=[10, 11, 12], group_size=2, oldest_version=0)
+
+
+def paid(reward: float) -> Rewarded:
+    """The score of a rollout of one turn."""
+    return Rewarded(RewardSources([reward]), "ok")
+
+
+def durable(completed: CompletedRollout) -> DurableRollout:
+    """The rollout, as if it were in the log."""
+    spec, sources = completed.spec, completed.score.sources
+    rollout = ScoredRollout(
+        spec.rollout_id,
+        spec.group,
+        spec.seed,
+        sum(sources.environment),
+        sources.environment,
+        completed.branches,
+        completed.seconds,
+        completed.tries,
+    )
+    return DurableRollout(spec.index, rollout, sources, None)
 
 
 class App:
@@ -64,10 +86,11 @@ class App:
         if tries <= self.fails.get(spec.index, 0):
             failed = EnvironmentFailed(Problem(what=f"try {tries} failed"))
             return TryResult(failed, [], transcript=f"try {tries}".encode())
-        return TryResult(Rewarded(float(spec.index), "ok"), [RECORD], transcript=f"try {tries}".encode())
+        return TryResult(paid(float(spec.index)), [RECORD], transcript=f"try {tries}".encode())
 
-    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
+    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
         self.completed.append(completed)
+        return durable(completed)
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         self.abandoned.append(spec.index)
@@ -103,7 +126,7 @@ async def test_iterations_that_overlap_share_one_bound():
 
 async def test_what_is_in_the_log_is_not_played_again():
     app = App()
-    done = {i: ScoredRollout(f"job_x_t3_{i}", i // 2, 10, 1.0, [], 0.0, 1) for i in (0, 1, 5)}
+    done = {i: ScoredRollout(f"job_x_t3_{i}", i // 2, 10, 1.0, [1.0], [], 0.0, 1) for i in (0, 1, 5)}
     result = await app.collector().collect(
         REQUEST, PriorProgress(done, {2: AbandonedRollout(Problem(what="given up"), 2)})
     )
@@ -201,7 +224,7 @@ async def test_a_rollout_that_is_late_keeps_what_its_try_left():
     async def hang(request: CollectRequest, spec: RolloutSpec, deadline: Deadline, cut_off: CutOff) -> TryResult:
         deadline.mark_at_app(spec.index)
         if spec.index != 1:
-            return TryResult(Rewarded(float(spec.index), "ok"), [RECORD])
+            return TryResult(paid(float(spec.index)), [RECORD])
         try:
             await asyncio.Event().wait()
         finally:

@@ -11,12 +11,12 @@ from synth.errors import Problem
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
-from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded
 from synth.rollouts.collection.types import (
     AbandonedRollout,
     CollectRequest,
     CompletedRollout,
     CutOff,
+    DurableRollout,
     EnvironmentBroken,
     PriorProgress,
     RequestResult,
@@ -24,7 +24,8 @@ from synth.rollouts.collection.types import (
     TryResult,
 )
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
-from tests.unit.rollouts.collection.test_collector import RECORD
+from synth.rollouts.rewards.scoring import EnvironmentFailed
+from tests.unit.rollouts.collection.test_collector import RECORD, durable, paid
 
 NO_PRIOR_PROGRESS = PriorProgress({}, {})
 
@@ -78,11 +79,13 @@ class App:
         if spec.index in self.fail:
             return TryResult(EnvironmentFailed(Problem(what="no")), [])
         reward = 1.0 if spec.seed in self.flat else float(spec.index % request.group_size)
-        return TryResult(Rewarded(reward, "ok"), [RECORD])
+        return TryResult(paid(reward), [RECORD])
 
-    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> None:
+    async def complete(self, request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
         await asyncio.sleep(0)
-        self.completed[completed.spec.index] = completed.rollout
+        made = durable(completed)
+        self.completed[completed.spec.index] = made.rollout
+        return made
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         self.abandoned[spec.index] = abandoned

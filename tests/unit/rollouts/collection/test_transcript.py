@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from synth.rollouts.collection.scoring import TaskAppReply
 from synth.rollouts.collection.transcript import transcript_to_bytes
+from synth.rollouts.rewards.scoring import TaskAppReply
 from synth.trajectories import CompletionRecord
 from synth.transcripts.transcript import RecordedChat, Transcript
 
@@ -33,7 +33,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def transcript(body: Any, records: list[CompletionRecord], *, status: int = 200, limit: int = LIMIT) -> Transcript:
-    made = transcript_to_bytes(records, TaskAppReply(status, body), limit=limit)
+    made = transcript_to_bytes(records, TaskAppReply(status, body), rewards=[], limit=limit)
     assert len(made) <= limit * 1.25
     return msgspec.json.decode(made, type=Transcript)
 
@@ -63,7 +63,7 @@ def test_an_error_is_kept_with_the_steps_that_came_with_it():
 
 
 def test_a_try_that_was_cut_off_keeps_what_was_said():
-    made = msgspec.json.decode(transcript_to_bytes([record()], None, limit=LIMIT), type=Transcript)
+    made = msgspec.json.decode(transcript_to_bytes([record()], None, rewards=[], limit=LIMIT), type=Transcript)
     assert (len(made.turns), made.answer) == (1, None)
 
 

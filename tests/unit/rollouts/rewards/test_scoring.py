@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from synth.rollouts.collection.scoring import EnvironmentFailed, Rewarded, TaskAppReply, score
-from synth.trajectories import CompletionRecord
+from synth.jobs.rewards import RewardSettings
+from synth.rollouts.rewards.scoring import EnvironmentFailed, Rewarded, TaskAppReply
+from synth.rollouts.rewards.scoring import score as score_by
+from synth.trajectories import CompletionRecord, RewardSources
 
 URL = "http://127.0.0.1:8001/rollout"
 SAMPLED = CompletionRecord(
@@ -21,9 +24,17 @@ SAMPLED = CompletionRecord(
     finish_reason="stop",
 )
 
+score = partial(score_by, rewards=RewardSettings())
+
 
 def scored(status: int, body: Any, *, sampled: bool = True) -> Rewarded | EnvironmentFailed:
-    return score(TaskAppReply(status, body), [SAMPLED] if sampled else [], url=URL, failure_reward=-0.25)
+    return score(
+        TaskAppReply(status, body),
+        [SAMPLED] if sampled else [],
+        url=URL,
+        failure_reward=-0.25,
+        rewards=RewardSettings(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +46,7 @@ def scored(status: int, body: Any, *, sampled: bool = True) -> Rewarded | Enviro
     ],
 )
 def test_the_reward_is_the_outcome_score_or_else_the_return(metrics: dict[str, Any]):
-    assert scored(200, {"metrics": metrics}) == Rewarded(0.5, "ok")
+    assert scored(200, {"metrics": metrics}) == Rewarded(RewardSources([0.5]), "ok")
 
 
 @pytest.mark.parametrize(
@@ -49,12 +60,14 @@ def test_the_reward_is_the_outcome_score_or_else_the_return(metrics: dict[str, A
 def test_the_policys_own_failure_is_a_reward_and_is_not_tried_again(status: int, body: Any):
     found = scored(status, body)
     assert isinstance(found, Rewarded)
-    assert (found.reward, found.outcome) == (-0.25, "policy_failure")
+    assert (found.sources.environment, found.outcome) == ([-0.25], "policy_failure")
 
 
 def test_an_error_after_a_reply_that_was_cut_off_is_the_policys():
     cut = replace(SAMPLED, finish_reason="length")
-    found = score(TaskAppReply(500, {"detail": "JSONDecodeError"}), [cut], url=URL, failure_reward=0.0)
+    found = score(
+        TaskAppReply(500, {"detail": "JSONDecodeError"}), [cut], url=URL, failure_reward=0.0, rewards=RewardSettings()
+    )
     assert isinstance(found, Rewarded)
 
 
@@ -63,13 +76,17 @@ def test_an_error_after_a_tool_call_that_cannot_be_read_is_the_policys_unless_th
     body = {"detail": {"error": {"code": "environment_error", "message": "TypeError: 'NoneType' is not subscriptable"}}}
     found = score(TaskAppReply(500, body), [SAMPLED, malformed], url=URL, failure_reward=-1.0)
     assert isinstance(found, Rewarded)
-    assert (found.reward, found.outcome) == (-1.0, "policy_failure")
+    assert (found.sources.environment, found.outcome) == ([0.0, -1.0], "policy_failure")
     assert isinstance(
-        score(TaskAppReply(500, body), [malformed, SAMPLED], url=URL, failure_reward=0.0), EnvironmentFailed
+        score(TaskAppReply(500, body), [malformed, SAMPLED], url=URL, failure_reward=0.0),
+        EnvironmentFailed,
     )
     away = {"detail": {"error": {"code": "inference_unavailable", "message": "APIConnectionError"}}}
     for last in (malformed, replace(SAMPLED, finish_reason="length")):
-        assert isinstance(score(TaskAppReply(502, away), [last], url=URL, failure_reward=0.0), EnvironmentFailed)
+        assert isinstance(
+            score(TaskAppReply(502, away), [last], url=URL, failure_reward=0.0),
+            EnvironmentFailed,
+        )
 
 
 def test_the_same_error_without_a_completion_is_the_environments():

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from synth.errors import Problem
-from synth.trajectories import CompletionRecord
+from synth.jobs.rewards import RewardSettings
+from synth.rollouts.rewards.step_rewards import StepRewardUnreadable, turn_rewards
+from synth.trajectories import CompletionRecord, RewardSources, at_last_turn
 
 #: Words in the errors of the published task apps when the policy failed, not the environment.
 _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
@@ -35,10 +37,15 @@ class TaskAppReply:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """The rollout counts. outcome: "ok", or "policy_failure" where the reward is the job's `failure_reward`."""
+    """The rollout counts. outcome: "ok", or "policy_failure" where it earned the job's `failure_reward`.
 
-    reward: float
+    sources: what it earned. steps_missing: the job rewards single turns and the answer has none, so that the reward of
+    the episode is that of its last turn.
+    """
+
+    sources: RewardSources
     outcome: str
+    steps_missing: bool = False
     info: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -50,7 +57,12 @@ class EnvironmentFailed:
 
 
 def score(
-    reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
+    reply: TaskAppReply,
+    records: list[CompletionRecord],
+    *,
+    url: str,
+    failure_reward: float,
+    rewards: RewardSettings,
 ) -> Rewarded | EnvironmentFailed:
     """The score of one try of a rollout.
 
@@ -68,24 +80,58 @@ def score(
             "the task app answered without one call of the model",
             "calls at the inference_url of policy.config, query included",
         )
-    reward = _read_reward(metrics)
     details = metrics.get("details")
     info: dict[str, Any] = {"details": details} if isinstance(details, dict) else {}
+    turns = len(records)
+    try:
+        steps = turn_rewards(reply.body, rewards.steps, calls=turns) if rewards.steps is not None else None
+    except StepRewardUnreadable as error:
+        return _environment_failed(url, f"a step's reward cannot be read: {error}", "a finite number")
+    reward = sum(steps) if steps is not None else _read_reward(metrics, rewards)
     if reward is None:
         if reply.body.get("aborted") or "policy_failure" in info.get("details", {}):
-            return Rewarded(failure_reward, "policy_failure", info)
-        return _environment_failed(url, "the answer has no reward", "metrics.outcome_score or metrics.mean_return")
-    if not abs(reward) <= _LARGEST_REWARD:
-        expected = f"a finite number in metrics.outcome_score, at most {_LARGEST_REWARD:g}"
-        return _environment_failed(url, f"the reward is {reward:g}", expected)
-    return Rewarded(reward, "ok", info)
+            return _policy_failure(failure_reward, turns, info)
+        return _environment_failed(url, "the answer has no reward", _reward_fields(rewards))
+    scores = _own_scores(metrics, rewards)
+    for name, value in {"reward": reward, **scores}.items():
+        if value is None:
+            return _environment_failed(
+                url, f"the answer has no metrics.{name}, which [rubric.weights] pays", "a number"
+            )
+        if not abs(value) <= _LARGEST_REWARD:
+            where = _reward_fields(rewards) if name == "reward" else f"metrics.{name}"
+            expected = f"a finite number in {where}, at most {_LARGEST_REWARD:g}"
+            return _environment_failed(url, f"the {name} is {value:g}", expected)
+    events = scores.get("events_score")
+    return Rewarded(
+        RewardSources(
+            environment=steps or at_last_turn(reward, turns),
+            events=None if events is None else at_last_turn(events, turns),
+            outcome=scores.get("outcome_score"),
+        ),
+        "ok",
+        steps_missing=rewards.steps is not None and steps is None,
+        info=info,
+    )
+
+
+def _policy_failure(reward: float, turns: int, info: dict[str, Any]) -> Rewarded:
+    return Rewarded(RewardSources(at_last_turn(reward, turns)), "policy_failure", info=info)
+
+
+def _own_scores(metrics: dict[str, Any], rewards: RewardSettings) -> dict[str, float | None]:
+    """The scores of the app's own that the job's weights pay, by the metric; None where it is not there."""
+    if rewards.scores != "task_app":
+        return {}
+    paid = {"events_score": rewards.weights.event, "outcome_score": rewards.weights.outcome}
+    return {name: _number(metrics.get(name)) for name, weight in paid.items() if weight}
 
 
 def _score_error(
     reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
     if reply.status not in (0, 401, 403) and _is_policy_failure(reply, records):
-        return Rewarded(failure_reward, "policy_failure", {"status": reply.status})
+        return _policy_failure(failure_reward, len(records), {"status": reply.status})
     if reply.status in (400, 401, 403) and "unauthori" in str(reply.body).lower():
         return EnvironmentFailed(
             Problem(
@@ -111,12 +157,23 @@ def _error_text(body: Any) -> str:
     return str(body)
 
 
-def _read_reward(metrics: dict[str, Any]) -> float | None:
-    for name in ("outcome_score", "mean_return"):
+def _read_reward(metrics: dict[str, Any], rewards: RewardSettings) -> float | None:
+    # Where the outcome's score has a weight of its own, the environment's part is what its episode returned.
+    for name in ("mean_return",) if _pays_outcome_apart(rewards) else ("outcome_score", "mean_return"):
         if (value := _number(metrics.get(name))) is not None:
             return value
     returns = metrics.get("episode_returns")
-    return _number(returns[0]) if isinstance(returns, list) and returns else None
+    if isinstance(returns, list) and returns:
+        return _number(returns[0])
+    return 0.0 if _pays_outcome_apart(rewards) and not rewards.weights.env else None
+
+
+def _pays_outcome_apart(rewards: RewardSettings) -> bool:
+    return rewards.scores == "task_app" and rewards.weights.outcome > 0
+
+
+def _reward_fields(rewards: RewardSettings) -> str:
+    return "metrics.mean_return" if _pays_outcome_apart(rewards) else "metrics.outcome_score or metrics.mean_return"
 
 
 def _number(value: Any) -> float | None:

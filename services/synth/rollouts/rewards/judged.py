@@ -1,0 +1,27 @@
+"""A rollout's reward, once all of its sources are known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from synth.jobs.rewards import RewardSettings
+from synth.judging.contract import RolloutReview
+from synth.rollouts.collection.batching import ScoredRollout
+from synth.trajectories import RewardSources
+
+
+def add_review(sources: RewardSources, review: RolloutReview) -> RewardSources:
+    """The sources with the judges' scores: the total of each event in its turn, and that of the outcome."""
+    return msgspec.structs.replace(
+        sources,
+        events=[event.total for event in review.events] or None,
+        outcome=None if review.outcome is None else review.outcome.total,
+    )
+
+
+def with_sources(rollout: ScoredRollout, sources: RewardSources, rewards: RewardSettings) -> ScoredRollout:
+    """The rollout with the reward that these sources make by the job's weights."""
+    turns = sources.turns(rewards.weights)
+    return dataclasses.replace(rollout, reward=sum(turns), turn_rewards=turns, sources=sources.sums())
