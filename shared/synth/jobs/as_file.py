@@ -19,6 +19,7 @@ from synth.jobs.resolved import (
     VisionSettings,
     WatchSettings,
 )
+from synth.jobs.rewards_as_file import judging_tables, step_rewards_keys
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import HyperparametersSection
 from synth.jobs.seeds import Seeds
@@ -65,7 +66,10 @@ def _rl(job: RlJob) -> Table:
             "group_timeout_s": rollout.group_timeout_s,
             "env_config": rollout.env_config,
             "policy_config": {**rollout.policy_config, **_sampling(rollout)},
+            "trace_rate": rollout.trace_rate,
+            "task_app_origin_rewards_only": job.rewards.scores == "task_app" or None,
         },
+        **judging_tables(job.rewards),
         "evaluation": {"every_n_iters": evaluation.every_n_iters, "seeds": _listed(evaluation.seeds)}
         if evaluation
         else {},
@@ -92,6 +96,7 @@ def _rl(job: RlJob) -> Table:
             "activation_checkpointing": job.activation_checkpointing,
             "weight_sync": {"verify_every_k": job.verify_every_k},
             "watch": _watch(job.watch),
+            **step_rewards_keys(job.rewards),
         },
         "tags": job.tags,
     }
@@ -162,8 +167,10 @@ def _eval(job: EvalJob) -> Table:
             "max_images_per_message": job.vision.max_images_per_message if job.vision else None,
             "env_config": rollout.env_config,
             "policy_config": {**rollout.policy_config, **beside},
+            "return_trace": None if rollout.evaluations_traced else False,
             "tags": job.tags,
-        }
+        },
+        **judging_tables(job.rewards),
     }
 
 

@@ -125,8 +125,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     seconds a try. group_timeout_s: seconds from when all of a group are under way until it goes without those that
     still run; None is never. max_retries: after errors of the environment; a failure of the policy earns
     failure_reward and is never retried (decision 24). constrain_tools: whether a tool call that the app insists on is
-    forced, by tokens that are not trained (decision 25). trace_rate: the share of training rollouts that keep a trace;
-    those of evaluations all do.
+    forced, by tokens that are not trained (decision 25). trace_rate: the share of training rollouts that keep a trace.
+    evaluations_traced: whether those of evaluations do.
     """
 
     task_url: str
@@ -144,6 +144,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     group_timeout_s: float | None = None
     constrain_tools: bool = False
     trace_rate: float = 0.1
+    evaluations_traced: bool = True
     evaluation_env_config: dict[str, Any] = {}
 
     def longest_s(self, rollouts: int) -> float:

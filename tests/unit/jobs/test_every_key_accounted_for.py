@@ -48,8 +48,12 @@ _SCHEMAS: dict[str, tuple[Kind, type[BaseModel], dict[str, Any]]] = {
 }
 #: Keys that are for telling kinds apart, or whose only allowed value is what is done anyhow.
 _SETTLED = {
+    # What the published client does with its own copy of a trace.
+    *((*table, key) for table in ((), ("eval",)) for key in ("trace_format", "trace_db")),
     ("type",),
     ("algorithm",),
+    ("training", "weight_sync_interval"),
+    ("training", "weight_sync", "weight_sync_interval"),
     ("training", "weight_sync", "enable"),
     ("training", "weight_sync", "targets"),
     *((*table, key) for table in (("topology",), ("compute", "topology")) for key in ("type",)),
@@ -150,7 +154,7 @@ def test_a_null_of_a_payload_leaves_a_key_at_its_default(name: str, registry: Re
 def _fields(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of a job's settings; free tables and sets of seeds are one value each."""
     for key, value in values.items():
-        whole = key in ("tags", "env_config", "evaluation_env_config", "policy_config", "train_seeds")
+        whole = key in ("tags", "env_config", "evaluation_env_config", "policy_config", "train_seeds", "rubric")
         if isinstance(value, dict) and not whole:
             yield from _fields(cast(dict[str, Any], value), f"{prefix}{key}.")
         elif key != "kind":

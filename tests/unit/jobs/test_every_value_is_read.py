@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from synth.jobs import resolved
+from synth.jobs import resolved, rewards
+from synth.judging import settings as judging
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +27,10 @@ PARTS: dict[type[msgspec.Struct], set[str]] = {
     resolved.LoraSettings: {"lora"},
     resolved.VisionSettings: {"vision"},
     resolved.Parallelism: {"parallelism"},
+    rewards.RewardSettings: {"rewards"},
+    rewards.StepRewards: {"steps", "settings"},
+    rewards.RewardWeights: {"weights"},
+    judging.Judging: {"judging"},
 }
 #: What the file says of GPUs is checked and resolved into `parallelism`; the job keeps it as it was said.
 KEPT_AS_SAID = {(resolved.RlJob, "topology")}

@@ -295,10 +295,10 @@ def test_contradictory_modes_are_an_error_that_names_both(registry: Registry) ->
 
 
 def test_keys_of_the_contract_that_do_nothing_yet_are_warned_about(registry: Registry) -> None:
-    text = RL + "step_rewards_enabled = true\n[vllm]\nmax_model_len = 2048\n[reference]\nplacement = 'none'\n"
+    text = RL + "log_interval = 5\n[vllm]\nmax_model_len = 2048\n[reference]\nplacement = 'none'\n"
     checked = resolve_job(read_toml(text, name="job.toml"), overrides=Overrides(), registry=registry)
     assert [w.split(" has no effect")[0] for w in checked.warnings] == [
-        "job.toml:9 [training].step_rewards_enabled",
+        "job.toml:9 [training].log_interval",
         "job.toml:11 [vllm].max_model_len",
     ]
 

@@ -159,8 +159,10 @@ class RolloutRunner:
 
     def _is_traced(self, request: CollectRequest, spec: RolloutSpec) -> bool:
         """Whether its transcript is kept whole: judges read it, and so does whoever filters rollouts."""
-        if request.mode == "eval" or self._rewards.judging is not None:
+        if self._rewards.judging is not None:
             return True
+        if request.mode == "eval":
+            return self._rollout_settings.evaluations_traced
         # By its id, so that every collector decides the same.
         drawn = zlib.crc32(spec.rollout_id.encode()) / 2**32
         return drawn < self._rollout_settings.trace_rate

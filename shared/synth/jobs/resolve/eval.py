@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
+from synth.jobs.resolve.rewards import resolve_eval_rewards
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given, with_sight
@@ -34,6 +35,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         context,
     )
     _refuse_filters(section, context)
+    _refuse_client_judges(section, context)
     seeds = _seeds(section, context)
     urls = [(section, "task_app_url"), (config.task_app, "url")]
     url = context.first("rollout.task_url", urls)
@@ -75,7 +77,10 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         max_retries=context.take("rollout.max_retries", section, "max_retries"),
         constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
         group_timeout_s=context.record("rollout.group_timeout_s", None, "default"),
+        trace_rate=context.record("rollout.trace_rate", 0.0, "default"),
+        evaluations_traced=_traced(section, context),
     )
+    rewards = resolve_eval_rewards(config, context)
     tags = context.tags(*([config.tags] if section.tags is config.tags else [config.tags, section.tags]))
     if spec is None or seeds is None or context.problems:
         return None
@@ -86,6 +91,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         rollout=rollout,
         tags=tags,
         vision=resolve_vision(spec, None, context, max_images=[(section, "max_images_per_message")]),
+        rewards=rewards,
     )
 
 
@@ -121,6 +127,17 @@ def _refuse_filters(section: EvalSection, context: ResolveContext) -> None:
             )
 
 
+def _refuse_client_judges(section: EvalSection, context: ResolveContext) -> None:
+    for key in ("judge", "judges"):
+        if getattr(section, key):
+            context.problem(
+                context.at(section, key),
+                f"{key} is a Python function of the client, which runs in it alone",
+                expected="[judge.options] provider and model: a model that applies a rubric",
+                fix="evaluate with `synth-ai eval`, or name a model that judges",
+            )
+
+
 def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: ResolveContext) -> str | None:
     """The environment that the file names; else its `app_id`."""
     key = "rollout.env_name"
@@ -130,6 +147,11 @@ def _env_name(section: EvalSection, beside: EvalRolloutSection | None, context: 
     if section.app_id not in (None, named):
         context.warn(context.at(section, "app_id"), f"has no effect: env_name = {named!r} says what is played")
     return named
+
+
+def _traced(section: EvalSection, context: ResolveContext) -> bool:
+    keys = [(section, "return_trace"), (section, "collect_traces")]
+    return context.first("rollout.evaluations_traced", keys, True)
 
 
 def _seeds(section: EvalSection, context: ResolveContext) -> list[int] | None:

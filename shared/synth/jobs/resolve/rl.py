@@ -14,13 +14,14 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
+from synth.jobs.resolve.rewards import given_step_rewards, resolve_rewards
 from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
 from synth.jobs.resolve.source import agreed_model
-from synth.jobs.resolve.task_app import POLICY_KEYS, GivenKey, given_keys, merge_given, with_sight
+from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolve.watch import resolve_watch
 from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
-from synth.jobs.schema.rl import EvaluationSection, RlConfig, TrainingSection, WeightSyncSection
+from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
 
@@ -43,7 +44,6 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         context,
     )
     topology = rl_topology(config, context)
-    _check_rubric(config, context)
     rollout = _rollout(config, spec, context)
     evaluation = _evaluation(config.evaluation, context)
     max_staleness = context.take("max_staleness", training, "max_staleness", training.async_level)
@@ -54,6 +54,9 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
             expected=f"at least {training.async_level}",
         )
     loss = resolve_loss(config, context)
+    rewards = resolve_rewards(config, loss, context)
+    if config.services.judge_url is not None:
+        context.warn(("services", "judge_url"), "has no effect: judges are asked by this cluster's own judge service")
     clip_low, clip_high = resolve_clip(training, loss, context)
     reference = resolve_reference(config, mode, context)
     lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
@@ -68,9 +71,9 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         lora=lora,
         label=context.first("label", [(config.model, "label"), (config.policy, "label")]),
         iterations=iterations,
-        batch_size=context.take("batch_size", training, "batch_size"),
+        batch_size=_batch_size(config, context),
         group_size=context.take("group_size", training, "group_size"),
-        minibatches=_minibatches(training, context),
+        minibatches=_minibatches(config, context),
         loss=loss,
         clip_low=clip_low,
         clip_high=clip_high,
@@ -99,6 +102,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         train_seeds=train_seeds,
         evaluation=evaluation,
         watch=resolve_watch(training.watch, context),
+        rewards=rewards,
         checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
         checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=context.seed(training),
@@ -159,10 +163,20 @@ def _mode(config: RlConfig, context: ResolveContext) -> Mode:
     return mode
 
 
-def _minibatches(training: TrainingSection, context: ResolveContext) -> int:
+def _batch_size(config: RlConfig, context: ResolveContext) -> int:
+    """Groups an iteration: those of all the batches that a step takes."""
+    groups: int = context.take("batch_size", config.training, "batch_size")
+    batches: int = value_of(config.rollout, "batches_per_step")
+    if batches > 1:
+        context.record_change("batch_size", groups * batches, f"batches_per_step = {batches} batches of {groups}")
+    return groups * batches
+
+
+def _minibatches(config: RlConfig, context: ResolveContext) -> int:
     """Optimizer steps a batch: no more than it has rollouts, each of which is one sequence at least."""
+    training = config.training
     wanted: int = context.take("minibatches", training, "minibatches")
-    rollouts = training.batch_size * training.group_size
+    rollouts = training.batch_size * training.group_size * value_of(config.rollout, "batches_per_step")
     if wanted <= rollouts:
         return wanted
     if is_written(training, "minibatches"):
@@ -191,12 +205,6 @@ def _iterations(config: RlConfig, context: ResolveContext) -> int:
     return each * training.num_epochs
 
 
-def _check_rubric(config: RlConfig, context: ResolveContext) -> None:
-    weights = config.rubric.weights if config.rubric else None
-    if weights and not (weights.env or weights.event or weights.outcome):
-        context.problem(("rubric", "weights"), "every weight is 0, so every reward is", expected="one weight above 0")
-
-
 def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) -> RolloutSettings:
     section, training, asked = config.rollout, config.training, config.rollout.policy_config
     hint = section.episodes_per_batch
@@ -210,25 +218,32 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
     policy_table: dict[str, Any] = passthrough(context.take("rollout.policy_config", section, "policy_config"))
     stop = GivenKey(config.policy, "stop_sequences", "stop")
     env_table = context.take("rollout.env_config", section, "env_config")
+    policy_config, env_config = given_step_rewards(
+        config,
+        merge_given(
+            "rollout.policy_config",
+            policy_table,
+            [*given_keys(section, POLICY_KEYS), stop],
+            context,
+            called="[rollout.policy_config]",
+        ),
+        merge_given(
+            "rollout.env_config",
+            env_table,
+            [*given_keys(config.data, ["split"]), *given_keys(training, REWARD_KEYS)],
+            context,
+            called="[rollout.env_config]",
+        ),
+        context,
+    )
     return RolloutSettings(
         task_url=context.task_url(config.services.task_url, ("services", "task_url")),
         env_name=context.take("rollout.env_name", section, "env_name"),
         policy_name=context.take("rollout.policy_name", section, "policy_name"),
         max_turns=context.first("rollout.max_turns", turns),
         ops=context.first("rollout.ops", [(section, "ops"), (training, "ops")]),
-        env_config=merge_given(
-            "rollout.env_config", env_table, given_keys(config.data, ["split"]), context, called="[rollout.env_config]"
-        ),
-        policy_config=with_sight(
-            merge_given(
-                "rollout.policy_config",
-                policy_table,
-                [*given_keys(section, POLICY_KEYS), stop],
-                context,
-                called="[rollout.policy_config]",
-            ),
-            spec,
-        ),
+        env_config=env_config,
+        policy_config=with_sight(policy_config, spec),
         sampling=training_sampling(config, max_tokens_per_call(config, context), spec, context),
         max_concurrent_rollouts=_concurrency(config, context),
         failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
@@ -236,6 +251,8 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
         max_retries=context.take("rollout.max_retries", section, "max_retries"),
         constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
         group_timeout_s=context.take("rollout.group_timeout_s", section, "group_timeout_s"),
+        trace_rate=context.take("rollout.trace_rate", section, "trace_rate"),
+        evaluations_traced=context.record("rollout.evaluations_traced", True, "default"),
         evaluation_env_config=_evaluation_env_config(config, context),
     )
 

@@ -13,6 +13,8 @@ from synth.models import ModelSpec
 
 #: Keys that both `[rollout]` and `[eval]` have, and that the task app reads in the policy's configuration.
 POLICY_KEYS = ("use_vision", "image_only_mode", "max_images_per_step")
+#: Keys of `[training]` that the task app reads in the environment's configuration, where it pays by them.
+REWARD_KEYS = ("reward_positive", "reward_negative_no_tool", "reward_negative_no_answer")
 #: Those that `[eval]` alone has.
 EVAL_POLICY_KEYS = (*POLICY_KEYS, "use_tools", "tool_choice", "reasoning_effort", "system_hint")
 EVAL_ENV_KEYS = ("split", "max_steps", "max_steps_per_episode")

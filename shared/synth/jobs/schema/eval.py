@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from synth.jobs.schema.rewards import JudgeSection, RubricSection
 from synth.jobs.schema.sections import (
     MAX_TOKENS,
     OPS,
@@ -76,9 +77,9 @@ class EvalSection(Section):
     split: Name | None = None
     """of the task app's dataset: given to it as `env.config.split`"""
     trace_format: Literal["compact", "full", "structured"] | None = None
-    """of stored traces"""
+    """of the client's copy of a trace; a trace is stored whole, and exported in any format"""
     return_trace: bool | None = None
-    """whether traces are asked for"""
+    """whether the traces of all rollouts are kept whole; true when not said"""
     provider: Name | None = None
     """of another service's models"""
     use_vision: bool | None = None
@@ -93,9 +94,9 @@ class EvalSection(Section):
     max_steps_per_episode: Positive | None = None
     """steps of the environment: given to the task app as `env.config.max_steps_per_episode`"""
     collect_traces: bool | None = None
-    """whether traces are stored"""
+    """the same as `return_trace`"""
     trace_db: Name | None = None
-    """where the client stores traces"""
+    """where the client stores its copies of traces"""
     use_tools: bool | None = None
     """whether the model may call tools: given to the task app as `policy.config.use_tools`"""
     policy: PolicyConfigSection | None = None
@@ -115,9 +116,9 @@ class EvalSection(Section):
     metadata_sql: str | None = None
     """the same in SQL"""
     judge: Any = None
-    """a scoring function"""
+    """a scoring function of the client, which runs in it alone: see `[judge]`"""
     judges: Any = None
-    """scoring functions"""
+    """scoring functions of the client, which run in it alone: see `[judge]`"""
     tags: TagsSection = TagsSection()
     """to find the job by"""
 
@@ -161,6 +162,8 @@ class EvalTables(Section):
     """the same as `env_config`"""
     task: Free | None = None
     """of the script that ran the file"""
+    rubric: RubricSection | None = None
+    """the weights of the sources of the reward, and what judges score"""
     tags: TagsSection = TagsSection()
     """to find the job by"""
 
@@ -173,3 +176,5 @@ class EvalConfig(EvalTables):
     """An evaluation job."""
 
     eval: EvalSection
+    judge: JudgeSection | None = None
+    """the model that scores the rollouts"""

@@ -6,101 +6,150 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from synth.jobs.schema.sections import Free, Name, NonNegativeFloat, Positive, PositiveFloat, Section
+from synth.jobs.schema.sections import Fraction, Free, Name, NonNegativeFloat, Positive, PositiveFloat, Section
 
 
 class RewardsSection(Section):
     """`[training.rewards]`: credit for single steps."""
 
     step_rewards_enabled: bool | None = None
-    """credit single steps"""
+    """whether the environment's reward is what its single steps earned, in place of the episode's own; also given to
+    the task app, as `step_rewards` of its policy's configuration; true where `step_rewards_mode` names a mode"""
     step_rewards_mode: Literal["off", "decision_stepwise", "env_sparse"] | None = None
-    """where a step's reward comes from"""
+    """decision_stepwise: what the app says that each decision earned; env_sparse: what its environment paid in each
+    step. decision_stepwise when not said"""
     step_rewards_indicator_lambda: float | None = None
-    """added to a step that reached something new"""
+    """what a decision that reached something new earns: the factor of it in the app, added here to an app's bare counts
+    of achievements; the app's own when not said"""
     step_rewards_beta: float | None = None
-    """weight of reaching it early"""
+    """of T decisions, number t (from 0) earns this times T - t more where it reached something new; 0 when not said"""
     step_rewards_strategy: Literal["simple", "consistent", "per_achievement", "complex"] | None = None
-    """how achievements are weighed"""
+    """how the task app weighs achievements: simple or consistent: the same for any; per_achievement or complex: by
+    `step_rewards_weights`; the app's own when not said"""
     event_rewards_kind: Literal["unique", "absolute"] | None = None
-    """whether an achievement counts once"""
+    """unique: an achievement counts when it is reached for the first time in the episode, by the app's own figure;
+    absolute: each time, by its count; unique when not said"""
+    turn_credit: Literal["episode", "return_to_go"] | None = None
+    """what a token's advantage comes from: episode: all that its rollout earned; return_to_go: what its turn and those
+    after it did, for the losses gspo_token, grpo and dppo. return_to_go when not said, where turns have rewards of
+    their own and the loss is one of those"""
+    turn_discount: Fraction | None = None
+    """return_to_go of turn t is the sum of turn_discount^(k - t) x reward of turn k, over k from t; 1 when not said"""
+
+
+class RubricWeightsSection(Section):
+    """`[rubric.weights]`: reward = env x environment + event x sum of events + outcome x outcome."""
+
+    env: NonNegativeFloat = 1.0
+    """of the environment's reward"""
+    event: NonNegativeFloat = 0.0
+    """of the scores of the turns, which are added up"""
+    outcome: NonNegativeFloat = 0.0
+    """of the score of the whole episode"""
 
 
 class JudgeOptionsSection(Section):
     """`[judge.options]`: what is asked of the judge."""
 
     event: bool | None = None
-    """score every step"""
+    """whether each turn is scored; where `[rubric.weights] event` is above 0 when not said"""
     outcome: bool | None = None
-    """score the whole episode"""
+    """whether the whole episode is scored; where `[rubric.weights] outcome` is above 0, or nothing else is scored, when
+    not said"""
     provider: Name | None = None
-    """who serves the judge's model"""
+    """who serves the judge's model: a provider of `SYNTH_JUDGE_PROVIDERS`, or "synth" for a model of this cluster"""
     model: Name | None = None
     """the judge's model"""
     rubric_id: Name | None = None
-    """a stored rubric"""
+    """the name of the rubric that `rubric_overrides` or the task app has; rubrics are not stored elsewhere"""
     rubric_overrides: Free | None = None
-    """goals and criteria in place of the stored ones"""
+    """`event` and `outcome`, each with `goal_text`, `aggregation` and `criteria`, in place of the task app's rubric"""
     tracks: list[Name] | None = None
-    """groups of criteria that are scored"""
-    weights: dict[str, float] | None = None
-    """of the tracks"""
-    max_concurrency: Positive | None = None
-    """calls at one time"""
-    timeout_s: PositiveFloat | None = None
-    """seconds a call"""
+    """the criteria that are scored, by the first part of their ids (`progress` of `progress.depth`); all of them when
+    not said"""
+    weights: dict[str, NonNegativeFloat] | None = None
+    """factors of the criteria's weights, by the first part of their ids; 1 when not said"""
+    max_concurrency: Positive | None = 8
+    """calls of a judge at one time, over the cluster"""
+    timeout_s: PositiveFloat | None = 60.0
+    """seconds a call; `[judge] timeout_s` says the same"""
     metadata: Free | None = None
-    """sent along"""
+    """of the client's own request; judges are asked by the cluster, and it is sent nowhere"""
+
+
+class JudgeModelSection(Section):
+    """One of `[[judge.judges]]`: a model that judges, beside others."""
+
+    model: Name
+    """the judge's model"""
+    provider: Name | None = None
+    """a provider of `SYNTH_JUDGE_PROVIDERS`, or "synth" for a model of this cluster"""
+    url: Name | None = None
+    """an OpenAI-compatible API of your own, `https://…/v1`, in place of a provider"""
+    key: Name | None = None
+    """the name of the organisation's stored key that opens `url`"""
+    temperature: NonNegativeFloat = 0.0
+    """of its sampling"""
+    max_tokens: Positive = 1024
+    """of one answer"""
+    votes: Positive = 1
+    """how often it is asked; its score is the median"""
+    weight: PositiveFloat = 1.0
+    """among the judges, whose scores are averaged"""
 
 
 class JudgeSection(Section):
     """`[judge]`: a model that scores rollouts."""
 
     enabled: bool | None = None
-    """whether it is used"""
-    type: str | None = None
-    """of judge"""
+    """whether it is asked; true where a model is named"""
+    type: Literal["rubric"] | None = None
+    """of judge: one that applies a rubric"""
     timeout_s: PositiveFloat | None = None
-    """seconds a call"""
-    reward_blend: dict[str, float] | None = None
-    """weights of env, event and outcome"""
+    """the same as `[judge.options] timeout_s`"""
+    reward_blend: RubricWeightsSection | None = None
+    """the same as `[rubric.weights]`"""
     options: JudgeOptionsSection | None = None
     """what is asked of it"""
-
-
-class RubricWeightsSection(Section):
-    """`[rubric.weights]`."""
-
-    env: NonNegativeFloat = 1.0
-    """of the environment's return"""
-    event: NonNegativeFloat = 0.0
-    """of the judge's event scores"""
-    outcome: NonNegativeFloat = 0.0
-    """of the judge's outcome score"""
+    judges: list[JudgeModelSection] | None = None
+    """several judges, in place of `[judge.options] model`"""
+    ranking: bool = False
+    """whether the rollouts of a group are put in an order by one call, for their outcome: from 0 for the last to 1 for
+    the first"""
+    requests_per_second: PositiveFloat | None = None
+    """calls in any second, over the cluster, at most; as many as come when not said, within the provider's own limit"""
+    max_attempts: Positive = 3
+    """calls for one answer that can be read; a rollout that gets none is left out, and its group with it"""
+    max_calls: Positive | None = None
+    """calls of judges in the whole job, after which it ends; no limit when not said"""
+    max_cost: PositiveFloat | None = None
+    """what they may cost, by the prices in `SYNTH_JUDGE_PROVIDERS`; no limit when not said"""
+    max_outage_s: PositiveFloat = 3600.0
+    """seconds that a rollout waits for judges that are away, before the job ends"""
 
 
 class RubricTrackSection(Section):
     """`[rubric.event]` and `[rubric.outcome]`: the criteria of one track."""
 
     rubric_id: Name | None = None
-    """a stored rubric"""
+    """the name of the rubric; rubrics are not stored elsewhere, so that `criteria` are needed"""
     criteria: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    """tables of key, description, weight and aggregation"""
+    """tables of id (or key), description, weight and scale: bounded (0 to 1), binary (0 or 1) or count (0, 1, 2 …)"""
 
 
 class RubricSection(Section):
     """`[rubric]`: how the judge's scores enter the reward."""
 
     enabled: bool | None = None
-    """whether they do"""
+    """whether they do; true where `weights` are given"""
     model: Name | None = None
-    """the judge's model"""
+    """the judge's model, where `[judge]` names none"""
     api_base: str | None = None
-    """where it is served"""
+    """the OpenAI-compatible API that serves it, `https://…/v1`"""
     api_key_env: str | None = None
-    """the environment variable with its key"""
+    """the name of the organisation's stored key that opens it"""
     weights: RubricWeightsSection | None = None
-    """total = env x return + event x sum of event scores + outcome x outcome score"""
+    """of the sources of the reward"""
     event: RubricTrackSection | None = None
     """criteria of every step"""
     outcome: RubricTrackSection | None = None

@@ -39,7 +39,7 @@ class ServicesSection(Section):
     task_url: Name | None = None
     """the task app's address, such as "http://127.0.0.1:8001"; `--task-url` replaces it"""
     judge_url: Name | None = None
-    """the judge's address"""
+    """of a judge service; judges are asked by this cluster's own"""
 
 
 class LimitPerPromptSection(Section):
@@ -113,8 +113,8 @@ class RolloutSection(Section):
     """a hint; what counts is `[training] batch_size` x `group_size`"""
     max_concurrent_rollouts: Positive = 64
     """rollouts at the task app at one time, over the whole cluster, at most: the run finds how many are good for it"""
-    batches_per_step: Positive | None = None
-    """batches a training step"""
+    batches_per_step: Positive | None = 1
+    """batches of batch_size groups that an iteration collects and trains on"""
     ops: Ops | None = Field(default=OPS)
     """what one turn consists of"""
     env_config: Free = Field(default={})
@@ -140,9 +140,12 @@ class RolloutSection(Section):
     max_images_per_step: Positive | None = None
     """images an observation: given to the task app as `policy.config.max_images_per_step`"""
     task_app_origin_rewards_only: bool | None = None
-    """whether judges are left out"""
+    """whether judges are left out: the scores of events and outcome are `metrics.events_score` and `outcome_score` of
+    the task app's answer, and its `mean_return` is the environment's"""
     rubric_rewards_only: bool | None = None
-    """whether the environment's own reward is left out"""
+    """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
+    trace_rate: Fraction = 0.1
+    """the share of training rollouts whose trace is kept; those of evaluations and of judged jobs are all kept"""
 
 
 class EvaluationSection(Section):
@@ -171,8 +174,8 @@ class WeightSyncSection(Section):
     verify_every_k: NonNegative = 1
     """versions between two whose canary, a few tokens, must have the trainer's log-probabilities at the serving
     engine; 0 is never. Every version is proven by its digests"""
-    weight_sync_interval: Positive | None = None
-    """iterations between two updates"""
+    weight_sync_interval: Literal[1] | None = None
+    """the same as `[training] weight_sync_interval`"""
 
 
 class TrainingSection(RewardsSection):
@@ -257,12 +260,12 @@ class TrainingSection(RewardsSection):
     """the same in another unit"""
     log_interval: Positive | None = None
     """steps between two logs; here every step is an event"""
-    weight_sync_interval: Positive | None = None
-    """iterations between two updates of the serving engine"""
+    weight_sync_interval: Literal[1] | None = None
+    """iterations between two updates of the serving engine: weights are synced after every one"""
     step_rewards_weights: dict[str, float] | None = None
-    """weight of each achievement"""
+    """weight of each achievement, for the strategy per_achievement: given to the task app"""
     step_rewards_k_limits: dict[str, int] | None = None
-    """how often each achievement counts"""
+    """how often each achievement counts, for the strategy per_achievement: given to the task app"""
     max_images_per_message: Positive | None = None
     """the same as `[model] max_images_per_message`"""
     supports_vision: bool | None = None
@@ -270,11 +273,11 @@ class TrainingSection(RewardsSection):
     ops: Ops | None = None
     """the same as `[rollout] ops`, in older files"""
     reward_positive: float | None = None
-    """of a right answer"""
+    """of a right answer: given to the task app as `env.config.reward_positive`"""
     reward_negative_no_tool: float | None = None
-    """of a reply without a tool call"""
+    """of a reply without a tool call: given to the task app as `env.config.reward_negative_no_tool`"""
     reward_negative_no_answer: float | None = None
-    """of a reply without an answer"""
+    """of a reply without an answer: given to the task app as `env.config.reward_negative_no_answer`"""
 
 
 class RlDataSection(Section):

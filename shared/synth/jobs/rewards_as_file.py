@@ -1,0 +1,75 @@
+"""The rewards of a resolved job as the tables of a job file, for `synth.jobs.as_file`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from synth.jobs.rewards import RewardSettings, RewardWeights
+from synth.judging.settings import Judging, Rubric
+
+Table = dict[str, Any]
+
+
+def step_rewards_keys(rewards: RewardSettings) -> Table:
+    """The keys of `[training]` that say what single turns earn. What the task app is told stands in its own table."""
+    steps, discount = rewards.steps, rewards.turn_discount
+    keys: Table = {"turn_credit": "episode" if discount is None else "return_to_go", "turn_discount": discount}
+    if steps is None:
+        return keys
+    return keys | {
+        "step_rewards_enabled": True,
+        "step_rewards_mode": steps.mode,
+        # A 0 that nobody wrote would be told to the task app, too.
+        "step_rewards_indicator_lambda": steps.indicator_lambda or None,
+        "step_rewards_beta": steps.beta or None,
+        "event_rewards_kind": steps.kind,
+    }
+
+
+def judging_tables(rewards: RewardSettings) -> Table:
+    """`[rubric]` and `[judge]`."""
+    weighted = rewards.weights != RewardWeights()
+    return {
+        "rubric": {"weights": msgspec.structs.asdict(rewards.weights)} if weighted else {},
+        "judge": _judge(rewards.judging) if rewards.judging is not None else {},
+    }
+
+
+def _judge(judging: Judging) -> Table:
+    return {
+        "judges": [
+            {name: value for name, value in msgspec.structs.asdict(judge).items() if value is not None}
+            for judge in judging.judges
+        ],
+        "ranking": judging.ranking,
+        "requests_per_second": judging.requests_per_second,
+        "max_attempts": judging.max_attempts,
+        "max_calls": judging.max_calls,
+        "max_cost": judging.max_cost,
+        "max_outage_s": judging.max_outage_s,
+        "options": {
+            "event": judging.event,
+            "outcome": judging.outcome,
+            "max_concurrency": judging.max_concurrency,
+            "timeout_s": judging.timeout_s,
+            "rubric_overrides": _rubric(judging.rubric) if judging.rubric is not None else None,
+        },
+    }
+
+
+def _rubric(rubric: Rubric) -> Table:
+    tracks = {
+        "event": (rubric.event, rubric.event_goal or ("" if rubric.outcome else rubric.goal), rubric.event_aggregation),
+        "outcome": (rubric.outcome, rubric.goal, rubric.aggregation),
+    }
+    return {
+        name: {
+            **({"goal_text": goal} if goal else {}),
+            **({"aggregation": aggregation} if aggregation else {}),
+            "criteria": msgspec.to_builtins(criteria),
+        }
+        for name, (criteria, goal, aggregation) in tracks.items()
+        if criteria
+    }
