@@ -43,7 +43,7 @@ class CriterionScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judges say of one event, or of the whole episode. total: of its criteria, by the rubric's aggregation."""
+    """What the judges say of one event, or of the whole episode. total: of its criteria, as the rubric aggregates."""
 
     criteria: dict[str, CriterionScore] = {}
     total: float = 0.0
@@ -81,11 +81,13 @@ class JudgeFailure(msgspec.Struct, frozen=True, kw_only=True):
     kind: "away": the judge cannot be reached, is overloaded or limits us, so ask again after `retry_after_s` seconds.
     "unreadable": in `max_attempts` calls it gave no scores that can be used; the rollout goes without. "refused": it
     never will (a wrong key, an unknown model, a prompt that does not fit); the job cannot go on.
+    limited: it is away because it answered 429.
     """
 
     kind: Literal["away", "unreadable", "refused"]
     problem: Problem
     retry_after_s: float = 5.0
+    limited: bool = False
 
 
 class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):

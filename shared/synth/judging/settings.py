@@ -8,6 +8,8 @@ import msgspec
 
 #: What a criterion's score may be: any number of 0 … 1; 0 or 1; a whole number from 0 on.
 Scale = Literal["bounded", "binary", "count"]
+#: How the scores of a track's criteria become its total.
+Aggregation = Literal["weighted_mean", "sum"]
 
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,12 +25,15 @@ class Rubric(msgspec.Struct, frozen=True, kw_only=True):
     """What is scored of each event (a call of the model), and what of the whole episode. goal: what the policy is for.
 
     The total of a track is Σ weight · score / Σ weight of its criteria, with aggregation "sum" Σ weight · score.
+    event_goal, event_aggregation: of the events, where they differ.
     """
 
     event: list[Criterion] = []
     outcome: list[Criterion] = []
     goal: str = ""
-    aggregation: Literal["weighted_mean", "sum"] = "weighted_mean"
+    aggregation: Aggregation = "weighted_mean"
+    event_goal: str = ""
+    event_aggregation: Aggregation | None = None
 
 
 class JudgeModel(msgspec.Struct, frozen=True, kw_only=True):
