@@ -1,7 +1,7 @@
 """Answers questions: work goes on when its asker has given up for now, and whoever asks again joins it.
 
-Invariants. A question is worked at once, by one replica. What it cost is told once: to the first who hears the answer,
-which may be after a restart. Work that nobody asks for ends after a while, with its answers kept.
+Invariants. A question is worked at once, by one replica. What it cost is told once: to the last who asked, which
+may be after a restart. Work that nobody asks for ends after a while, with its answers kept.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ABANDONED = "nobody has asked for it for a while"
 
 @dataclass(eq=False)
 class _Work:
-    """A question that is worked at. waiting: who waits for it here. asked_at: when the last of them left."""
+    """A question that is worked at. waiting: who waits for it here; asked: how many ever did; asked_at: until when."""
 
     question: JudgeRollouts
     digest: str
     usage: UsageCount = field(default_factory=UsageCount)
     waiting: int = 0
+    asked: int = 0
     asked_at: float = field(default_factory=time.monotonic)
-    heard: bool = False
     task: asyncio.Task[JudgeAnswer] | None = None
 
 
@@ -68,13 +68,15 @@ class QuestionDesk:
         work = self._works[digest]
         assert work.task is not None
         work.waiting += 1
+        work.asked += 1
+        nth = work.asked
         try:
             answer = await asyncio.shield(work.task)
         finally:
             work.waiting -= 1
             work.asked_at = time.monotonic()
-        heard, work.heard = work.heard, True
-        return msgspec.structs.replace(answer, usage=JudgeUsage()) if heard else answer
+        # Who asked before may have given up, and nobody would count the calls.
+        return answer if nth == work.asked else msgspec.structs.replace(answer, usage=JudgeUsage())
 
     async def end_abandoned(self) -> None:
         """End the work that nobody asks for, for ever."""
