@@ -15,6 +15,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -112,6 +113,13 @@ class BlobStore:
             raise BlobCorrupt(f"{ref.uri} is not what was written (sha256 differs)")
         return body
 
+    async def find_bytes(self, key: str) -> bytes | None:
+        """What was put under this key, whole; None where nothing is. For what no event names, as a cache."""
+        try:
+            return bytes(await (await obstore.get_async(self.store, key)).bytes_async())
+        except FileNotFoundError:
+            return None
+
     async def get_range(self, ref: BlobRef, start: int, end: int) -> bytes:
         """Read the bytes from `start` up to `end` of a blob; its digest is not checked. Raises `BlobMissing`."""
         if (end := min(end, ref.size)) <= start:
@@ -192,6 +200,14 @@ class BlobStore:
         pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
         async for page in pages:
             found += [f"blob://{item['path']}" for item in page]
+        return found
+
+    async def uris_older(self, folder: str, than: datetime) -> list[str]:
+        """Those of `uris_below` that were written before this moment."""
+        found: list[str] = []
+        pages = obstore.list(self.store, prefix=folder)  # pyright: ignore[reportUnknownMemberType]
+        async for page in pages:
+            found += [f"blob://{item['path']}" for item in page if item["last_modified"] < than]
         return found
 
     async def files_of_tree(self, tree: str) -> list[str]:

@@ -17,7 +17,7 @@ from tests.chaos.conftest import demo
 from tests.chaos.event_recorder import EventRecorder, pid_of, strike
 from tests.e2e.platform import Platform
 
-VICTIMS = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "trainer", "nats")
+VICTIMS = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "judge", "trainer", "nats")
 STEPS = 120
 
 #: What an owner that died may cost at most: `ack_wait` (10 s), its successor's start, and the step itself.

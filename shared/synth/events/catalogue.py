@@ -23,6 +23,7 @@ class Role(StrEnum):
     FILES = "files"
     ROLLOUTS = "rollouts"
     INFERENCE = "inference"
+    JUDGE = "judge"
     TRAINER = "trainer"
     OWNER = "owner"
 

@@ -43,7 +43,7 @@ class CriterionScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judges say of one event, or of the whole episode. total: of its criteria, by the rubric's aggregation."""
+    """What the judges say of one event, or of the whole episode. total: of its criteria, as the rubric aggregates."""
 
     criteria: dict[str, CriterionScore] = {}
     total: float = 0.0

@@ -38,7 +38,7 @@ class _Track:
     def __init__(self, criteria: list[Criterion], goal: str, aggregation: Aggregation | None) -> None:
         self.criteria = criteria
         self.goal = goal
-        self.aggregation = aggregation
+        self.aggregation: Aggregation | None = aggregation
 
 
 def rubric_from_task_info(info: Any, *, where: str = "/task_info") -> Rubric | Problem:
@@ -58,22 +58,23 @@ def rubric_from_task_info(info: Any, *, where: str = "/task_info") -> Rubric | P
 
 
 def rubric_from_table(table: Any, *, where: str = "[rubric]") -> Rubric | Problem:
-    """The rubric of a job file's table with `event` and `outcome`: `[rubric]`, or `[judge.options.rubric_overrides]`."""
+    """The rubric of a job file's table with `event` and `outcome`: `[rubric]`, `[judge.options.rubric_overrides]`."""
     if not isinstance(table, dict):
         return _no_table(table, where)
     return _read(cast(dict[str, Any], table), where=where)
 
 
 def rubric_from_request(rubric: Any, overrides: Any) -> Rubric | Problem:
-    """The rubric of a request to be judged: its `rubric`, in which each track of `options.rubric_overrides` is replaced.
+    """The rubric of a request to be judged: its `rubric`, each track replaced by that of `options.rubric_overrides`.
 
     `rubric` may hold the tracks itself, or below `rubric_overrides`.
     """
     if isinstance(rubric, dict) and isinstance(inner := cast(dict[str, Any], rubric).get("rubric_overrides"), dict):
         rubric = cast(dict[str, Any], rubric) | cast(dict[str, Any], inner)
-    for value, where in ((rubric, "rubric"), (overrides, "options.rubric_overrides")):
-        if value is not None and not isinstance(value, dict):
-            return _no_table(value, where)
+    if not isinstance(rubric, dict | None):
+        return _no_table(rubric, "rubric")
+    if not isinstance(overrides, dict | None):
+        return _no_table(overrides, "options.rubric_overrides")
     merged = cast(dict[str, Any], rubric or {}) | cast(dict[str, Any], overrides or {})
     return _read(merged, where="options.rubric_overrides" if overrides else "rubric")
 
@@ -95,11 +96,12 @@ def _read(table: dict[str, Any], *, where: str) -> Rubric | Problem:
     general = goal if isinstance(goal, str) else ""
     outcome_goal = (outcome.goal if outcome else "") or general
     event_goal = event.goal if event else ""
+    aggregation: Aggregation = (outcome.aggregation if outcome else None) or "weighted_mean"
     return Rubric(
         event=event.criteria if event else [],
         outcome=outcome.criteria if outcome else [],
         goal=outcome_goal or event_goal,
-        aggregation=(outcome.aggregation if outcome else None) or "weighted_mean",
+        aggregation=aggregation,
         event_goal=event_goal if outcome_goal else "",
         event_aggregation=event.aggregation if event else None,
     )
@@ -109,7 +111,9 @@ def _track(value: Any, where: str) -> _Track | None:
     """A track; None where there is none. An empty list is none: clients write it for a track that is not judged."""
     if value is None or value == [] or value == {}:
         return None
-    goal, aggregation, criteria = "", None, value
+    goal: Any = ""
+    aggregation: Aggregation | None = None
+    criteria = value
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
         criteria = table.get("criteria")

@@ -60,6 +60,10 @@ class ClusterState(msgspec.Struct, kw_only=True):
     inference_python: str = ""
     processes: list[ProcessState] = []
 
+    def __post_init__(self) -> None:
+        # The file may be of a version that had fewer services.
+        self.users = new_users() | self.users
+
 
 class StateFile:
     """The file, replaced whole at every change, readable by its owner only."""

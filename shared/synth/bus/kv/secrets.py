@@ -216,6 +216,30 @@ class SecretStore:
         await bucket.delete(f"env.{org}.{id}")
         return True
 
+    # -- keys of judges' APIs --
+
+    async def put_judge_key(self, org: str, name: str, key: str) -> None:
+        """Keep the key of a judge's API under a name of the organisation, in place of an earlier one."""
+        bucket = await self._bus.js.key_value(SECRETS)
+        await bucket.put(f"judge.{org}.{name}", msgspec.json.encode(_Sealed(sealed=seal(key, self._cluster_secret))))
+
+    async def judge_key(self, org: str, name: str) -> str | None:
+        """The key of this name. Raises `InvalidKey` under another secret."""
+        found = await self._get(f"judge.{org}.{name}", _Sealed)
+        return None if found is None else unseal(found.sealed, self._cluster_secret)
+
+    async def judge_keys(self, org: str) -> list[str]:
+        """The names of the organisation's keys of judges."""
+        return sorted(m.subject.rsplit(".", 1)[-1] for m in await self._entries(f"judge.{org}."))
+
+    async def remove_judge_key(self, org: str, name: str) -> bool:
+        """Forget a key of a judge; False when the organisation has none of this name."""
+        if name not in await self.judge_keys(org):
+            return False
+        bucket = await self._bus.js.key_value(SECRETS)
+        await bucket.delete(f"judge.{org}.{name}")
+        return True
+
     # -- the bucket --
 
     async def _entries(self, prefix: str) -> list[Msg]:

@@ -7,12 +7,17 @@ which provisions, can make, change or delete a stream or a durable consumer.
 from __future__ import annotations
 
 from synth.bus.rpc import QUESTIONS
-from synth.bus.server.topology import EVENTS, REPLICAS, SECRETS, WORK, queue_name, roles_of
+from synth.bus.server.topology import EVENTS, JUDGING, REPLICAS, SECRETS, WORK, queue_name, roles_of
 from synth.events.catalogue import CATALOGUE, Reading
 from synth.work import TASKS
 
-_WRITES = {"gateway": (SECRETS,), "inference": (REPLICAS,)}
-_READS = {"gateway": (SECRETS, REPLICAS), "verifier": (SECRETS,), "rollouts": (SECRETS, REPLICAS)}
+_WRITES = {"gateway": (SECRETS,), "inference": (REPLICAS,), "judge": (JUDGING,)}
+_READS = {
+    "gateway": (SECRETS, REPLICAS),
+    "verifier": (SECRETS,),
+    "rollouts": (SECRETS, REPLICAS),
+    "judge": (SECRETS, REPLICAS, JUDGING),
+}
 
 
 def may_publish(service: str) -> list[str]:

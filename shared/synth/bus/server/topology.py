@@ -22,6 +22,7 @@ WORK = "WORK"
 DEAD = "DEAD"
 REPLICAS = "replicas"
 SECRETS = "secrets"
+JUDGING = "judging"
 
 ACK_WAIT_S = 10.0
 HEARTBEAT_S = 3.0
@@ -30,6 +31,8 @@ PUBLISH_TIMEOUT_S = 5.0
 PUBLISH_BUDGET_S = 30.0
 MAX_DELIVERIES = 6
 REPLICA_TTL_S = 10.0
+#: Longer than two calls of a judge may lie apart: what the limits of its API remember is forgotten after it.
+JUDGING_TTL_S = 86_400.0
 #: Of one message of any kind.
 MAX_PAYLOAD_BYTES = 8 << 20
 
@@ -124,7 +127,7 @@ def topology(*, pools: tuple[str, ...] = ("default",), replicas: int = 1) -> Bus
         for kind in TASKS
         for pool in pools
     ]
-    return BusTopology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0})
+    return BusTopology(streams, consumers, {REPLICAS: REPLICA_TTL_S, SECRETS: 0, JUDGING: JUDGING_TTL_S})
 
 
 def _durable(name: str, subject: str) -> ConsumerConfig:
@@ -142,7 +145,16 @@ def _durable(name: str, subject: str) -> ConsumerConfig:
 
 
 #: Services that have a user of their own on the bus. `bus` provisions it, and is the one that may.
-SERVICES: tuple[str, ...] = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "trainer")
+SERVICES: tuple[str, ...] = (
+    "gateway",
+    "validator",
+    "verifier",
+    "files",
+    "rollouts",
+    "inference",
+    "judge",
+    "trainer",
+)
 
 _ROLES: dict[str, frozenset[Role]] = {
     **{name: frozenset({Role(name)}) for name in SERVICES},

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from synth.cli.cluster.log_lines import LogLine
 
-_SERVICES = ("gateway", "validator", "verifier", "files", "rollouts", "inference", "trainer", "nats", "supervisor")
+_SERVICES = (
+    *("gateway", "validator", "verifier", "files", "rollouts", "inference", "judge", "trainer"),
+    *("nats", "supervisor"),
+)
 _LEVELS = {"error": "bold red", "critical": "bold red", "warning": "yellow", "info": "green", "debug": "dim"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

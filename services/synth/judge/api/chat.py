@@ -1,0 +1,294 @@
+"""One chat call of a judge, and what its API's answer means: an answer, a wait, or the reason why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import httpx
+import msgspec
+
+from synth.http_guard import AddressRefused, ReplyTooLarge
+from synth.judge.api.breaker import CircuitOpen
+from synth.judge.api.endpoints import Endpoints, JudgeEndpoint
+from synth.judge.api.limiter import ApiPaused
+from synth.judge.api.limits import Wish
+from synth.judge.failures import JudgeTrouble, away, refused, unreadable
+from synth.judge.metrics import CALL_SECONDS, CALLS
+from synth.judge.prompts.answers import UnusableAnswer
+from synth.judge.usage import UsageCount
+from synth.runtime import logs
+
+log = logs.get("judge calls")
+
+#: Times that one question waits because its API says so, until it is told that the judge is away.
+_MAX_PAUSES = 3
+_AWAY_S = 2.0
+_MAX_SHOWN = 300
+#: What APIs say of a prompt that is too long, of `response_format`, and of what their filter does not let through.
+_TOO_LONG = (
+    "context_length",
+    "context length",
+    "maximum context",
+    "context window",
+    "too many tokens",
+    "prompt is too",
+)
+_NO_SCHEMA = ("response_format", "json_schema", "structured output", "guided", "grammar", "schema")
+_FILTERED = ("content_filter", "content_policy", "content management policy")
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """What the model said. cut: at its limit of tokens."""
+
+    text: str
+    cut: bool
+
+
+class _Again(Exception):
+    """The same call, once more: the API asked for a pause, or refused a field that is now left out."""
+
+    def __init__(self, *, pause: bool) -> None:
+        super().__init__()
+        self.pause = pause
+
+
+class JudgeChat:
+    """Asks judges."""
+
+    def __init__(self, endpoints: Endpoints, *, max_reply_bytes: int) -> None:
+        self._endpoints = endpoints
+        self._max_reply_bytes = max_reply_bytes
+
+    async def ask(
+        self,
+        endpoint: JudgeEndpoint,
+        messages: list[dict[str, str]],
+        *,
+        schema: tuple[str, dict[str, Any]],
+        temperature: float,
+        max_tokens: int,
+        timeout_s: float,
+        wish: Wish,
+        usage: UsageCount,
+    ) -> ChatAnswer:
+        """One answer of the judge, whatever it says. schema: name and schema of the JSON that is asked for.
+
+        Raises `JudgeTrouble`, and `UnusableAnswer` for an answer without a message.
+        """
+        pauses = 0
+        while True:
+            quirks = endpoint.quirks
+            body: dict[str, Any] = {
+                "model": endpoint.model,
+                "messages": messages,
+                "temperature": temperature,
+                quirks.tokens_field: max_tokens,
+            }
+            if quirks.schema:
+                named = {"name": schema[0], "schema": schema[1], "strict": True}
+                body["response_format"] = {"type": "json_schema", "json_schema": named}
+            try:
+                return await self._call(endpoint, body, timeout_s, wish, usage, last=pauses >= _MAX_PAUSES)
+            except _Again as again:
+                pauses += again.pause
+
+    async def _call(
+        self,
+        endpoint: JudgeEndpoint,
+        body: dict[str, Any],
+        timeout_s: float,
+        wish: Wish,
+        usage: UsageCount,
+        *,
+        last: bool,
+    ) -> ChatAnswer:
+        breaker, limiter = endpoint.api.breaker, endpoint.api.limiter
+        try:
+            breaker.check()
+            async with limiter.turn(wish):
+                breaker.enter()
+                usage.calls += 1
+                reply, content = await self._send(endpoint, body, timeout_s)
+        except CircuitOpen as error:
+            what = f"it has failed too often in a row and is left alone for {error.seconds:.0f} s; last: {error}"
+            raise away(what, where=endpoint.where, retry_after_s=error.seconds) from error
+        except ApiPaused as error:
+            what = f"it has asked for a pause, which lasts {error.seconds:.0f} s more"
+            raise away(what, where=endpoint.where, retry_after_s=error.seconds, limited=True) from error
+        CALLS.labels(outcome=str(reply.status_code)).inc()
+        if reply.status_code == 200:
+            breaker.succeeded()
+            return _read(content, endpoint, usage)
+        raise self._refusal(endpoint, reply, content, last=last)
+
+    async def _send(
+        self, endpoint: JudgeEndpoint, body: dict[str, Any], timeout_s: float
+    ) -> tuple[httpx.Response, bytes]:
+        """POST, within `timeout_s` in all. No answer is `JudgeTrouble`: away."""
+        breaker = endpoint.api.breaker
+        answered, started = False, time.monotonic()
+        try:
+            url = self._endpoints.chat_url(endpoint)
+            request = endpoint.client.build_request(
+                "POST",
+                url,
+                content=msgspec.json.encode(body),
+                headers={**endpoint.headers(), "content-type": "application/json", "accept-encoding": "identity"},
+                timeout=timeout_s,
+            )
+            async with asyncio.timeout(timeout_s):
+                reply = await endpoint.client.send(request, stream=True)
+                try:
+                    content = await self._body(reply)
+                finally:
+                    await reply.aclose()
+            answered = True
+            return reply, content
+        except (AddressRefused, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise refused(f"its address cannot be used: {error}", where=endpoint.where) from error
+        except ReplyTooLarge as error:
+            raise refused(
+                f"it answered more than {self._max_reply_bytes:,} bytes (SYNTH_JUDGE_MAX_REPLY_BYTES)",
+                where=endpoint.where,
+            ) from error
+        except TimeoutError as error:
+            CALLS.labels(outcome="none").inc()
+            raise self._no_answer(endpoint, f"it did not answer within {timeout_s:g} s") from error
+        except httpx.HTTPError as error:
+            CALLS.labels(outcome="none").inc()
+            raise self._no_answer(endpoint, f"it cannot be reached ({type(error).__name__}: {error})") from error
+        finally:
+            CALL_SECONDS.observe(time.monotonic() - started)
+            if not answered:
+                # After a failure that was counted it changes nothing.
+                breaker.abandoned()
+
+    def _no_answer(self, endpoint: JudgeEndpoint, what: str) -> JudgeTrouble:
+        endpoint.api.breaker.failed(what)
+        log.warning("a judge gave no answer", judge=endpoint.where, reason=what)
+        return away(what, where=endpoint.where, retry_after_s=_AWAY_S)
+
+    async def _body(self, reply: httpx.Response) -> bytes:
+        body = bytearray()
+        async for chunk in reply.aiter_raw():
+            body += chunk
+            if len(body) > self._max_reply_bytes:
+                raise ReplyTooLarge("the answer is too large")
+        return bytes(body)
+
+    def _refusal(self, endpoint: JudgeEndpoint, reply: httpx.Response, content: bytes, *, last: bool) -> Exception:
+        """What an answer that is no 200 means."""
+        status, said = reply.status_code, _said(content, endpoint.key)
+        breaker, told = endpoint.api.breaker, f"it answered HTTP {reply.status_code}"
+        told = f"{told}: {said}" if said else told
+        pause = _retry_after(reply.headers.get("retry-after"))
+        if status == 429 or (status in (503, 529) and pause is not None):
+            breaker.succeeded()
+            pause = 1.0 if pause is None else pause
+            endpoint.api.limiter.pause(pause)
+            # A longer pause is heeded where the turn is waited for.
+            return (
+                _Again(pause=True)
+                if not last
+                else away(told, where=endpoint.where, retry_after_s=pause, limited=status == 429)
+            )
+        if status >= 500 or status in (408, 425):
+            return self._no_answer(endpoint, told)
+        breaker.succeeded()
+        if status in (401, 403):
+            fix = "`synthctl keys judge add` stores another" if endpoint.identity.startswith("url ") else ""
+            return refused(f"its key is refused: {told}", where=endpoint.where, fix=fix)
+        if status in (400, 413, 422):
+            return self._about_request(endpoint, said, told)
+        if status == 404:
+            fix = "check the judge's model, and its url up to /v1"
+            return refused(f"there is no such model or address: {told}", where=endpoint.where, fix=fix)
+        return refused(told, where=endpoint.where)
+
+    def _about_request(self, endpoint: JudgeEndpoint, said: str, told: str) -> Exception:
+        words, quirks = said.lower(), endpoint.quirks
+        if any(word in words for word in _TOO_LONG):
+            return refused(
+                f"the rollout is longer than what the judge reads at once: {told}",
+                where=endpoint.where,
+                fix="use a judge with a longer context, or shorten rollouts (max_turns, max_tokens)",
+            )
+        if any(word in words for word in _FILTERED):
+            return unreadable(f"it does not judge this rollout: {told}", where=endpoint.where)
+        if "max_completion_tokens" in words and quirks.tokens_field == "max_tokens":
+            quirks.tokens_field = "max_completion_tokens"
+            return _Again(pause=False)
+        if quirks.schema and any(word in words for word in _NO_SCHEMA):
+            log.info("a judge takes no schema; its answers are read as they come", judge=endpoint.where, said=said)
+            quirks.schema = False
+            return _Again(pause=False)
+        return refused(told, where=endpoint.where)
+
+
+def _read(content: bytes, endpoint: JudgeEndpoint, usage: UsageCount) -> ChatAnswer:
+    """The message of a 200, whose tokens are counted."""
+    try:
+        body: Any = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise UnusableAnswer(f"the API's answer is not JSON ({error})") from error
+    if not isinstance(body, dict):
+        raise UnusableAnswer("the API's answer is no object")
+    answer = cast(dict[str, Any], body)
+    _count(answer.get("usage"), endpoint, usage)
+    try:
+        choice = answer["choices"][0]
+        said = choice["message"].get("content")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UnusableAnswer("the API's answer holds no message") from error
+    if isinstance(said, list):
+        said = "".join(str(part.get("text", "")) for part in said if isinstance(part, dict))
+    return ChatAnswer(text=said if isinstance(said, str) else "", cut=choice.get("finish_reason") == "length")
+
+
+def _count(told: Any, endpoint: JudgeEndpoint, usage: UsageCount) -> None:
+    if not isinstance(told, dict):
+        return
+    fields = cast(dict[str, Any], told)
+    prompt, completion = (
+        value if isinstance(value := fields.get(name), int) and value > 0 else 0
+        for name in ("prompt_tokens", "completion_tokens")
+    )
+    usage.add_tokens(prompt, completion, endpoint.prices)
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds: of the number, or until the date."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _said(content: bytes, key: str) -> str:
+    """The words of an error, shortened, without the key."""
+    text = content.decode(errors="replace")
+    try:
+        body: Any = msgspec.json.decode(content)
+        error = body.get("error", body)
+        found = error.get("message") if isinstance(error, dict) else error
+        code = error.get("code") if isinstance(error, dict) else None
+        if isinstance(found, str):
+            text = f"{found} ({code})" if isinstance(code, str) and code not in found else found
+    except (msgspec.DecodeError, AttributeError):
+        pass
+    text = " ".join(text.split())
+    if key:
+        text = text.replace(key, "…")
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -1,0 +1,226 @@
+"""Finds the API behind a judge: an operator's provider, a model of this cluster, or the user's own address."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+from synth.bus.connection import Connection
+from synth.bus.kv.replicas import Replica, ReplicaTable
+from synth.bus.kv.secrets import SecretStore
+from synth.errors import InvalidKey
+from synth.http_guard import guarded_client
+from synth.judge.api.breaker import CircuitBreaker
+from synth.judge.api.limiter import ApiLimiter
+from synth.judge.api.limits import ApiLimits
+from synth.judge.failures import away, refused
+from synth.judge.settings import SYNTH, JudgeSettings
+from synth.judging.settings import JudgeModel
+from synth.keys import internal_token
+
+_MAX_OPEN_S = 60.0
+#: An API that nothing was asked of for so long is forgotten here; what others must know of it is in its record.
+_FORGET_S = 600.0
+
+
+@dataclass
+class ModelQuirks:
+    """What an API has refused of a model, so that it is not asked for again."""
+
+    schema: bool = True
+    tokens_field: str = "max_tokens"
+
+
+@dataclass
+class JudgeApi:
+    """What this process knows of one API, whoever asks it."""
+
+    limiter: ApiLimiter
+    breaker: CircuitBreaker
+    quirks: dict[str, ModelQuirks] = field(default_factory=dict[str, ModelQuirks])
+    used_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class JudgeEndpoint:
+    """One judge, ready to be asked. identity: of its API; where: what an error names; key: not to be shown.
+
+    prices: of a prompt token and of a completion token. url: None where a replica is chosen for each call.
+    """
+
+    identity: str
+    where: str
+    model: str
+    client: httpx.AsyncClient
+    api: JudgeApi
+    org: str
+    url: str | None = None
+    key: str = ""
+    prices: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def quirks(self) -> ModelQuirks:
+        return self.api.quirks.setdefault(self.model, ModelQuirks())
+
+    def headers(self) -> dict[str, str]:
+        own = {"x-synth-org": self.org} if self.url is None else {}
+        return own | ({"authorization": f"Bearer {self.key}"} if self.key else {})
+
+
+class Endpoints:
+    """The judges' APIs, as this process sees them."""
+
+    def __init__(
+        self, bus: Connection, secrets: SecretStore, replicas: ReplicaTable, settings: JudgeSettings, *, replica: str
+    ) -> None:
+        self._bus = bus
+        self._secrets = secrets
+        self._replicas = replicas
+        self._settings = settings
+        self._replica = replica
+        self._apis: dict[str, JudgeApi] = {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._inside = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, follow_redirects=False)
+        self._guarded = guarded_client(settings.guard)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._inside.aclose()
+        await self._guarded.aclose()
+
+    async def resolve(self, judge: JudgeModel, *, org: str) -> JudgeEndpoint:
+        """The API of a judge of this organisation. Raises `JudgeTrouble`: refused, with the reason."""
+        if judge.url is not None:
+            return await self._of_user(judge, judge.url, org)
+        if judge.provider is None:
+            raise refused(
+                "the judge names neither a provider nor a url",
+                where=f"judge {judge.model!r}",
+                expected=f'provider = "{SYNTH}" for a model of this cluster, or one of {self._names()}',
+            )
+        if judge.provider == SYNTH:
+            identity = f"synth {org} {judge.model}"
+            token = internal_token(self._settings.cluster_secret.get_secret_value())
+            return JudgeEndpoint(
+                identity=identity,
+                where=f"judge {judge.model!r} of this cluster",
+                model=judge.model,
+                client=self._inside,
+                api=self._api(identity, ApiLimits()),
+                org=org,
+                key=token,
+            )
+        return self._of_operator(judge, judge.provider, org)
+
+    def chat_url(self, endpoint: JudgeEndpoint) -> str:
+        """Where the next call goes. Raises `JudgeTrouble`: away, where no replica serves the cluster's models."""
+        if endpoint.url is not None:
+            return f"{endpoint.url}/chat/completions"
+        replica = _choose(self._replicas, endpoint.model)
+        if replica is None:
+            raise away(
+                "no inference process is running", where=endpoint.where, retry_after_s=5, fix="start `synthd inference`"
+            )
+        return f"{replica.url}/v1/chat/completions"
+
+    def _of_operator(self, judge: JudgeModel, name: str, org: str) -> JudgeEndpoint:
+        where = f"judge {judge.model!r} of {name!r}"
+        provider = self._settings.judge_providers.get(name)
+        if provider is None:
+            raise refused(
+                f"this cluster has no judge provider {name!r}",
+                where=where,
+                expected=f"one of {self._names()}",
+                fix="the operator adds one with SYNTH_JUDGE_PROVIDERS; or give the judge a url and a key of your own",
+            )
+        if provider.models is not None and judge.model not in provider.models:
+            raise refused(
+                f"the provider {name!r} is not open for the model {judge.model!r}",
+                where=where,
+                expected=f"one of {', '.join(provider.models)}",
+            )
+        identity = f"provider {name}"
+        return JudgeEndpoint(
+            identity=identity,
+            where=where,
+            model=judge.model,
+            client=self._inside,
+            api=self._api(identity, ApiLimits(rate=provider.requests_per_second, concurrency=provider.max_concurrency)),
+            org=org,
+            url=provider.base_url.rstrip("/"),
+            key=provider.api_key.get_secret_value(),
+            prices=(
+                provider.price_per_million_prompt_tokens / 1e6,
+                provider.price_per_million_completion_tokens / 1e6,
+            ),
+        )
+
+    async def _of_user(self, judge: JudgeModel, address: str, org: str) -> JudgeEndpoint:
+        url = address.rstrip("/").removesuffix("/chat/completions")
+        where = f"judge {judge.model!r} at {url}"
+        key = ""
+        if judge.key is not None:
+            try:
+                found = await self._secrets.judge_key(org, judge.key)
+            except InvalidKey as error:
+                raise refused(f"the key {judge.key!r} cannot be opened: {error}", where=where) from error
+            if found is None:
+                raise refused(
+                    f"your organisation has no key {judge.key!r}",
+                    where=where,
+                    fix=f"`synthctl keys judge add {judge.key}` stores it",
+                )
+            key = found
+        identity = f"url {org} {url}"
+        api = self._api(identity, ApiLimits())
+        return JudgeEndpoint(
+            identity=identity, where=where, model=judge.model, client=self._guarded, api=api, org=org, url=url, key=key
+        )
+
+    def _names(self) -> str:
+        return ", ".join(sorted([*self._settings.judge_providers, SYNTH]))
+
+    def _api(self, identity: str, limits: ApiLimits) -> JudgeApi:
+        now = time.monotonic()
+        api = self._apis.get(identity)
+        if api is None:
+            self._apis = {
+                name: known
+                for name, known in self._apis.items()
+                if now - known.used_at < _FORGET_S or not known.limiter.idle or known.breaker.open
+            }
+            settings = self._settings
+            api = self._apis[identity] = JudgeApi(
+                limiter=ApiLimiter(
+                    self._bus,
+                    f"limit.{hashlib.sha256(identity.encode()).hexdigest()}",
+                    limits,
+                    replica=self._replica,
+                    margin_s=settings.judge_rate_margin_s,
+                    patience_s=settings.judge_patience_s,
+                ),
+                breaker=CircuitBreaker(
+                    failures=settings.judge_breaker_failures,
+                    open_s=settings.judge_breaker_s,
+                    max_open_s=max(settings.judge_breaker_s, _MAX_OPEN_S),
+                ),
+            )
+        api.used_at = now
+        return api
+
+    @property
+    def apis(self) -> Mapping[str, JudgeApi]:
+        """Those in use, by their identity."""
+        return self._apis
+
+
+def _choose(replicas: ReplicaTable, model: str) -> Replica | None:
+    """The least busy replica that has the model; else always the same one, so that not every one loads it."""
+    if serving := replicas.serving(model):
+        return serving[0]
+    cold = replicas.alive()
+    return max(cold, key=lambda r: hashlib.blake2b(f"{r.id}\0{model}".encode()).digest()) if cold else None

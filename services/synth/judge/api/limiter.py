@@ -1,0 +1,232 @@
+"""Waits for a call's turn at its API, over all replicas: the record of its limits is changed by compare-and-set.
+
+Invariants. A call is made only between its moment and `margin_s` after it: one that wakes too late gives its turn back
+and waits for another. What one replica has running is renewed while it runs, and forgotten when the replica is silent.
+"""
+
+# nats-py annotates parts of itself not at all.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from nats.errors import Error as NatsError
+from nats.js.errors import Error as JetStreamError
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from synth.bus.connection import Connection
+from synth.bus.server.topology import JUDGING
+from synth.judge.api.limits import ApiLimits, LimitState, Wish, give_back, grant, next_look
+from synth.runtime import logs
+
+log = logs.get("judge limits")
+
+_POLL_S = 0.05
+_RENEW_S = 5.0
+_HOLD_S = 20.0
+
+
+class ApiPaused(Exception):
+    """The API has asked for a pause that is longer than a call waits. seconds: until its end."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"paused for {seconds:.1f} s")
+        self.seconds = seconds
+
+
+@dataclass(eq=False)
+class _Waiting:
+    wish: Wish
+    moment: asyncio.Future[float]
+
+
+class ApiLimiter:
+    """The turns of one API. key: the record's; replica: this process, never the same again after a restart."""
+
+    def __init__(
+        self,
+        bus: Connection,
+        key: str,
+        limits: ApiLimits,
+        *,
+        replica: str,
+        margin_s: float,
+        patience_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._bus = bus
+        self._key = key
+        self._limits = limits
+        self._replica = replica
+        self._margin_s = margin_s
+        self._patience_s = patience_s
+        self._clock = clock
+        self._waiting: deque[_Waiting] = deque()
+        self._ended: Counter[str] = Counter()
+        self._running = 0
+        self._pause = 0.0
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.late = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of this replica waits or runs at the API."""
+        return not (self._waiting or self._running or self._ended or self._task)
+
+    @asynccontextmanager
+    async def turn(self, wish: Wish) -> AsyncIterator[None]:
+        """Hold a turn: entered when the call may be made, left when it is over. Raises `ApiPaused`."""
+        await self._take(wish)
+        try:
+            yield
+        finally:
+            self._release(wish)
+
+    def pause(self, seconds: float) -> None:
+        """Let no replica make a call for so long: the API has said so."""
+        self._pause = max(self._pause, self._clock() + seconds)
+        self._wake()
+
+    async def _take(self, wish: Wish) -> None:
+        while True:
+            waiting = _Waiting(wish, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiting)
+            self._wake()
+            try:
+                moment = await waiting.moment
+            except asyncio.CancelledError:
+                self._withdraw(waiting)
+                raise
+            try:
+                await asyncio.sleep(max(0.0, moment - self._clock()))
+            except asyncio.CancelledError:
+                self._release(wish)
+                raise
+            limited = wish.rate is not None or self._limits.rate is not None
+            if not limited or self._clock() - moment <= self._margin_s:
+                return
+            self.late += 1
+            self._release(wish)
+
+    def _withdraw(self, waiting: _Waiting) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+        elif waiting.moment.done() and not waiting.moment.cancelled() and waiting.moment.exception() is None:
+            # It was given its turn in the moment in which it went away.
+            self._release(waiting.wish)
+
+    def _release(self, wish: Wish) -> None:
+        self._running -= 1
+        self._ended[wish.job] += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._work.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Serve who waits, for as long as anything waits or runs."""
+        renew_at = self._clock() + _RENEW_S
+        try:
+            while self._waiting or self._running or self._ended or self._pause:
+                wait_s = max(0.0, renew_at - self._clock())
+                if self._waiting or self._ended or self._pause or not wait_s:
+                    self._work.clear()
+                    wait_s = await self._step()
+                    renew_at = self._clock() + _RENEW_S
+                await self._sleep(min(wait_s, _RENEW_S))
+        finally:
+            self._task = None
+            for waiting in self._waiting:
+                # Only a failure of ours ends the loop with somebody in it.
+                waiting.moment.cancel()
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._work.wait()
+        except TimeoutError:
+            pass
+
+    async def _step(self) -> float:
+        """One change of the record; returns the seconds until the next, if nothing happens before."""
+        try:
+            return await self._change()
+        except (NatsError, JetStreamError, TimeoutError) as error:
+            # Without the record nobody knows what others have under way, so nobody makes a call.
+            log.warning("the limits of a judge cannot be read", key=self._key, error=repr(error))
+            self._work.clear()
+            return 1.0
+
+    async def _change(self) -> float:
+        bucket = await self._bus.js.key_value(JUDGING)
+        state, revision = await self._read(bucket)
+        now = self._clock()
+        ended, pause = Counter(self._ended), self._pause
+        waiting = [w for w in self._waiting if not w.moment.done()]
+        give_back(state, ended, replica=self._replica)
+        state.paused_until = max(state.paused_until, pause)
+        left = state.paused_until - now
+        if left > self._patience_s:
+            for one in waiting:
+                one.moment.set_exception(ApiPaused(left))
+            self._waiting.clear()
+            waiting = []
+        moments = grant(
+            state,
+            [w.wish for w in waiting],
+            self._limits,
+            replica=self._replica,
+            now=now,
+            margin_s=self._margin_s,
+            hold_s=_HOLD_S,
+        )
+        if not any(held.jobs for name, held in state.held.items() if name == self._replica):
+            state.held.pop(self._replica, None)
+        try:
+            await self._write(bucket, state, revision)
+        except KeyWrongLastSequenceError:
+            return random.uniform(0.0, 0.005)
+        self._ended -= ended
+        if self._pause == pause:
+            self._pause = 0.0
+        for one, moment in zip(waiting, moments, strict=True):
+            if moment is not None:
+                self._give(one, moment)
+        still = [w.wish for w in self._waiting]
+        return next_look(state, still, now=self._clock(), poll_s=_POLL_S) if still else _RENEW_S
+
+    def _give(self, waiting: _Waiting, moment: float) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            if not waiting.moment.done():
+                self._running += 1
+                waiting.moment.set_result(moment)
+                return
+        # It went away while the record was written.
+        self._ended[waiting.wish.job] += 1
+        self._work.set()
+
+    async def _read(self, bucket: KeyValue) -> tuple[LimitState, int]:
+        try:
+            entry = await bucket.get(self._key)
+        except KeyNotFoundError:
+            return LimitState(), 0
+        return msgspec.json.decode(entry.value or b"{}", type=LimitState), entry.revision or 0
+
+    async def _write(self, bucket: KeyValue, state: LimitState, revision: int) -> None:
+        body = msgspec.json.encode(state)
+        if revision:
+            await bucket.update(self._key, body, last=revision)
+        else:
+            await bucket.create(self._key, body)

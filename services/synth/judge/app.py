@@ -1,0 +1,77 @@
+"""The judge: scores of rollouts by models behind chat APIs. Wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from synth.bus.kv.replicas import ReplicaTable
+from synth.bus.kv.secrets import SecretStore
+from synth.bus.rpc import JUDGE, SERVE_WITHIN_S, serve_questions
+from synth.judge.api.chat import JudgeChat
+from synth.judge.api.endpoints import Endpoints
+from synth.judge.cache import AnswerCache
+from synth.judge.judging import QuestionWorker
+from synth.judge.leases import Leases
+from synth.judge.questions import QuestionDesk
+from synth.judge.settings import JudgeSettings
+from synth.judge.voting import Voting
+from synth.judging.contract import JudgeRollouts
+from synth.service import Service, run
+
+
+def main() -> int:
+    """`synthd judge`."""
+    settings = JudgeSettings()
+
+    async def setup(service: Service) -> None:
+        cluster_secret = settings.cluster_secret.get_secret_value()
+        # Of this very process: a successor has nothing of what its predecessor had under way.
+        replica = f"{settings.replica}-{secrets.token_hex(4)}"
+        replicas = ReplicaTable(service.bus)
+        store = SecretStore(service.bus, cluster_secret)
+        endpoints = Endpoints(service.bus, store, replicas, settings, replica=replica)
+        cache = AnswerCache(service.blobs, keep_s=settings.judge_cache_s)
+        voting = Voting(JudgeChat(endpoints, max_reply_bytes=settings.judge_max_reply_bytes), cache)
+        worker = QuestionWorker(service.blobs, endpoints, voting, cluster_secret=cluster_secret)
+        leases = Leases(service.bus, replica=replica, every_s=settings.judge_work_s)
+        desk = QuestionDesk(
+            worker, cache, leases, max_questions=settings.judge_questions, abandon_s=settings.judge_abandon_s
+        )
+        questions = serve_questions(
+            service.bus,
+            JUDGE,
+            JudgeRollouts,
+            desk.answer,
+            service.stop,
+            # Those that join another's work take no room of their own.
+            max_concurrent=2 * settings.judge_questions,
+            within=SERVE_WITHIN_S,
+        )
+
+        async def sweep() -> None:
+            await service.after_startup()
+            await cache.sweep()
+
+        for work in (replicas.follow(), leases.announce(), desk.end_abandoned(), sweep()):
+            service.add_background(asyncio.create_task(work))
+        service.run("questions", _end_work_at_stop(service, questions, desk))
+        service.on_close(endpoints.close)
+
+    return run("judge", settings, setup)
+
+
+async def _end_work_at_stop(service: Service, questions: Coroutine[Any, Any, None], desk: QuestionDesk) -> None:
+    """Answer until the stop; then end the work under way, which whoever asks again finds the answers of."""
+    serving = asyncio.create_task(questions)
+    stopped = asyncio.create_task(service.stop.wait())
+    await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    with suppress(asyncio.CancelledError):
+        await stopped
+    if service.stop.is_set():
+        await desk.close()
+    await serving

@@ -1,0 +1,91 @@
+"""The answers of judges by what was asked, in the blob store: all replicas share them, and a restart loses none.
+
+An answer's place is made of the organisation and the digest of its prompt, so nobody is told what another organisation
+was. What is old is removed by every replica, and so is what was sent to `/judge/v1/score`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import msgspec
+from obstore.exceptions import BaseError
+
+from synth.blobs import BlobStore
+from synth.judging.contract import JudgeAnswer
+from synth.runtime import logs
+
+log = logs.get("judge cache")
+
+#: Where everything of judging lies that no event names.
+FOLDER = "judging"
+_SWEEP_S = 3600.0
+_BATCH = 500
+
+_T = TypeVar("_T")
+
+
+class AnswerCache:
+    """What judges have answered, and what nobody was there to hear."""
+
+    def __init__(self, blobs: BlobStore, *, keep_s: float) -> None:
+        self._blobs = blobs
+        self._keep_s = keep_s
+
+    async def find(self, org: str, digest: str, kind: type[_T]) -> _T | None:
+        """The answer to the prompt with this digest."""
+        return await self._read(_answer_key(org, digest), kind)
+
+    async def put(self, org: str, digest: str, answer: msgspec.Struct) -> None:
+        """Keep an answer; replicas that have the same one at the same time write the same."""
+        await self._blobs.put_bytes(_answer_key(org, digest), msgspec.json.encode(answer))
+
+    async def find_unheard(self, org: str, digest: str) -> JudgeAnswer | None:
+        """The answer to the question with this digest that nobody waited for."""
+        return await self._read(_unheard_key(org, digest), JudgeAnswer)
+
+    async def put_unheard(self, org: str, digest: str, answer: JudgeAnswer) -> None:
+        """Keep an answer for whoever asks again."""
+        await self._blobs.put_bytes(_unheard_key(org, digest), msgspec.json.encode(answer))
+
+    async def drop_unheard(self, org: str, digest: str) -> None:
+        """It was heard: what it cost must not be told twice."""
+        await self._blobs.delete([f"blob://{_unheard_key(org, digest)}"])
+
+    async def sweep(self) -> None:
+        """Remove what is older than it is kept, now and every hour, for ever."""
+        while True:
+            try:
+                await self._remove_old()
+            except (OSError, BaseError) as error:
+                # It does not matter when it is done.
+                log.warning("old answers cannot be removed now", error=repr(error))
+            await asyncio.sleep(_SWEEP_S)
+
+    async def _remove_old(self) -> None:
+        old = await self._blobs.uris_older(FOLDER, datetime.now(UTC) - timedelta(seconds=self._keep_s))
+        for start in range(0, len(old), _BATCH):
+            await self._blobs.delete(old[start : start + _BATCH])
+        if old:
+            log.info("old answers removed", count=len(old))
+
+    async def _read(self, key: str, kind: type[_T]) -> _T | None:
+        body = await self._blobs.find_bytes(key)
+        if body is None:
+            return None
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            # Another version's: it is asked for anew.
+            log.warning("a kept answer cannot be read", key=key, error=str(error))
+            return None
+
+
+def _answer_key(org: str, digest: str) -> str:
+    return f"{FOLDER}/{org}/answers/{digest[:2]}/{digest}.json"
+
+
+def _unheard_key(org: str, digest: str) -> str:
+    return f"{FOLDER}/{org}/unheard/{digest}.json"

@@ -1,0 +1,44 @@
+"""Why there is no answer of a judge, as an exception: the asker is told its `JudgeFailure`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from synth.errors import Problem
+from synth.judging.contract import JudgeFailure
+
+#: The most serious first: what is told of several.
+_GRAVITY = ("refused", "away", "unreadable")
+
+
+class JudgeTrouble(Exception):
+    """There are no scores, and never a score of 0 in their place."""
+
+    def __init__(self, failure: JudgeFailure) -> None:
+        super().__init__(failure.problem.text())
+        self.failure = failure
+
+    @property
+    def gravity(self) -> int:
+        """0 is the gravest."""
+        return _GRAVITY.index(self.failure.kind)
+
+
+def away(what: str, *, where: str, retry_after_s: float, limited: bool = False, fix: str = "") -> JudgeTrouble:
+    """The judge cannot be reached, or is overloaded: asking again later may help."""
+    problem = Problem(what=what, where=where, fix=fix)
+    return JudgeTrouble(JudgeFailure(kind="away", problem=problem, retry_after_s=retry_after_s, limited=limited))
+
+
+def refused(what: str, *, where: str, expected: str = "", fix: str = "") -> JudgeTrouble:
+    """It never will be answered as it is."""
+    return _trouble("refused", Problem(what=what, expected=expected, fix=fix, where=where))
+
+
+def unreadable(what: str, *, where: str, fix: str = "") -> JudgeTrouble:
+    """The judge answered, and its answers are no scores."""
+    return _trouble("unreadable", Problem(what=what, fix=fix, where=where))
+
+
+def _trouble(kind: Literal["refused", "unreadable"], problem: Problem) -> JudgeTrouble:
+    return JudgeTrouble(JudgeFailure(kind=kind, problem=problem))

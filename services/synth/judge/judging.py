@@ -1,0 +1,210 @@
+"""Works one question out: which votes it needs, and the reviews that come of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
+from synth.judge.api.endpoints import Endpoints
+from synth.judge.failures import JudgeTrouble, refused
+from synth.judge.prompts.answers import Order, Scores, read_order, read_scores
+from synth.judge.prompts.asking import ask_event, ask_order, ask_outcome, presentation_order
+from synth.judge.prompts.rollout import JudgedRollout, fence
+from synth.judge.scores import ranked, review
+from synth.judge.usage import UsageCount
+from synth.judge.voting import ReadyJudge, Voting
+from synth.judging.contract import JudgeRollouts, Review, RolloutReview, RolloutToJudge
+from synth.transcripts.transcript import Transcript
+
+_T = TypeVar("_T")
+#: In place of an event's index: the whole episode.
+_OUTCOME = -1
+
+
+class QuestionWorker:
+    """Asks the judges of a question, and makes reviews of what they answer."""
+
+    def __init__(self, blobs: BlobStore, endpoints: Endpoints, voting: Voting, *, cluster_secret: str) -> None:
+        self._blobs = blobs
+        self._endpoints = endpoints
+        self._voting = voting
+        self._secret = cluster_secret
+
+    async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
+        """The reviews of the question's rollouts. usage: counted in it as calls are made. Raises `JudgeTrouble`."""
+        _check(question)
+        judges = [
+            ReadyJudge(model, await self._endpoints.resolve(model, org=question.org))
+            for model in question.judging.judges
+        ]
+        rollouts = [await self._load(rollout) for rollout in question.rollouts]
+        return await _Run(self._voting, self._secret, question, judges, rollouts, usage).reviews()
+
+    async def _load(self, rollout: RolloutToJudge) -> JudgedRollout:
+        where = f"rollout {rollout.rollout_id}"
+        try:
+            body = await self._blobs.get_bytes(rollout.transcript)
+            transcript = msgspec.json.decode(body, type=Transcript)
+        except (BlobMissing, BlobCorrupt) as error:
+            raise refused(f"its transcript is gone: {error}", where=where) from error
+        except msgspec.DecodeError as error:
+            raise refused(f"its transcript cannot be read: {error}", where=where) from error
+        return JudgedRollout(rollout.rollout_id, rollout.transcript.sha256, transcript)
+
+
+class _Run:
+    """One question with its votes, by rollout and event, judge and number of the vote."""
+
+    def __init__(
+        self,
+        voting: Voting,
+        secret: str,
+        question: JudgeRollouts,
+        judges: Sequence[ReadyJudge],
+        rollouts: Sequence[JudgedRollout],
+        usage: UsageCount,
+    ) -> None:
+        self._voting = voting
+        self._secret = secret
+        self._question = question
+        self._judges = judges
+        self._rollouts = rollouts
+        self._usage = usage
+        self._scores: dict[tuple[int, int], dict[tuple[int, int], Scores]] = defaultdict(dict)
+        self._orders: dict[tuple[int, int], Order] = {}
+
+    async def reviews(self) -> list[RolloutReview]:
+        """Get every vote, and make the reviews of them."""
+        judging = self._question.judging
+        await _run_all(self._votes_needed(), at_once=judging.max_concurrency * len(self._judges))
+        places: list[Review] | None = None
+        if judging.ranking:
+            places = ranked(self._by_judge(self._orders), self._weights, len(self._rollouts))
+        return [self._review(r, rollout, places) for r, rollout in enumerate(self._rollouts)]
+
+    def _votes_needed(self) -> list[Callable[[], Awaitable[None]]]:
+        judging = self._question.judging
+        needed: list[Callable[[], Awaitable[None]]] = []
+        voters = [(j, v) for j, judge in enumerate(self._judges) for v in range(judge.model.votes)]
+        for r, rollout in enumerate(self._rollouts):
+            if judging.event:
+                needed += [partial(self._vote_on, r, e, voter) for e in range(rollout.num_events) for voter in voters]
+            if judging.outcome and not judging.ranking:
+                needed += [partial(self._vote_on, r, _OUTCOME, voter) for voter in voters]
+        if judging.ranking:
+            needed += [partial(self._rank, voter) for voter in voters]
+        return needed
+
+    async def _vote_on(self, r: int, event: int, voter: tuple[int, int]) -> None:
+        """A vote on one event of a rollout, or on its outcome."""
+        rollout, rubric = self._rollouts[r], self._question.rubric
+        name = fence(self._secret, self._question.org, [rollout.digest])
+        if event == _OUTCOME:
+            prompt, criteria = ask_outcome(rollout, rubric, fence=name), rubric.outcome
+        else:
+            prompt, criteria = ask_event(rollout, event, rubric, fence=name), rubric.event
+        judge, number = self._judges[voter[0]], voter[1]
+        self._scores[r, event][voter] = await self._voting.vote(
+            judge,
+            prompt,
+            partial(read_scores, criteria=criteria),
+            Scores,
+            self._question,
+            number=number,
+            usage=self._usage,
+        )
+
+    async def _rank(self, voter: tuple[int, int]) -> None:
+        """A vote on the order of the group."""
+        count, digests = len(self._rollouts), [rollout.digest for rollout in self._rollouts]
+        name = fence(self._secret, self._question.org, digests)
+        order = presentation_order(count, seed=name, vote=voter[1])
+        prompt = ask_order([self._rollouts[index] for index in order], self._question.rubric, fence=name)
+        vote = await self._voting.vote(
+            self._judges[voter[0]],
+            prompt,
+            partial(read_order, count=count),
+            Order,
+            self._question,
+            number=voter[1],
+            usage=self._usage,
+        )
+        places = [0] * count
+        for shown, index in enumerate(order):
+            places[index] = vote.places[shown]
+        self._orders[voter] = Order(places=places, summary=vote.summary)
+
+    def _review(self, r: int, rollout: JudgedRollout, places: list[Review] | None) -> RolloutReview:
+        judging, rubric = self._question.judging, self._question.rubric
+        events: list[Review] = []
+        if judging.event:
+            kind = rubric.event_aggregation or rubric.aggregation
+            events = [
+                review(self._by_judge(self._scores[r, e]), self._weights, rubric.event, kind)
+                for e in range(rollout.num_events)
+            ]
+        outcome = places[r] if places is not None else None
+        if judging.outcome and places is None:
+            votes = self._by_judge(self._scores[r, _OUTCOME])
+            outcome = review(votes, self._weights, rubric.outcome, rubric.aggregation)
+        return RolloutReview(rollout_id=rollout.rollout_id, events=events, outcome=outcome)
+
+    def _by_judge(self, votes: dict[tuple[int, int], _T]) -> list[list[_T]]:
+        return [[votes[j, v] for v in range(judge.model.votes)] for j, judge in enumerate(self._judges)]
+
+    @property
+    def _weights(self) -> list[float]:
+        return [judge.model.weight for judge in self._judges]
+
+
+async def _run_all(works: Sequence[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
+    """Do all of it, so many at one time. Raises the gravest `JudgeTrouble`.
+
+    After the first one nothing is begun, and what is under way is waited for: its answers are paid for, and are kept.
+    """
+    waiting, troubles = iter(works), list[JudgeTrouble]()
+
+    async def work() -> None:
+        for one in waiting:
+            if troubles:
+                return
+            try:
+                await one()
+            except JudgeTrouble as trouble:
+                troubles.append(trouble)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(at_once, len(works))):
+            group.create_task(work())
+    if troubles:
+        raise min(troubles, key=lambda trouble: trouble.gravity)
+
+
+def _check(question: JudgeRollouts) -> None:
+    """Raises `JudgeTrouble` for a question that has no answer."""
+    judging, rubric = question.judging, question.rubric
+    lacking = [
+        track
+        for track, asked, criteria in (
+            ("event", judging.event, rubric.event),
+            ("outcome", judging.outcome or judging.ranking, rubric.outcome),
+        )
+        if asked and not criteria
+    ]
+    if lacking:
+        raise refused(
+            f"the rubric has no criteria for {' and '.join(lacking)}",
+            where="rubric",
+            expected="at least one criterion for each track that is judged",
+            fix=f"give it some, or judge without {' and '.join(lacking)}",
+        )
+    if not judging.judges or sum(judge.weight for judge in judging.judges) <= 0:
+        raise refused("no judge has a weight above 0", where="judges", expected="at least one judge")
+    if not question.rollouts:
+        raise refused("there is no rollout to judge", where="rollouts", expected="at least one")

@@ -1,0 +1,86 @@
+"""Settings of the judge."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from synth.http_guard import GuardSettings
+from synth.runtime.settings import ServiceSettings
+
+#: The name that stands for the models of this cluster.
+SYNTH = "synth"
+
+
+class JudgeProvider(BaseModel):
+    """An OpenAI-compatible chat API that the operator has set up. base_url: `…/v1`. Prices: in any one currency."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    base_url: str = Field(pattern=r"^https?://")
+    api_key: SecretStr = SecretStr("")
+    requests_per_second: float | None = Field(default=None, gt=0)
+    max_concurrency: int | None = Field(default=None, gt=0)
+    price_per_million_prompt_tokens: float = Field(default=0.0, ge=0)
+    price_per_million_completion_tokens: float = Field(default=0.0, ge=0)
+    models: list[str] | None = None
+
+
+class JudgeSettings(ServiceSettings, GuardSettings):
+    """What judging needs beside the shared settings."""
+
+    judge_providers: Annotated[dict[str, JudgeProvider], NoDecode] = Field(default_factory=dict[str, JudgeProvider])
+    """The APIs that jobs may name as a judge's `provider`, as JSON: `{"openai": {"base_url": "https://api.openai.com/v1",
+    "api_key": "…", "requests_per_second": 50, "max_concurrency": 64, "price_per_million_prompt_tokens": 0.4,
+    "price_per_million_completion_tokens": 1.6, "models": ["…"]}}`. All but `base_url` may be left out; without `models`
+    every model may be asked for. `synth` is no name for one: it stands for the models of this cluster."""
+
+    judge_questions: int = Field(default=256, ge=1)
+    """Questions that one process works at or keeps waiting, those included whose asker has given up for now."""
+
+    judge_work_s: float = Field(default=3.0, gt=0)
+    """How often a process says that it is at work. After three times that in silence, another one does its work."""
+
+    judge_abandon_s: float = Field(default=180.0, gt=0)
+    """Seconds for which work goes on that nobody asks for any more; a collector asks again every 50."""
+
+    judge_rate_margin_s: float = Field(default=0.05, ge=0, lt=1)
+    """By how much a call may leave later than its moment, where calls per second are limited; calls lie further apart
+    by as much, so that the limit holds in every second. It covers what the clocks of the replicas differ by, too."""
+
+    judge_patience_s: float = Field(default=10.0, ge=0)
+    """The longest pause that an API may ask for (Retry-After) while a question waits; with a longer one it is told that
+    the judge is away."""
+
+    judge_breaker_failures: int = Field(default=5, ge=1)
+    """Calls in a row without an answer after which an API is left alone for a while."""
+
+    judge_breaker_s: float = Field(default=5.0, gt=0)
+    """For how long at first; the pause doubles each time that the one call after it fails, up to a minute."""
+
+    judge_max_reply_bytes: int = Field(default=8 << 20, ge=1)
+    """The largest answer of a judge's API."""
+
+    judge_cache_s: float = Field(default=7 * 86_400.0, ge=3600)
+    """Seconds for which the answers of judges are kept, so that the same is not asked twice, and what was sent to be
+    judged."""
+
+    @field_validator("judge_providers", mode="before")
+    @classmethod
+    def _read_table(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return msgspec.json.decode(value or "{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"it is no JSON object ({error})") from error
+
+    @field_validator("judge_providers")
+    @classmethod
+    def _leave_our_name(cls, value: dict[str, JudgeProvider]) -> dict[str, JudgeProvider]:
+        if SYNTH in value:
+            raise ValueError(f"{SYNTH!r} stands for the models of this cluster: give the provider another name")
+        return value

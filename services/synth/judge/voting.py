@@ -1,0 +1,129 @@
+"""One vote of one judge: from the cache, or asked for, checked, and asked for again with what was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from synth.judge.api.chat import JudgeChat
+from synth.judge.api.endpoints import JudgeEndpoint
+from synth.judge.api.limits import Wish
+from synth.judge.cache import AnswerCache
+from synth.judge.failures import unreadable
+from synth.judge.metrics import CACHED, UNREADABLE
+from synth.judge.prompts.answers import Order, Scores, UnusableAnswer
+from synth.judge.prompts.asking import JudgePrompt
+from synth.judge.usage import UsageCount
+from synth.judging.contract import JudgeRollouts
+from synth.judging.settings import JudgeModel
+from synth.runtime import logs
+
+log = logs.get("judging")
+
+_VoteT = TypeVar("_VoteT", Scores, Order)
+
+
+@dataclass(frozen=True)
+class ReadyJudge:
+    """A judge of a question, and its API."""
+
+    model: JudgeModel
+    endpoint: JudgeEndpoint
+
+
+class Voting:
+    """Gets votes. The same one is asked for once, however many questions need it."""
+
+    def __init__(self, chat: JudgeChat, cache: AnswerCache) -> None:
+        self._chat = chat
+        self._cache = cache
+        self._in_flight: dict[str, asyncio.Future[None]] = {}
+
+    async def vote(
+        self,
+        judge: ReadyJudge,
+        prompt: JudgePrompt,
+        read: Callable[[str], _VoteT],
+        kind: type[_VoteT],
+        question: JudgeRollouts,
+        *,
+        number: int,
+        usage: UsageCount,
+    ) -> _VoteT:
+        """One vote: from the cache, or of a call that is under way, or asked for. number: of the vote, from 0."""
+        model = judge.model
+        asked = (judge.endpoint.identity, model.model, repr(model.temperature), str(model.max_tokens), str(number))
+        digest = prompt.digest(*asked)
+        place = f"{question.org} {digest}"
+        while True:
+            kept = await self._cache.find(question.org, digest, kind)
+            if kept is not None:
+                CACHED.inc()
+                return kept
+            under_way = self._in_flight.get(place)
+            if under_way is None:
+                break
+            # It is in the cache afterwards; where it is not, we ask ourselves.
+            await asyncio.wait([under_way])
+        done = self._in_flight[place] = asyncio.get_running_loop().create_future()
+        try:
+            found = await self._ask(judge, prompt, read, question, usage)
+            await self._cache.put(question.org, digest, found)
+            return found
+        finally:
+            del self._in_flight[place]
+            done.set_result(None)
+
+    async def _ask(
+        self,
+        judge: ReadyJudge,
+        prompt: JudgePrompt,
+        read: Callable[[str], _VoteT],
+        question: JudgeRollouts,
+        usage: UsageCount,
+    ) -> _VoteT:
+        """Ask, and ask again with what was wrong, up to `max_attempts` times."""
+        judging, model = question.judging, judge.model
+        wish = Wish(job=question.job_id, rate=judging.requests_per_second, concurrency=judging.max_concurrency)
+        messages, wrong = prompt.messages, ""
+        for _ in range(judging.max_attempts):
+            said = ""
+            try:
+                answer = await self._chat.ask(
+                    judge.endpoint,
+                    messages,
+                    schema=(prompt.schema_name, prompt.schema),
+                    temperature=model.temperature,
+                    max_tokens=model.max_tokens,
+                    timeout_s=judging.timeout_s,
+                    wish=wish,
+                    usage=usage,
+                )
+                said = answer.text
+                try:
+                    return read(said)
+                except UnusableAnswer as error:
+                    if answer.cut:
+                        raise UnusableAnswer(f"the answer was cut off after {model.max_tokens} tokens") from error
+                    raise
+            except UnusableAnswer as error:
+                usage.unreadable += 1
+                UNREADABLE.inc()
+                wrong = str(error)
+                log.info("a judge's answer is no scores", judge=judge.endpoint.where, job=question.job_id, wrong=wrong)
+                complaint = f"That answer cannot be used: {wrong}. Answer again, with the JSON object alone."
+                # The latest answer alone: all of them would outgrow the judge's context.
+                messages = [
+                    *prompt.messages,
+                    *([{"role": "assistant", "content": said}] if said else []),
+                    {"role": "user", "content": complaint},
+                ]
+        raise unreadable(
+            f"in {judging.max_attempts} answers it gave no scores that can be used; the last time {wrong}",
+            where=judge.endpoint.where,
+            fix="raise the judge's max_tokens"
+            if "cut off" in wrong
+            else "try another judge model, or a plainer rubric",
+        )

@@ -1,0 +1,95 @@
+"""Two judges of one cluster: one limit of calls per second, one cache, and one worker for a question."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from synth.errors import Transient
+from synth.judging.settings import Criterion, JudgeModel, Rubric
+from tests.judge_server import JudgeServer, held, scored
+from tests.service.judge.conftest import transcript
+
+RUBRIC = Rubric(outcome=[Criterion(id="polite", description="?")])
+RATE, AT_ONCE = 20, 6
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[JudgeServer]:
+    with JudgeServer(scored(lambda call: 0.5)) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True, scope="module")
+def services(start_judge, judge: JudgeServer) -> Iterator[None]:
+    provider = {
+        "base_url": judge.url,
+        "api_key": "sk-operator",
+        "requests_per_second": RATE,
+        "max_concurrency": AT_ONCE,
+        "price_per_million_prompt_tokens": 2.0,
+        "price_per_million_completion_tokens": 8.0,
+        "models": ["scripted"],
+    }
+    settings = {"SYNTH_JUDGE_PROVIDERS": {"acme": provider}}
+    with start_judge("a", **settings), start_judge("b", **settings):
+        yield
+
+
+@pytest.fixture
+async def asker(asker_of, judge: JudgeServer):
+    judge.calls.clear()
+    judge.at_once = 0
+    judge.script = scored(lambda call: 0.5)
+    made = await asker_of(judge.url)
+    made.model = JudgeModel(model="scripted", provider="acme")
+    return made
+
+
+async def test_no_second_has_more_calls_than_the_operator_allows(asker, judge):
+    judge.script = scored(lambda call: 0.5, delay=0.2)
+    questions = [asker.ask(transcript(str(n)), rubric=RUBRIC, max_concurrency=64) for n in range(60)]
+    answers = await asyncio.gather(*questions)
+    assert [answer.failure for answer in answers] == [None] * 60
+    assert len(judge.calls) == 60
+    assert judge.busiest_second() <= RATE
+    assert judge.at_once <= AT_ONCE
+    assert {call.headers["authorization"] for call in judge.calls} == {"Bearer sk-operator"}
+    assert answers[0].usage.cost == pytest.approx((100 * 2 + 10 * 8) / 1e6)
+
+
+async def test_a_jobs_own_limits_hold_below_the_operators(asker, judge):
+    limits = {"requests_per_second": 5.0, "max_concurrency": 1, "rubric": RUBRIC}
+    await asyncio.gather(*(asker.ask(transcript(str(n)), **limits) for n in range(12)))
+    assert judge.busiest_second() <= 5
+    assert judge.at_once == 1
+
+
+async def test_both_find_what_either_has_asked(asker, judge):
+    await asyncio.gather(*(asker.ask(transcript("same"), job=f"job_{n}", rubric=RUBRIC) for n in range(12)))
+    # Each of the two may have asked before the other had an answer.
+    assert len(judge.calls) <= 2
+
+
+async def test_a_question_that_either_replica_is_asked_again_is_worked_at_by_one(asker, judge):
+    answering = threading.Event()
+    judge.script = held(answering, scored(lambda call: 0.5))
+    question = await asker.question(transcript("long"), rubric=RUBRIC)
+    for _ in range(4):
+        with pytest.raises(Transient):
+            await asker.put(question, within=0.4)
+    again = asyncio.create_task(asker.put(question))
+    await asyncio.to_thread(judge.wait_for_calls, 1)
+    answering.set()
+    answer = await again
+    assert (answer.failure, answer.reviews[0].outcome.total, len(judge.calls)) == (None, 0.5, 1)
+
+
+async def test_a_model_that_the_operator_does_not_open_is_refused(asker, judge):
+    answer = await asker.ask(transcript("?"), judges=[JudgeModel(model="dear", provider="acme")], rubric=RUBRIC)
+    assert answer.failure is not None
+    assert "is not open for the model 'dear'; expected one of scripted" in answer.failure.problem.text()
+    assert judge.calls == []
