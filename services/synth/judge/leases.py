@@ -98,7 +98,8 @@ class Leases:
                     return
                 continue
             lease = msgspec.json.decode(entry.value or b"", type=WorkLease)
-            alive = await self._is_alive(bucket, lease.replica)
+            # Our own is of an earlier try, whose end could not be told to the bus: each question is worked once here.
+            alive = lease.replica != self._replica and await self._is_alive(bucket, lease.replica)
             with suppress(KeyWrongLastSequenceError):
                 if not alive:
                     log.info("a question is taken over", of=lease.replica)

@@ -24,6 +24,22 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
 
 
+class JudgeTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What the judges of a job did. judged: rollouts with scores; unscored: those that got none, counted and left out.
+
+    calls, tokens: of the judges' models, failed calls included; unreadable: calls whose answer could not be read.
+    cost: by the operator's prices, 0 without any. calls_per_rollout: of those judged or left out.
+    """
+
+    judged: int = 0
+    unscored: int = 0
+    calls: int = 0
+    tokens: int = 0
+    unreadable: int = 0
+    cost: float = 0.0
+    calls_per_rollout: float = 0.0
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API shows it.
 
@@ -31,7 +47,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: the id that the result serves under. metadata: the client's own. stand_in: the local model that
     stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
     it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
-    what it lacks. warned: what the collapse watch saw last, by its rule. code: a stable word for why it failed.
+    what it lacks. judge: null where rollouts are not judged. warned: what the collapse watch saw last, by its rule.
+    code: a stable word for why it failed.
     last_seq: the last event of the job.
     """
 
@@ -60,6 +77,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     waiting: QueueWaiting | None = None
     values: dict[str, float] = {}
     rollouts: Rollouts = Rollouts()
+    judge: JudgeTotals | None = None
     eval: dict[str, float] | None = None
     tags: dict[str, Any] = {}
     metadata: dict[str, Any] = {}

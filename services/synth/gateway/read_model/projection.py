@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from synth.api.schemas import File, Job
+from synth.api.schemas import File, Job, JudgeTotals
 from synth.bus.recorded import Recorded
 from synth.events import (
     BlobRef,
@@ -37,6 +37,7 @@ from synth.events import (
     QueueWaiting,
     RolloutCompleted,
     RolloutFailed,
+    RolloutJudged,
     TrainProgressed,
     TrainStep,
     TrainWarned,
@@ -232,7 +233,23 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
             return {"model": None if job.model == e.model else job.model}
         case RolloutCompleted():
             return {"rollouts": msgspec.structs.replace(job.rollouts, completed=job.rollouts.completed + 1)}
+        case RolloutJudged() as e:
+            return {"judge": _add_judged(job.judge or JudgeTotals(), e)}
         case RolloutFailed():
             return {"rollouts": msgspec.structs.replace(job.rollouts, failed=job.rollouts.failed + 1)}
         case _:
             return {}
+
+
+def _add_judged(totals: JudgeTotals, event: RolloutJudged) -> JudgeTotals:
+    judged, unscored = totals.judged + (event.problem is None), totals.unscored + (event.problem is not None)
+    calls = totals.calls + event.calls
+    return JudgeTotals(
+        judged=judged,
+        unscored=unscored,
+        calls=calls,
+        tokens=totals.tokens + event.tokens,
+        unreadable=totals.unreadable + event.unreadable,
+        cost=totals.cost + event.cost,
+        calls_per_rollout=calls / (judged + unscored),
+    )

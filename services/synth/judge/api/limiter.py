@@ -139,9 +139,10 @@ class ApiLimiter:
         renew_at = self._clock() + _RENEW_S
         try:
             while self._waiting or self._running or self._ended or self._pause:
+                # What happens from here on is looked at in the next turn.
+                self._work.clear()
                 wait_s = max(0.0, renew_at - self._clock())
                 if self._waiting or self._ended or self._pause or not wait_s:
-                    self._work.clear()
                     wait_s = await self._step()
                     renew_at = self._clock() + _RENEW_S
                 await self._sleep(min(wait_s, _RENEW_S))
@@ -165,7 +166,6 @@ class ApiLimiter:
         except (NatsError, JetStreamError, TimeoutError) as error:
             # Without the record nobody knows what others have under way, so nobody makes a call.
             log.warning("the limits of a judge cannot be read", key=self._key, error=repr(error))
-            self._work.clear()
             return 1.0
 
     async def _change(self) -> float:

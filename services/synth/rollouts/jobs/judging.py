@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -44,10 +45,15 @@ class RolloutJudge:
     ask: Ask
     progress: Callable[[str], None]
     _slots: asyncio.Semaphore = field(init=False)
+    _changed: asyncio.Condition = field(init=False)
+    _planned: int = field(init=False)
+    """Calls of the questions under way."""
 
     def __post_init__(self) -> None:
         # More questions than the judges may be asked at once would only wait in the judge service.
         self._slots = asyncio.Semaphore(self.judging.max_concurrency)
+        self._changed = asyncio.Condition()
+        self._planned = 0
 
     @property
     def by_group(self) -> bool:
@@ -64,8 +70,13 @@ class RolloutJudge:
             rubric=self.rubric,
             rollouts=[_to_judge(durable) for durable in rollouts],
         )
-        async with self._slots:
+        async with self._slots, self._reserved(self._planned_calls(rollouts)):
             answer = await self._ask_until_answered(question)
+            return await self._log(request, rollouts, answer)
+
+    async def _log(
+        self, request: CollectRequest, rollouts: list[DurableRollout], answer: JudgeAnswer
+    ) -> list[ScoredRollout | AbandonedRollout]:
         problem = answer.failure.problem if answer.failure else _mismatch(rollouts, answer.reviews)
         judged: list[ScoredRollout | AbandonedRollout] = []
         for n, durable in enumerate(rollouts):
@@ -81,7 +92,7 @@ class RolloutJudge:
         spent = JudgeUsage()
         began = time.monotonic()
         for pauses in range(1 << 62):
-            self._check_budget(spent)
+            self._check_cost(spent)
             self.progress("judge")
             try:
                 answer = await self.ask(question)
@@ -108,22 +119,48 @@ class RolloutJudge:
             await asyncio.sleep(pause)
         raise AssertionError("counting never ends")
 
-    def _check_budget(self, spent: JudgeUsage) -> None:
-        """Raises `CollectionBlocked` where the job may not ask its judges again."""
-        done = _add(self.event_log.judge_usage, spent)
-        for name, used, most in (
-            ("max_calls", done.calls, self.judging.max_calls),
-            ("max_cost", done.cost, self.judging.max_cost),
-        ):
-            if most is not None and used >= most:
-                raise CollectionBlocked(
-                    Problem(
-                        what=f"the judges' budget is spent: {used:g} of [judge].{name} = {most:g}",
-                        expected="a budget for all rollouts of the job",
-                        fix=f"go on from the last checkpoint with a higher {name}",
-                        where=f"[judge].{name}",
-                    )
-                )
+    def _planned_calls(self, rollouts: list[DurableRollout]) -> int:
+        """The calls that a question takes where each answer can be read at once."""
+        events = sum(len(durable.sources.environment) for durable in rollouts) if self.judging.event else 0
+        outcomes = self.judging.outcome * (1 if self.judging.ranking else len(rollouts))
+        return (events + outcomes) * sum(judge.votes for judge in self.judging.judges)
+
+    @asynccontextmanager
+    async def _reserved(self, calls: int) -> AsyncIterator[None]:
+        """Reserve calls of the job's budget, and wait while questions under way might leave room for them.
+
+        Raises `CollectionBlocked` where they do not fit. Answers that cannot be read take calls that nobody planned.
+        """
+        most = self.judging.max_calls
+        async with self._changed:
+            while most is not None and self.event_log.judge_usage.calls + self._planned + calls > most:
+                if not self._planned:
+                    raise _budget_spent("max_calls", self.event_log.judge_usage.calls, most)
+                await self._changed.wait()
+            self._planned += calls
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._planned -= calls
+                self._changed.notify_all()
+
+    def _check_cost(self, spent: JudgeUsage) -> None:
+        """Raises `CollectionBlocked` where the job's judges may cost nothing more."""
+        used, most = self.event_log.judge_usage.cost + spent.cost, self.judging.max_cost
+        if most is not None and used >= most:
+            raise _budget_spent("max_cost", used, most)
+
+
+def _budget_spent(name: str, used: float, most: float) -> CollectionBlocked:
+    return CollectionBlocked(
+        Problem(
+            what=f"the judges' budget is spent: {used:g} of [judge].{name} = {most:g}",
+            expected="a budget for all rollouts of the job",
+            fix=f"go on from the last checkpoint with a higher {name}",
+            where=f"[judge].{name}",
+        )
+    )
 
 
 def ask_judge(bus: Connection) -> Ask:

@@ -14,7 +14,7 @@ from synth.cli.tui import output
 from synth.cli.tui.output import Cell, Format, Output
 
 if TYPE_CHECKING:
-    from synth.api.schemas import Job
+    from synth.api.schemas import Job, JudgeTotals
 
 
 class Kind(StrEnum):
@@ -94,6 +94,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("ended", _moment(job.ended_at)),
         ("took", took(job)),
         ("waiting", f"for {waiting.need} in pool {waiting.pool}, position {waiting.position}" if waiting else ""),
+        ("judged", _judged(job.judge) if job.judge else ""),
         ("rollouts", ", ".join(f"{n} {what}" for what, n in msgspec.structs.asdict(job.rollouts).items() if n)),
         ("values", output.named_values((n, job.values[n]) for n in HEADLINES if n in job.values)),
         ("evaluation", output.named_values((job.eval or {}).items())),
@@ -122,3 +123,12 @@ def took(job: Job) -> str:
     if job.created_at is None or job.ended_at is None:
         return ""
     return output.duration((job.ended_at - job.created_at).total_seconds())
+
+
+def _judged(judge: JudgeTotals) -> str:
+    """What the judges did, in one line."""
+    parts = [f"{judge.judged} rollouts", f"{output.number(judge.calls_per_rollout)} calls each"]
+    parts += [f"{output.number(judge.tokens)} tokens"]
+    parts += [f"cost {output.number(judge.cost)}"] if judge.cost else []
+    parts += [f"{judge.unscored} without scores"] if judge.unscored else []
+    return ", ".join(parts)
