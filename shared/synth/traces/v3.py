@@ -69,6 +69,10 @@ def message_content(message: Object) -> Any:
     return [*said, *(_call(as_object(call)) for call in calls)]
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _call(call: Object) -> Object:
     function = as_object(call.get("function")) or call
     arguments = function.get("arguments")
@@ -84,9 +88,9 @@ def _messages(transcript: Transcript, at: float) -> Iterator[Object]:
     for n, turn in enumerate(transcript.turns):
         for message in map(as_object, [*turn.messages, turn.reply]):
             content = message_content(message)
-            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            whole = {"text": content} if isinstance(content, str) else {"text": None, "json_payload": _json(content)}
             yield {
-                "content": {"text": text},
+                "content": whole,
                 "message_type": TYPES.get(str(message.get("role")), "system"),
                 "time_record": {"event_time": at, "message_time": n},
                 "metadata": {"turn": n},

@@ -22,7 +22,6 @@ _REFERENCE = "the reference model lives in the trainer, it is no server"
 _OWN_REWARD = "the task app says what a reply earns"
 _FP16 = "gradients of float16 need a scaling that this trainer has not; bf16 is what GPUs train in"
 _CLIENT = "it is for the client alone"
-_FILTER = "the client's filter has no such choice"
 _JUDGE_OFF: tuple[Path, Any] = (("judge", "enabled"), False)
 _RUBRIC_OFF: tuple[Path, Any] = (("rubric", "enabled"), False)
 _STEPS_OFF: tuple[Path, Any] = (("training", "step_rewards_enabled"), False)
@@ -114,19 +113,7 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
             )
         },
     },
-    "filter": {
-        **_each(
-            "filter", "offset shuffle shuffle_seed", UnsupportedKey("the client's filter reads it and does nothing")
-        ),
-        **_each(
-            "filter",
-            "min_steps_per_episode max_steps_per_episode min_achievements_per_episode detect_loops "
-            "max_repeated_actions min_unique_states filter_errors filter_timeouts export_format include_images "
-            "include_metadata",
-            UnsupportedKey(_FILTER),
-        ),
-        **_each("", "sft split output", UnsupportedKey(_FILTER)),
-    },
+    "filter": {},
 }
 
 
