@@ -131,6 +131,7 @@ class RolloutLog:
             outcome=completed.score.outcome,
             failed_tries=_failed_tries(completed.failures),
             transcript=transcript,
+            traced=request.mode == "eval",
         )
         await self._publisher.once(event, org=self._org, key=self._job_id, id=c.rollout_id)
 
