@@ -28,7 +28,7 @@ class ReadTrace:
 
 
 class Source(Protocol):
-    """Traces, oldest first. name: for messages."""
+    """Traces, those of each job oldest first. name: for messages."""
 
     @property
     def name(self) -> str: ...
@@ -52,10 +52,9 @@ class PlatformTraces:
 
     def episodes(self, wanted: Callable[[Candidate], bool]) -> Iterator[ReadTrace]:
         def summaries() -> Iterator[TraceSummary]:
-            # A request names so many jobs at most; which of them is the oldest is nobody's business.
-            groups = [self.jobs[i : i + 32] for i in range(0, len(self.jobs), 32)] if self.jobs else [None]
-            for group in groups:
-                for summary in list_traces(self.client, job=group, sort="oldest"):
+            # One job after the other: the backend has the traces of each in their order.
+            for job in self.jobs or [None]:
+                for summary in list_traces(self.client, job=job, sort="oldest"):
                     if wanted(_candidate(summary)):
                         yield summary
 
