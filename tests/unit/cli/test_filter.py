@@ -177,6 +177,8 @@ def test_a_trace_is_a_row_that_a_file_may_have_and_a_report_says_what_each_key_d
 def test_a_key_keeps_the_traces_that_it_says(run: Any, key: str, kept: list[int], dropped: dict[str, int]):
     code, rows, report = run(FOUR, key)
     assert (code, seeds(rows), report["dropped"]) == (0, kept, dropped)
+    # The first rows are enough where no later one can take their place.
+    assert report["stopped"] == key.startswith("limit")
 
 
 CALL = [{"name": "move", "arguments": "{}"}]
@@ -203,6 +205,7 @@ def episode(**changes: Any) -> Transcript:
         ("max_repeated_actions=3", episode(), {}),
         ("min_unique_states=2", episode(), {}),
         ("detect_loops=true", episode(steps=[TranscriptStep(tool_calls=CALL)] * 6), {}),
+        ("success=0.5", episode(), {"outcome": "policy_failure"}),
         ("filter_errors=true", episode(), {"outcome": "policy_failure"}),
         ("filter_errors=true", episode(status=500), {}),
         ("filter_timeouts=true", episode(turn=TranscriptTurn(reply={"content": "o"}, finish_reason="length")), {}),

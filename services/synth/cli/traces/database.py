@@ -136,8 +136,8 @@ class TraceDatabase:
             "messages",
             session_id=session,
             message_type="policy_system_prompt" if kind == "system" else kind,
-            # In an object, a text that happens to be JSON stays a text: their filter reads what is in `content`.
-            content=_json({"content": content}),
+            # A text, too, as JSON: one that happens to be JSON stays a text, since their filter decodes it once.
+            content=_json(content),
             timestamp=created,
             event_time=time["event_time"],
             message_time=time["message_time"],
