@@ -2,132 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tracemalloc
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from synth.api.traces import TraceDetail, TracePage, TraceSummary
-from synth.cli.app import app
 from synth.cli.errors import CliError
-from synth.cli.filtering.rules import Candidate, Judged, Rules
-from synth.cli.filtering.run import run_filter
-from synth.cli.filtering.sources import ReadTrace
-from synth.cli.traces.export import export_traces
 from synth.datasets.check import FileCheck
 from synth.errors import SynthError
 from synth.events import FileReady
 from synth.judging.contract import CriterionScore, Review, RolloutReview
-from synth.traces.facts import EpisodeFacts
 from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn
-from tests.unit.cli.backend import Answer, Request, backend_that, job_body
-
-JOB = "job_5fb1cd4b26a0c3e9"
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
-PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
-IMAGE = hashlib.sha256(PNG).hexdigest()
-
-
-def trace(index: int, reward: float | None, said: str = "", **changes: Any) -> TraceDetail:
-    """Rollout `index` of a job: one question and one reply."""
-    turn = TranscriptTurn(
-        messages=[{"role": "system", "content": "Add."}, {"role": "user", "content": f"{index} + 1?"}],
-        reply={"role": "assistant", "content": said or str(index + 1)},
-        finish_reason="stop",
-    )
-    steps = [TranscriptStep(obs={"n": index}, reward=reward, done=True)]
-    answer = TaskAppAnswer(status=200, steps=steps, metrics={"outcome_score": reward})
-    fields: dict[str, Any] = {
-        "id": f"{JOB}_e0_{index}",
-        "job_id": JOB,
-        "model": "tiny",
-        "env_name": "math",
-        "mode": "eval",
-        "iteration": 0,
-        "index": index,
-        "group": index,
-        "seed": index,
-        "outcome": "ok",
-        "reward": reward,
-        "environment": reward or 0.0,
-        "completion_tokens": 10 + index,
-        "calls": 1,
-        "seconds": 0.5,
-        "tries": 1,
-        "started_at": NOW,
-        "created_at": NOW + timedelta(minutes=index),
-        "seq": index + 1,
-        "transcript": Transcript(turns=[turn], answer=answer),
-    }
-    return TraceDetail(**fields | changes)
-
-
-class Traces:
-    """A backend with these traces, pages of two, and one image."""
-
-    def __init__(self, traces: list[TraceDetail]) -> None:
-        self.traces = {found.id: found for found in traces}
-
-    def answer(self, request: Request) -> Answer:
-        path = urlsplit(request.path)
-        name = path.path.rsplit("/", 1)[1]
-        if path.path == "/api/traces":
-            names = {field.name for field in msgspec.structs.fields(TraceSummary)}
-            rows = [
-                TraceSummary(**{k: v for k, v in msgspec.structs.asdict(t).items() if k in names})
-                for t in self.traces.values()
-            ]
-            query = parse_qs(path.query)
-            rows = [r for r in rows if r.job_id in query.get("job", [r.job_id])]
-            after = int(query.get("after", ["0"])[0])
-            page, more = rows[after : after + 2], after + 2 < len(rows)
-            body = TracePage(data=page, has_more=more, next=str(after + 2) if more else None)
-            return Answer(body=msgspec.json.encode(body))
-        if path.path.startswith("/api/images/"):
-            return Answer(body=PNG) if name == IMAGE else Answer(404, {"error": {"message": "gone"}})
-        if path.path.startswith("/api/jobs/"):
-            return Answer(body=job_body("succeeded"))
-        return Answer(body=msgspec.json.encode(self.traces[name]))
+from tests.unit.cli.stored_traces import IMAGE, JOB, run_command, seeds, trace
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the command on these traces: its exit code, the rows, the report."""
     monkeypatch.chdir(tmp_path)
-
-    def run(traces: list[TraceDetail], *flags: str, toml: str = "") -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-        (tmp_path / "rows.jsonl").unlink(missing_ok=True)
-        arguments: list[str] = ["filter"]
-        if toml:
-            (tmp_path / "filter.toml").write_text(toml)
-            arguments.append("filter.toml")
-        else:
-            arguments += ["--job", JOB, "--out", "rows.jsonl"]
-        sets = [
-            part for flag in flags for part in (("--set", f"filter.{flag}") if not flag.startswith("-") else (flag,))
-        ]
-        with backend_that(Traces(traces).answer) as (backend, _):
-            env = {"SYNTH_API_KEY": "synth_live_x", "BACKEND_BASE_URL": backend.url}
-            done = CliRunner().invoke(app, [*arguments, *sets, "-o", "json"], env=env)
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        rows_file = tmp_path / "rows.jsonl"
-        rows = [json.loads(line) for line in rows_file.read_text().splitlines()] if rows_file.exists() else []
-        return done.exit_code, rows, json.loads(done.stdout)
-
-    return run
-
-
-def seeds(rows: list[dict[str, Any]]) -> list[int]:
-    return [row["metadata"]["seed"] for row in rows]
+    return partial(run_command, tmp_path)
 
 
 FOUR = [trace(0, 0.0), trace(1, 1.0), trace(2, 0.5), trace(3, 1.0)]
@@ -371,64 +267,3 @@ def test_a_job_without_traces_is_said_so(run: Any):
     with pytest.raises(CliError) as left:
         run([])
     assert "there is no trace" in str(left.value)
-
-
-def test_an_exported_database_is_read_back_message_by_message(run: Any, tmp_path: Path):
-    """Its rows are pairs, as the published clients make them: tests/clients/test_evaluation.py compares."""
-    call = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
-    part = {"type": "image", "image": f"blob://orgs/o/images/{IMAGE}"}
-    turns = [
-        TranscriptTurn(
-            messages=[{"role": "system", "content": "Dig."}, {"role": "user", "content": '{"content": "5"}'}],
-            reply={"role": "assistant", "tool_calls": [call]},
-        ),
-        TranscriptTurn(
-            continues=0, kept=3, messages=[{"role": "user", "content": [{"type": "text", "text": "See"}, part]}],
-            reply={"role": "assistant", "content": "7"}, sampled_tokens=4,
-        ),
-    ]  # fmt: skip
-    kept = [trace(0, 0.25, transcript=Transcript(turns=turns)), trace(1, 1.0), trace(2, 1.0, transcript=None)]
-    with backend_that(Traces(kept).answer) as (_, client):
-        done = export_traces(client, tmp_path / "traces.db", kind="sqlite", inline=True, limit=None)
-        assert (done.traces, done.expired, done.images_gone) == (2, 1, 0)
-        lines = tmp_path / "traces.jsonl"
-        export_traces(client, lines, kind="synth", inline=False, limit=None)
-    assert [json.loads(line)["id"] for line in lines.read_text().splitlines()] == [t.id for t in kept[:2]]
-    toml = '[filter]\ndb = "traces.db"\noutput = "rows.jsonl"\n'
-    _, rows, _ = run([], toml=toml)
-    assert [[m["content"] for m in row["messages"]] for row in rows[:1]] == [
-        ["Dig.", '{"content": "5"}', [{"tool_name": "look", "arguments": {"at": 1}}]]
-    ]
-    system, asked, reply = rows[1]["messages"]
-    assert (system["content"], reply["content"]) == ("Dig.", "7")
-    assert asked["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
-    assert rows[0]["metadata"]["total_reward"] == 0.25
-    _, rows, report = run([], toml=toml + 'min_official_score = 0.5\nmodels = ["tiny"]\ntask_ids = ["math"]\n')
-    assert (seeds(rows), report["dropped"]) == ([1], {"min_official_score": 1})
-    _, rows, _ = run([], toml=toml + "max_tokens = 3\ninclude_images = false\n")
-    assert seeds(rows) == [1]
-
-
-def test_ten_thousand_traces_are_held_on_disk_and_not_in_memory(tmp_path: Path):
-    """Rows of ten megabytes together, in a process that may grow by half of that."""
-
-    class Many:
-        name = "many"
-
-        def episodes(self, wanted: Any) -> Iterator[ReadTrace]:
-            for n in range(10_000):
-                candidate = Candidate(id=str(n), seed=n % 100, reward=float(n % 7), environment=1.0)
-                if wanted(candidate):
-                    said = [{"role": "user", "content": f"{n} " * 200}, {"role": "assistant", "content": "x" * 50}]
-                    yield ReadTrace(candidate, Judged(EpisodeFacts(), {}), [{"messages": said}])
-
-    values = {"output": str(tmp_path / "rows.jsonl"), "sft": {}, "split": {}, "stats": {}}
-    rules = Rules.of(values | {"top_k": 3, "deduplicate": True, "shuffle": True, "min_reward": 1.0})
-    tracemalloc.start()
-    try:
-        report = run_filter(rules, Many())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (report.seen, report.rows) == (10_000, 300)
-    assert peak < 5 << 20

@@ -118,7 +118,7 @@ def page_of_traces(
     scope, values = "org = ?", list[Any]([org])
     if wanted.jobs is not None and len(wanted.jobs) == 1:
         # The unary plus takes the column from the index of the organisation: that of the job is the shorter way.
-        scope, values = "job = ? AND +org = ?", [*wanted.jobs, org]
+        scope, values = "job = ? AND +org = ?", list[Any]([*wanted.jobs, org])
     if after is not None:
         scope = f"{scope} AND seq {comparison} ?"
         values.append(after)
