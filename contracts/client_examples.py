@@ -41,10 +41,10 @@ _HEAD = """\
 
 Every TOML in the wheels of `synth-ai` 0.2.16 and 0.2.23, and what `synthctl config check` says of it. A file is
 **accepted** as it is or with the flags that it leaves open, a dataset that lies elsewhere among them; **refused** with
-its reason; **checked** where it is a filter, which runs on the machine that has the trace database; or it is **no
-job**. Of a model that is no hosted base, **the cluster decides**: `config check` warns of it, and refuses it beside a
-cluster's own data (`--data`), where such a model is not. The last column also names the keys that are read and have
-no effect, and the values that are changed; `config check` says why of each, with its line.
+its reason; **checked** where it is a filter, which `synthctl filter` runs; or it is **no job**. Of a model that is no
+hosted base, **the cluster decides**: `config check` warns of it, and refuses it beside a cluster's own data (`--data`),
+where such a model is not. The last column also names the keys that are read and have no effect, and the values that are
+changed; `config check` says why of each, with its line.
 
 This page is generated (`make test-clients` compares it with the wheels).
 

@@ -66,8 +66,8 @@ _KINDS: tuple[tuple[str, str, type[BaseModel]], ...] = (
 )
 _NOTES = {
     "filter": (
-        "\nA filter turns recorded rollouts into rows to train on. It is checked and explained here, and runs on the "
-        "machine\nthat has the trace database: `synth-ai filter --config FILE`. Submitting one is refused.\n"
+        "\nA filter turns traces into rows to train on: `synthctl filter FILE` ([traces.md](traces.md)). It is no job\n"
+        "of the cluster, and submitting one is refused.\n"
     )
 }
 

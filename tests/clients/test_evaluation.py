@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,41 @@ def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published
         assert row["messages"][-1]["content"] != "[no response recorded]"
     uploaded = platform.shell.json("files", "upload", str(synth_ai.folder / "good.jsonl"))
     assert (uploaded["status"], uploaded["rows"]) == ("ready", 5)
+    ours = synth_ai.folder / "ours.jsonl"
+    toml = platform.write(filtering(str(synth_ai.folder / "traces.db"), str(ours)), "filter")
+    platform.shell.ok("filter", toml)
+    same_rows(rows, ours)
+
+
+def same_rows(theirs: list[dict[str, Any]], file: Path) -> None:
+    """Our filter's rows are those of the client, of which 0.2.16 leaves out what the system says."""
+    ours = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(ours) == len(theirs)
+    for row, other in zip(ours, theirs, strict=True):
+        had = {message["role"] for message in other["messages"]}
+        assert [message for message in row["messages"] if message["role"] in had] == other["messages"]
+        # They look at rewards only where a bound asks for it.
+        known = {key: value for key, value in other["metadata"].items() if value is not None}
+        assert {key: row["metadata"][key] for key in known} == known
+
+
+def test_the_platforms_traces_are_a_database_that_the_client_filters(
+    synth_ai: Published, sft_model: str, platform: Platform
+):
+    shell, db = platform.shell, str(synth_ai.folder / "exported.db")
+    toml = f'[eval]\nmodel = "{sft_model}"\nseeds = "0-15"\nmax_tokens = 32\ntemperature = 1.0\nenv_name = "math"\n'
+    job = platform.submit(toml, "--task-url", synth_ai.task_url)
+    platform.succeeded(job)
+    shell.ok("traces", "export", db, "--job", job, "--format", "sqlite", "--replace")
+    kept = f'min_official_score = 0.01\nmodels = ["{sft_model}"]\ntask_ids = ["math"]\nmin_created_at = "2026-01-01"\n'
+    text = filtering(db, "exported.jsonl") + kept
+    filtered = synth_ai.filter(synth_ai.write(text))
+    assert filtered.code == 0, filtered.text
+    rows = [json.loads(line) for line in (synth_ai.folder / "exported.jsonl").read_text().splitlines()]
+    assert all(row["metadata"]["total_reward"] > 0 for row in rows)
+    ours = synth_ai.folder / "exported-ours.jsonl"
+    shell.ok("filter", platform.write(filtering(db, str(ours)) + kept, "filter"))
+    same_rows(rows, ours)
 
 
 #: What the client's bundled Math app says before a problem, and the tool of which it forces a call.

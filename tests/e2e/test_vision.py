@@ -129,6 +129,22 @@ def test_two_pictures_are_one_sequence_on_which_trainer_and_engine_agree(
     assert reply.status_code == 200, reply.text
 
 
+def test_an_evaluations_rollouts_are_rows_with_their_pictures(platform: Platform, gallery_app: Served, taught: str):
+    toml = f'[eval]\nmodel = "{taught}"\nseeds = "0-3"\nmax_turns = 2\nmax_tokens = 8\nenv_name = "gallery"\n'
+    job = platform.submit(toml, "--task-url", gallery_app.url, "--set", "eval.use_vision=true")
+    platform.succeeded(job)
+    report = platform.shell.json("filter", "--job", job, "--out", "seen.jsonl", "--upload")
+    assert report["rows"] > 0
+    assert report["dropped"] == {}
+    file = platform.shell.json("files", "get", report["file"])
+    assert (file["status"], file["images"]) == ("ready", 2 * report["rows"])
+    lines = (platform.shell.folder / "seen.jsonl").read_text().splitlines()
+    asked = [m["role"] for m in json.loads(lines[0])["messages"]]
+    assert asked[-4:] == ["user", "assistant", "user", "assistant"]
+    trained = SFT.replace("total_steps = 100", "total_steps = 2").replace("per_message = 1", "per_message = 2")
+    platform.succeeded(platform.submit(trained, "--dataset", report["file"]))
+
+
 def test_thoughts_about_pictures_end_at_their_budget_and_trainer_and_engine_agree(
     platform: Platform, gallery_app: Served
 ):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from synth.cli.commands import chat, config, files, keys, models, rollouts, submit
+from synth.cli.commands import chat, config, files, filter, keys, models, rollouts, submit, traces
 from synth.cli.commands.cluster import doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
@@ -116,11 +116,13 @@ for name, command, panel in (
     ("chat", chat.chat, "Work"),
     ("serve", serve.serve, "Work"),
     ("play", play.play, "Work"),
+    ("filter", filter.filter_traces, "Work"),
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
 app.add_typer(rollouts.app, name="rollouts", rich_help_panel="Things")
+app.add_typer(traces.app, name="traces", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")
 app.add_typer(models.app, name="models", rich_help_panel="Things")
 app.add_typer(config.app, name="config", rich_help_panel="Things")

@@ -21,7 +21,7 @@ from synth.bus.server.topology import EVENTS
 from synth.errors import Permanent, SynthError
 from synth.gateway import errors
 from synth.gateway.api import openapi
-from synth.gateway.api.native import account, events, files, images, inference, jobs, keys, models, rollouts
+from synth.gateway.api.native import account, events, files, images, inference, jobs, keys, models, rollouts, traces
 from synth.gateway.api.openai.mounting import include_openai
 from synth.gateway.api.synth import jobs as synth_jobs
 from synth.gateway.api.synth import listing as synth_listing
@@ -109,7 +109,7 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
         description="Post-train language models: a TOML in, a served model out.",
         routes=list(observability),
     )
-    for part in (jobs, events, rollouts, images, inference, keys):
+    for part in (jobs, events, rollouts, traces, images, inference, keys):
         app.include_router(part.router)
     for part in (account, files, synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models):
         include_under_every_prefix(app, part.router)

@@ -47,6 +47,16 @@ class GatewaySettings(ServiceSettings):
     """How long finding a page of a job's events in the log may take, where they are asked for newest first: those of a
     job with half a million rollouts lie far apart."""
 
+    trace_days: float | None = Field(default=None, gt=0)
+    """For how many days a trace is kept once its job has ended; without it, as long as its job."""
+
+    traces_per_job: int | None = Field(default=None, ge=0)
+    """How many traces of a job are kept once it has ended, the newest ones; without it, all."""
+
+    traces_per_organisation: int | None = Field(default=None, ge=0)
+    """How many traces of an organisation are kept, the newest ones; those of its running jobs count, and stay. Without
+    it, all."""
+
     heartbeat_after_s: float = 4.0
     """A live job that is silent for so long gets a `watch.heartbeat`."""
 

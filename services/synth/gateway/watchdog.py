@@ -1,4 +1,5 @@
-"""Watches live jobs: appends heartbeats for silent ones, and says which service waiting ones lack.
+"""Watches live jobs: appends heartbeats for silent ones, and says which service waiting ones lack. Removes what was
+deleted, and traces that are not kept any longer.
 
 Invariants. Every gateway checks every job; an event's id is made of the job and the time slot, so that all of them
 together append one. An error is logged, and the next turn tries again.
@@ -7,12 +8,14 @@ together append one. An error is logged, and the next turn tries again.
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 
 from synth.blobs import BlobStore
 from synth.bus.publish import Publisher
 from synth.events import Heartbeat, QueueWaiting
 from synth.gateway.commands.delete import empty_trash
+from synth.gateway.commands.expire import expire_traces
 from synth.gateway.read_model.hub import Hub
 from synth.gateway.read_model.projection import JobRow
 from synth.gateway.settings import GatewaySettings
@@ -24,6 +27,8 @@ log = logs.get("watchdog")
 _INTERVAL_S = 1.0
 _HEARTBEAT_TTL_S = 3600.0
 _SLOT_S = 4
+#: All traces are counted to find those that are too many.
+_TRACES_EVERY_S = 60.0
 
 
 def missing_service(row: JobRow) -> str | None:
@@ -65,6 +70,7 @@ def waiting_jobs(rows: list[JobRow], now: datetime, *, pool: str, after_s: float
 
 async def watch_jobs(hub: Hub, publisher: Publisher, blobs: BlobStore, settings: GatewaySettings) -> None:
     """Watch over all live jobs, for ever."""
+    traces_due = 0.0
     while True:
         await asyncio.sleep(_INTERVAL_S)
         if not hub.caught_up:
@@ -72,6 +78,9 @@ async def watch_jobs(hub: Hub, publisher: Publisher, blobs: BlobStore, settings:
         try:
             await check_jobs(hub.model.live_jobs(), publisher, settings, datetime.now(UTC))
             await empty_trash(hub.model, blobs)
+            if time.monotonic() >= traces_due:
+                more = await expire_traces(hub.model, blobs, settings, datetime.now(UTC))
+                traces_due = time.monotonic() + (0 if more else _TRACES_EVERY_S)
         except Exception:
             # Whatever it is, the API must live on, and the next turn is in a second.
             log.exception("sweep failed")

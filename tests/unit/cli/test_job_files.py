@@ -187,8 +187,8 @@ def test_a_filter_is_checked_here_and_never_submitted(tmp_path: Path):
     run = synthctl("config", "check", "f.toml", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (
         0,
-        "f.toml: filter of traces.db into rows.jsonl: it runs where the traces are\n",
+        "f.toml: filter of traces.db into rows.jsonl: `synthctl filter` runs it\n",
     )
     run = synthctl("submit", "f.toml", cwd=tmp_path, SYNTH_API_KEY="k")
     assert run.returncode == 2
-    assert "synth-ai filter --config FILE" in run.stderr
+    assert "synthctl filter FILE" in run.stderr

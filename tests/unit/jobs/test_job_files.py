@@ -277,7 +277,7 @@ def test_a_file_that_is_no_job_is_told_what_it_is(text: str, what: str, registry
 
 def test_a_filter_is_checked_and_sent_to_where_it_runs(registry: Registry) -> None:
     (problem,) = problems('[filter]\ndb = "traces.db"\noutput = "rows.jsonl"\n', registry)
-    assert "synth-ai filter" in problem.fix
+    assert "synthctl filter" in problem.fix
     wrong = problems('[filter]\noutput = "rows.csv"\nmin_official_score = "high"\nlimt = 3\n', registry)
     assert {p.where for p in wrong} == {
         "job.toml:1 [filter].db",

@@ -318,6 +318,10 @@ class Client:
 
     # -- the mechanics --
 
+    def get(self, path: str, type: type[T], **params: Any) -> T:
+        """Read what may take long to find. params: of the query, None for none."""
+        return self._get("GET", path, type, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
+
     def _get(self, method: str, path: str, type: type[T], **options: Any) -> T:
         if "params" in options:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}

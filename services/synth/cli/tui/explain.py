@@ -65,7 +65,9 @@ def summary(found: ValidationReport) -> str:
     elif isinstance(job, EvalJob):
         what = f"evaluation of {job.model} on {len(job.seeds)} seeds at {job.rollout.task_url}"
     else:
-        what = f"filter of {found.values['db']} into {found.values['output']}: it runs where the traces are"
+        v = found.values
+        source = v["db"] or (f"the traces of {', '.join(v['jobs'])}" if v["jobs"] else "all traces")
+        what = f"filter of {source} into {v['output']}: `synthctl filter` runs it"
     warnings = len(found.warnings)
     return f"{what}; {warnings} warning{'s' * (warnings > 1)}" if warnings else what
 

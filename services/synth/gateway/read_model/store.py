@@ -19,7 +19,7 @@ from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, ModelDeleted, ModelPublished
-from synth.gateway.read_model import job_metrics
+from synth.gateway.read_model import job_metrics, traces
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
@@ -29,7 +29,7 @@ from synth.runtime import logs
 
 log = logs.get("read model")
 
-_VERSION = 11
+_VERSION = 12
 _SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -54,9 +54,8 @@ CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
-{job_metrics.SCHEMA}
-"""
-_TABLES = ("cursor", "jobs", "texts", "files", "uses", "deleted", "trash", "models", "metrics", "checkpoints")
+{job_metrics.SCHEMA}{traces.SCHEMA}"""
+_TABLES = ("cursor", "jobs", "texts", "files", "uses", "deleted", "trash", "models", "metrics", "checkpoints", "traces")
 _Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
 
 
@@ -122,6 +121,11 @@ class ReadModel:
         self._db.execute("INSERT INTO cursor VALUES (0, ?)", (stream,))
         self._db.execute("COMMIT")
         self.applied = 0
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """The file, for `read_model.traces`."""
+        return self._db
 
     def close(self) -> None:
         """Close the file."""
@@ -342,6 +346,7 @@ class ReadModel:
             gone = [(event.key, uri) for uri in fact.uris]
             self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)
         job_metrics.record_event(self._db, event, ended=row.ended_seq is not None)
+        traces.record_trace(self._db, event, row.job)
 
     def _delete_job(self, batch: _Batch, event: Recorded) -> None:
         """Drop a job with all that it made; a model of it is then deleted too."""
@@ -353,8 +358,9 @@ class ReadModel:
         gone = [(id.lower(), event.org) for (id,) in [(event.key,), *models, *saved]]
         self._db.executemany("INSERT OR REPLACE INTO deleted VALUES (?, ?)", gone)
         self._db.execute(f"DELETE FROM models WHERE {made}", (event.org, event.key))
-        for table, column in (("texts", "id"), ("uses", "job"), ("checkpoints", "job"), ("metrics", "job")):
-            self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (event.key,))
+        self._db.execute("DELETE FROM texts WHERE id = ?", (event.key,))
+        for table in ("uses", "checkpoints", "metrics", "traces"):
+            self._db.execute(f"DELETE FROM {table} WHERE job = ?", (event.key,))
         batch.jobs[event.key] = None
         self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
 

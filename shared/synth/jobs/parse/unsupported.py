@@ -17,7 +17,6 @@ _MINIBATCHES = "minibatches and micro_batch_tokens decide this"
 _REFERENCE = "the reference model lives in the trainer, it is no server"
 _FP16 = "gradients of float16 need a scaling that this trainer has not; bf16 is what GPUs train in"
 _CLIENT = "it is for the client alone"
-_FILTER = "the client's filter has no such choice"
 
 
 class UnsupportedKey(NamedTuple):
@@ -77,19 +76,7 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
             )
         },
     },
-    "filter": {
-        **_each(
-            "filter", "offset shuffle shuffle_seed", UnsupportedKey("the client's filter reads it and does nothing")
-        ),
-        **_each(
-            "filter",
-            "min_steps_per_episode max_steps_per_episode min_achievements_per_episode detect_loops "
-            "max_repeated_actions min_unique_states filter_errors filter_timeouts export_format include_images "
-            "include_metadata",
-            UnsupportedKey(_FILTER),
-        ),
-        **_each("", "sft split output", UnsupportedKey(_FILTER)),
-    },
+    "filter": {},
 }
 
 

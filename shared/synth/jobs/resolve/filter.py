@@ -2,42 +2,101 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.schema.filter import FilterConfig
+from synth.jobs.schema.sections import keys_of
 
 NOT_SUBMITTED = {
     "what": "a filter is no job of the cluster",
-    "expected": "it to run on the machine that has the trace database",
-    "fix": "`synth-ai filter --config FILE` writes the JSONL there; then train on it with --dataset",
+    "expected": "it to run where its rows are wanted",
+    "fix": "`synthctl filter FILE` writes the JSONL, and with --upload makes it a file of the cluster to train on",
 }
-_KEYS = (
-    *("splits", "task_ids", "models", "min_official_score", "max_official_score", "min_judge_scores"),
-    *("max_judge_scores", "min_created_at", "max_created_at", "limit"),
+_SOURCES = ("db", "job", "jobs", "traces")
+#: Keys that say what another one says, or that are looked at on the way.
+_APART = {"db", "input_db", "job", "jobs", "output", "output_dir", "deduplicate", "shuffle"}
+_RANGES = (
+    ("min_official_score", "max_official_score"),
+    ("min_reward", "max_reward"),
+    ("min_tokens", "max_tokens"),
+    ("min_steps_per_episode", "max_steps_per_episode"),
 )
+
+
+def parse_moment(text: str) -> datetime:
+    """A time of a filter: ISO 8601, UTC without a zone, or seconds since 1970. Raises `ValueError`."""
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        try:
+            found = datetime.fromtimestamp(float(text), UTC)
+        except (OverflowError, OSError) as error:
+            raise ValueError(text) from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def resolve_filter(config: FilterConfig, context: ResolveContext) -> dict[str, Any]:
     """The filter's own settings, collecting problems in `context`."""
-    section = config.filter
-    for key, older in (("db", "input_db"), ("output", "output_dir")):
-        if getattr(section, key) is None and getattr(section, older) is None:
-            expected = "a path or a DSN" if key == "db" else "a file, .jsonl or .json"
-            context.problem(("filter", key), f"the key {key!r} is missing", expected=expected)
-        elif getattr(section, key) is None:
-            context.warn(("filter", older), f"is no key of the client's filter: it wants {key}")
+    section, sft = config.filter, config.sft
+    _check_source(config, context)
     output = section.output
-    if output is not None and not output.endswith((".jsonl", ".json")):
+    if output is None and section.output_dir is None:
+        context.problem(("filter", "output"), "the key 'output' is missing", expected="a file, .jsonl or .json")
+    elif output is not None and not output.endswith((".jsonl", ".json")):
         context.problem(("filter", "output"), f"{output!r} is no JSONL", expected="a file, .jsonl or .json")
-    for low, high in (("min_official_score", "max_official_score"), ("min_created_at", "max_created_at")):
+    for low, high in _RANGES:
         first, last = getattr(section, low), getattr(section, high)
         if first is not None and last is not None and first > last:
             context.problem(("filter", low), f"{low} = {first} is above {high} = {last}", expected="a range")
-    return {
-        "kind": "filter",
-        "db": context.first("db", [(section, "db"), (section, "input_db")]),
-        "output": context.first("output", [(section, "output"), (section, "output_dir")]),
-        **{key: context.take(key, section, key) for key in _KEYS},
-        "tags": context.tags(config.tags),
-    }
+    _check_times(config, context)
+    values: dict[str, Any] = {"kind": "filter"}
+    values["db"] = context.first("db", [(section, "db"), (section, "input_db")])
+    values["jobs"] = context.first("jobs", [(section, "jobs"), (section, "job")])
+    if isinstance(values["jobs"], str):
+        values["jobs"] = [values["jobs"]]
+    values["output"] = context.first("output", [(section, "output"), (section, "output_dir")])
+    if output is None and section.output_dir is not None:
+        values["output"] = f"{section.output_dir.rstrip('/')}/{config.split.train_file}"
+    for key in ("deduplicate", "shuffle"):
+        values[key] = context.first(key, [(section, key), (sft, key)], default=False)
+    if section.shuffle_seed is not None and not values["shuffle"]:
+        where = ("filter", "shuffle_seed")
+        context.problem(where, "shuffle_seed without shuffle = true", expected="both, or neither")
+    for key in keys_of(type(section)):
+        if key not in _APART:
+            values[key] = context.take(key, section, key)
+    for table, part in (("sft", sft), ("split", config.split), ("stats", config.output)):
+        keys = [key for key in keys_of(type(part)) if table != "sft" or key not in _APART]
+        values[table] = {key: context.take(f"{table}.{key}", part, key) for key in keys}
+    return values | {"tags": context.tags(config.tags)}
+
+
+def _check_source(config: FilterConfig, context: ResolveContext) -> None:
+    section = config.filter
+    named = {key: getattr(section, key) for key in (*_SOURCES, "input_db")}
+    found = [key for key, value in named.items() if value not in (None, False, [])]
+    if {"db", "input_db"} <= set(found) and section.db == section.input_db:
+        found.remove("input_db")
+    if len(found) == 1:
+        return
+    what = f"{' and '.join(found)} together" if found else "there is no source of traces"
+    expected = 'one of job = "job_…", jobs = […], traces = true, db = "traces.db"'
+    context.problem(("filter", found[-1] if found else "db"), what, expected=expected)
+
+
+def _check_times(config: FilterConfig, context: ResolveContext) -> None:
+    moments: list[datetime] = []
+    for key in ("min_created_at", "max_created_at"):
+        text = getattr(config.filter, key)
+        if text is None:
+            continue
+        try:
+            moments.append(parse_moment(text))
+        except ValueError:
+            expected = "ISO 8601, such as 2026-11-21T09:00:00Z, or seconds since 1970"
+            context.problem(("filter", key), f"{text!r} is no moment", expected=expected)
+    if len(moments) == 2 and moments[0] > moments[1]:
+        what = "min_created_at is after max_created_at"
+        context.problem(("filter", "min_created_at"), what, expected="a range")

@@ -1,37 +1,68 @@
-"""The TOML of a filter: which recorded rollouts become rows to train on. It runs where the traces are."""
+"""The TOML of a filter: which traces become rows to train on. `synthctl filter` runs it, and it is no job."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from synth.jobs.schema.sections import Free, Name, NonNegative, Positive, Section, TagsSection
+from synth.jobs.schema.sections import Fraction, Name, NonNegative, Positive, Section, TagsSection
 
 
 class FilterSection(Section):
-    """`[filter]`: from a trace database to a JSONL of rows with `messages`."""
+    """`[filter]`: from traces to a JSONL of rows with `messages`.
+
+    The traces are those of the platform (`job`, `jobs` or `traces`), or of a database of the published clients (`db`).
+    """
 
     db: Name | None = None
-    """the trace database: a path or a DSN"""
+    """a trace database of the published clients: the path of a SQLite file"""
+    job: Name | None = None
+    """the traces of this job"""
+    jobs: list[Name] | None = None
+    """the traces of these jobs"""
+    traces: bool | None = None
+    """all traces of the organisation"""
     output: Name | None = None
     """the file that is written, .jsonl or .json"""
+    mode: Literal["train", "eval"] | None = None
+    """only rollouts of training, or of evaluations"""
     splits: list[Name] | None = None
-    """only rollouts of these splits"""
+    """only rollouts of these splits: what the task app or `env_config` calls `split`, else the mode"""
     task_ids: list[Name] | None = None
-    """only rollouts of these tasks"""
+    """only rollouts of these tasks: what the task app calls `task_id`, else the environment's name"""
     models: list[Name] | None = None
-    """only rollouts of these models"""
+    """only rollouts of these models: of jobs with this source model"""
+    seeds: list[int] | None = None
+    """only rollouts of these seeds"""
+    success: float | None = None
+    """only rollouts that the policy did not fail, and whose environment pays at least this"""
+    min_reward: float | None = None
+    """only rollouts with at least this reward, that of judges included"""
+    max_reward: float | None = None
+    """only rollouts with at most this reward, that of judges included"""
     min_official_score: float | None = None
-    """only rollouts with at least this reward"""
+    """only rollouts with at least this reward of the environment"""
     max_official_score: float | None = None
-    """only rollouts with at most this reward"""
+    """only rollouts with at most this reward of the environment"""
     min_judge_scores: dict[str, float] | None = None
-    """at least, by judge"""
+    """at least, by judge: `outcome`, `events`, or a criterion of the rubric"""
     max_judge_scores: dict[str, float] | None = None
     """at most, by judge"""
     min_created_at: Name | None = None
-    """not before this time"""
+    """not before this time: ISO 8601, or seconds since 1970"""
     max_created_at: Name | None = None
     """not after this time"""
+    min_tokens: NonNegative | None = None
+    """only rollouts in which the model sampled at least so many tokens"""
+    max_tokens: NonNegative | None = None
+    """only rollouts in which the model sampled at most so many tokens"""
+    top_k: Positive | None = None
+    """of each seed, or task, the rollouts with the highest rewards; of equal ones the earliest"""
+    top_k_by: Literal["seed", "task"] = "seed"
+    """what the `top_k` are counted by: a seed of a task, or a whole task"""
+    deduplicate: bool | None = None
+    """of rows that say the same, only that with the highest reward; before `top_k`"""
     limit: Positive | None = None
     """rows, at most"""
     offset: NonNegative | None = None
@@ -39,44 +70,84 @@ class FilterSection(Section):
     shuffle: bool | None = None
     """in another order"""
     shuffle_seed: int | None = None
-    """of that order"""
+    """of that order; 0 where there is none"""
     input_db: Name | None = None
     """the database, in older files"""
     output_dir: Name | None = None
-    """a directory for the files, in older files"""
+    """a directory for the files, in older files: `train.jsonl` in it"""
     min_steps_per_episode: NonNegative | None = None
-    """only rollouts with at least so many steps"""
+    """only rollouts with at least so many steps of the environment"""
     max_steps_per_episode: NonNegative | None = None
-    """only rollouts with at most so many steps"""
+    """only rollouts with at most so many steps of the environment"""
     min_achievements_per_episode: NonNegative | None = None
-    """only rollouts with so many achievements"""
+    """only rollouts with so many achievements, as the task app counts them"""
     detect_loops: bool | None = None
-    """drop rollouts that repeat themselves"""
+    """drop rollouts that end in a circle: the same two to four actions three times over, or one six times"""
     max_repeated_actions: Positive | None = None
-    """what repeating means"""
+    """only rollouts that do no action more often than this in a row"""
     min_unique_states: NonNegative | None = None
-    """what not repeating means"""
+    """only rollouts that see so many different observations; one that tells none sees none"""
     filter_errors: bool | None = None
-    """drop rollouts with errors"""
+    """drop rollouts that the policy or the environment failed"""
     filter_timeouts: bool | None = None
-    """drop rollouts that timed out"""
-    export_format: Name | None = None
-    """of the rows"""
-    include_images: bool | None = None
-    """whether rows keep their images"""
-    include_metadata: bool | None = None
-    """whether rows keep their metadata"""
+    """drop rollouts that timed out, or whose last reply was cut off at its token limit"""
+    export_format: Literal["sft_jsonl", "jsonl"] | None = None
+    """of the rows: one conversation a line"""
+    include_images: bool = True
+    """whether rows keep their images, as data URLs; else the parts that show them are left out"""
+    include_metadata: bool = True
+    """whether rows keep their metadata: rollout, seed, reward, model, time"""
+
+
+class FilterSftSection(Section):
+    """`[sft]`: how rows are cleaned, in older files."""
+
+    max_sequence_length: Positive | None = None
+    """only rows of about so many tokens at most: a longer one would be learned in part"""
+    deduplicate: bool | None = None
+    """as `[filter] deduplicate`"""
+    shuffle: bool | None = None
+    """as `[filter] shuffle`"""
+    require_valid_tool_calls: bool | None = None
+    """drop rollouts with a tool call that cannot be read"""
+    filter_empty_responses: bool | None = None
+    """drop rows with an empty reply; where a row has no other, it is dropped in any case"""
+
+
+class FilterSplitSection(Section):
+    """`[split]`: rows that are put aside for validation. The rows of a rollout stay together."""
+
+    enabled: bool | None = None
+    """whether there is a validation file"""
+    val_fraction: Fraction = 0.1
+    """of the rollouts"""
+    random_seed: int = 0
+    """of which rollouts these are"""
+    stratify_by: Literal["achievements", "reward", "seed", "task"] | None = None
+    """the same share of the rollouts of each such group, rounded"""
+    train_file: Name = "train.jsonl"
+    """the name of the rows' file in `output_dir`"""
+    val_file: Name = "val.jsonl"
+    """the name of the validation file, beside the rows"""
+
+
+class FilterOutputSection(Section):
+    """`[output]`: what else is written, beside the rows."""
+
+    save_stats: bool | None = None
+    """whether the counts by key are written, as JSON"""
+    stats_file: Name = "filter_stats.json"
+    """where"""
+    save_filtered_episode_ids: bool | None = None
+    """whether the ids of the rollouts whose rows are kept stand with the counts"""
 
 
 class FilterConfig(Section):
     """A filter."""
 
     filter: FilterSection = Field(default=FilterSection())
-    sft: Free | None = None
-    """how rows are cleaned, in older files"""
-    split: Free | None = None
-    """how rows are split, in older files"""
-    output: Free | None = None
-    """what else is written, in older files"""
+    sft: FilterSftSection = Field(default=FilterSftSection())
+    split: FilterSplitSection = Field(default=FilterSplitSection())
+    output: FilterOutputSection = Field(default=FilterOutputSection())
     tags: TagsSection = TagsSection()
     """to find it by"""

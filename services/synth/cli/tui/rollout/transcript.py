@@ -38,7 +38,7 @@ def lines(rollout: RolloutDetail) -> Iterator[Line]:
     if rollout.transcript is None:
         yield "note", rollout.transcript_note or "there is no transcript"
         return
-    yield from _transcript(rollout.transcript)
+    yield from transcript_lines(rollout.transcript)
 
 
 def _outcome(r: RolloutDetail) -> Iterator[Line]:
@@ -105,7 +105,8 @@ def _training(t: RolloutTraining) -> tuple[str, str]:
             return "training", f"trained; {'; '.join(figures)}"
 
 
-def _transcript(t: Transcript) -> Iterator[Line]:
+def transcript_lines(t: Transcript) -> Iterator[Line]:
+    """What was said and done, what the task app answered, and what is lacking."""
     yield from conversation(t)
     if t.answer is None:
         yield "answer", None

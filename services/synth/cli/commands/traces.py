@@ -1,0 +1,170 @@
+"""`synthctl traces ls | show | export`: rollouts that were kept whole."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.cli.commands.rollouts import Mode
+from synth.cli.connect import open_client
+from synth.cli.tui import output
+from synth.cli.tui.completion import complete_jobs
+from synth.cli.tui.output import Format, Output
+
+app = typer.Typer(help="Traces: ls, show, export. Rollouts that were kept whole.", no_args_is_help=True)
+
+Jobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="Of this job: its id, its beginning, or @last. Repeatable; without it, of all jobs.",
+        show_default=False,
+        autocompletion=complete_jobs,
+    ),
+]
+OfMode = Annotated[Mode | None, typer.Option(help="Only those of training, or of evaluations.", show_default=False)]
+OfModel = Annotated[str | None, typer.Option(help="Only those of jobs with this source model.", show_default=False)]
+OfEnv = Annotated[str | None, typer.Option("--env", help="Only those of this environment.", show_default=False)]
+OfSeed = Annotated[int | None, typer.Option(help="Only those of this seed.", show_default=False)]
+MinReward = Annotated[float | None, typer.Option(help="Only those with at least this reward.", show_default=False)]
+MaxReward = Annotated[float | None, typer.Option(help="Only those with at most this reward.", show_default=False)]
+Since = Annotated[datetime | None, typer.Option(help="Only those since this time (UTC).", show_default=False)]
+Until = Annotated[datetime | None, typer.Option(help="Only those up to this time (UTC).", show_default=False)]
+
+
+class ExportFormat(StrEnum):
+    """What a trace becomes in a file."""
+
+    SYNTH = "synth"
+    V3 = "v3"
+    SQLITE = "sqlite"
+
+
+@app.command()
+def ls(
+    ctx: typer.Context,
+    job: Jobs = None,
+    mode: OfMode = None,
+    model: OfModel = None,
+    env: OfEnv = None,
+    seed: OfSeed = None,
+    min_reward: MinReward = None,
+    max_reward: MaxReward = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """List traces, newest first. `traces show` reads one."""
+    from synth.cli.api.traces import list_traces
+    from synth.cli.traces.listing import print_traces
+
+    with open_client(ctx) as client:
+        wanted = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
+        found = list(list_traces(client, limit=limit, **wanted))
+    if fmt is Format.JSON:
+        return output.print_json(found)
+    print_traces(found)
+    if found:
+        return output.hint(f"read one: synthctl traces show {found[0].id}")
+    return output.hint("no such traces: evaluations keep that of every rollout, training keeps a share of them")
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Its whole id, as `ls` shows it.", show_default=False)],
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw images, where the terminal can.")] = True,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Read one trace: what was said, what the task app answered, and what its judges said."""
+    from synth.cli.api.traces import read_trace
+    from synth.cli.traces.listing import print_trace
+    from synth.cli.tui.rollout.pictures import can_draw
+
+    with open_client(ctx) as client:
+        found = read_trace(client, trace)
+        if fmt is Format.JSON:
+            return output.print_json(found)
+        return print_trace(found, client.image if draw and can_draw() else None)
+
+
+@app.command()
+def export(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="Where it is written.", show_default=False)],
+    job: Jobs = None,
+    mode: OfMode = None,
+    model: OfModel = None,
+    env: OfEnv = None,
+    seed: OfSeed = None,
+    min_reward: MinReward = None,
+    max_reward: MaxReward = None,
+    since: Since = None,
+    until: Until = None,
+    format: Annotated[
+        ExportFormat,
+        typer.Option(
+            "--format",
+            help="synth: JSONL of what the API answers; v3: JSONL of the clients' sessions; sqlite: a database that"
+            " `synth-ai filter` reads.",
+        ),
+    ] = ExportFormat.SYNTH,
+    images: Annotated[bool, typer.Option("--images/--no-images", help="Put images into it, as data URLs.")] = True,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.", show_default=False)] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE.")] = False,
+    fmt: Output = Format.TABLE,
+) -> None:
+    """Write traces to a file, oldest first; prints how many."""
+    from synth.cli.errors import UsageProblem
+    from synth.cli.traces.export import export_traces
+
+    if out.exists() and not replace:
+        raise UsageProblem("there is such a file already", fix="choose another name, or pass --replace", where=str(out))
+    with open_client(ctx) as client:
+        wanted = _wanted(ctx, job, mode, model, env, seed, min_reward, max_reward, since, until)
+        done = export_traces(client, out, kind=format.value, inline=images, limit=limit, **wanted)
+    if fmt is Format.JSON:
+        return output.print_json(done)
+    if done.expired:
+        output.hint(f"{done.expired} are not kept any more, and left out")
+    if done.images_gone:
+        output.hint(f"{done.images_gone} name images that are gone")
+    return output.print_line(f"{done.traces} traces written to {out}")
+
+
+def _wanted(
+    ctx: typer.Context,
+    job: list[str] | None,
+    mode: Mode | None,
+    model: str | None,
+    env: str | None,
+    seed: int | None,
+    min_reward: float | None,
+    max_reward: float | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> dict[str, object]:
+    """The flags as parameters of the API."""
+    from synth.cli.job_ids import find_job_id
+
+    found = None
+    if job:
+        with open_client(ctx) as client:
+            found = [find_job_id(client, name) for name in job]
+    return {
+        "job": found,
+        "mode": mode and mode.value,
+        "model": model,
+        "env_name": env,
+        "seed": seed,
+        "min_reward": min_reward,
+        "max_reward": max_reward,
+        "since": since and since.isoformat(),
+        "until": until and until.isoformat(),
+    }

@@ -1,0 +1,214 @@
+"""The trace databases of the published clients (0.2.16 and 0.2.23, SQLite), read as their own filter reads them.
+
+A message of the user and the reply that follows it are a row. Where a database was written by an older client, the
+types of messages have other names (`policy_user_prompt` …); both are read.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from synth.cli.errors import UsageProblem
+from synth.cli.filtering.rules import Candidate, Judged
+from synth.cli.filtering.sources import ReadTrace, Row, without_images
+from synth.datasets.token_estimate import tokens_in
+from synth.traces.facts import EpisodeFacts, as_object
+
+_SCHEMES = ("sqlite+aiosqlite:///", "sqlite:///", "file://")
+_USER = ("user", "policy_user_prompt")
+
+
+@dataclass(frozen=True)
+class ClientTraces:
+    """A database. images: whether rows keep them."""
+
+    path: Path
+    images: bool
+
+    @classmethod
+    def open(cls, db: str, *, images: bool) -> ClientTraces:
+        """The database of this path or address. Raises `UsageProblem` where there is none that can be read."""
+        plain = next((db.removeprefix(scheme) for scheme in _SCHEMES if db.startswith(scheme)), db)
+        path = Path(plain).expanduser()
+        if "://" in plain:
+            fix = "copy it to a SQLite file, or run `synth-ai filter` beside the server"
+            raise UsageProblem(f"{db!r} is a server", expected="a SQLite file", fix=fix, where="[filter].db")
+        if not path.is_file():
+            raise UsageProblem("there is no such file", expected="a trace database", where=f"[filter].db {db!r}")
+        return cls(path, images)
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def episodes(self, wanted: Callable[[Candidate], bool]) -> Iterator[ReadTrace]:
+        with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            db.row_factory = sqlite3.Row
+            try:
+                tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            except sqlite3.DatabaseError as error:
+                raise UsageProblem(f"it cannot be read: {error}", expected="SQLite", where=self.name) from error
+            if not {"session_traces", "messages"} <= tables:
+                what = "it has no tables session_traces and messages"
+                raise UsageProblem(what, expected="a trace database of synth-ai", where=self.name)
+            query = "SELECT session_id, created_at, metadata FROM session_traces ORDER BY created_at"
+            for session in db.execute(query):
+                reader = _Session(db, tables, session)
+                candidate = reader.candidate()
+                if wanted(candidate):
+                    rows = reader.rows()
+                    if not self.images:
+                        rows = [{"messages": [without_images(message) for message in row["messages"]]} for row in rows]
+                    yield ReadTrace(candidate, reader.judged(), rows)
+
+
+class _Session:
+    """One session of a database."""
+
+    def __init__(self, db: sqlite3.Connection, tables: set[str], session: sqlite3.Row) -> None:
+        self._db, self._tables = db, tables
+        self._id = str(session["session_id"])
+        self._created = session["created_at"]
+        self._metadata = as_object(_loaded(session["metadata"]))
+        found = self._all("outcome_rewards", "total_reward, achievements_count, total_steps")
+        self._outcome = found[0] if found else None
+        self._events = self._all("events", "event_type, output_tokens, system_state_after, metadata")
+        # Their own filter orders by time, and then by id.
+        self._messages = self._all("messages", "message_type, content, timestamp", "ORDER BY timestamp ASC, id ASC")
+
+    def candidate(self) -> Candidate:
+        m, outcome = self._metadata, self._outcome
+        tokens = [e["output_tokens"] for e in self._events if e["output_tokens"] is not None]
+        replies = (_text(_said(r["content"])) for r in self._messages if r["message_type"] == "assistant")
+        reward = None if outcome is None else float(outcome["total_reward"])
+        total = m.get("total_reward")
+        created = _moment(self._created)
+        return Candidate(
+            id=self._id,
+            created_at=created,
+            model=_word(m.get("model")),
+            env_name=_word(m.get("env_name")),
+            policy_name=_word(m.get("policy_name")),
+            mode=_word(m.get("mode")),
+            seed=m["seed"] if isinstance(m.get("seed"), int) else None,
+            reward=float(total) if isinstance(total, int | float) and not isinstance(total, bool) else reward,
+            environment=reward,
+            tokens=sum(tokens) if tokens else round(sum(map(tokens_in, replies))),
+            failed=bool(m.get("error")) or m.get("outcome") in ("policy_failure", "failed", "late"),
+            metadata={
+                "achievements_count": None if outcome is None else outcome["achievements_count"],
+                "created_at": created.isoformat() if created else self._created,
+            },
+        )
+
+    def judged(self) -> Judged:
+        m, outcome = self._metadata, self._outcome
+        steps = [e for e in self._events if e["event_type"] == "environment"]
+        calls = sum(e["event_type"] == "cais" for e in self._events)
+        replies = [r for r in self._messages if r["message_type"] in ("assistant", "policy_tool_call")]
+        told = outcome["total_steps"] if outcome is not None else 0
+        facts = EpisodeFacts(
+            steps=told or len(steps) or calls or len(replies),
+            actions=[_text(_said(r["content"])) for r in replies],
+            states=[e["system_state_after"] for e in steps if e["system_state_after"]],
+            achievements=None if outcome is None else outcome["achievements_count"],
+            failed=self.candidate().failed,
+            timed_out=bool(m.get("timeout") or m.get("timed_out")) or "timeout" in str(m.get("error") or "").lower(),
+            malformed=False,
+            task_id=m.get("task_id"),
+            split=m.get("task_split"),
+        )
+        scores = as_object(m.get("judge_scores"))
+        return Judged(facts, {k: float(v) for k, v in scores.items() if isinstance(v, int | float)})
+
+    def rows(self) -> list[Row]:
+        if self._messages:
+            return list(_pairs(self._messages))
+        # Older clients kept a prompt and a completion alone.
+        prompt, completion = self._metadata.get("prompt"), self._metadata.get("completion")
+        if not prompt or not completion:
+            return []
+        said = [{"role": "user", "content": str(prompt)}, {"role": "assistant", "content": str(completion)}]
+        return [{"messages": said}]
+
+    def _all(self, table: str, columns: str, order: str = "ORDER BY id") -> list[sqlite3.Row]:
+        if table not in self._tables:
+            return []
+        return self._db.execute(f"SELECT {columns} FROM {table} WHERE session_id = ? {order}", (self._id,)).fetchall()
+
+
+def _pairs(messages: Sequence[sqlite3.Row]) -> Iterator[Row]:
+    """Each message of the user with what came before it as the system's, and with the reply that follows."""
+    system: Any = None
+    for place, message in enumerate(messages):
+        kind = message["message_type"]
+        if kind == "policy_system_prompt":
+            system = message
+        if kind not in _USER:
+            continue
+        asked = _said(message["content"])
+        if not _text(asked):
+            continue
+        following = (m for m in messages[place + 1 :] if m["message_type"] in ("assistant", "policy_tool_call"))
+        reply = next(following, None)
+        row: list[Row] = []
+        if system is not None and (text := _text(_said(system["content"]))):
+            row.append({"role": "system", "content": text})
+        row.append({"role": "user", "content": asked if isinstance(asked, list) else _text(asked)})
+        said = _said(reply["content"]) if reply is not None else ""
+        row.append({"role": "assistant", "content": said if isinstance(said, list) else _text(said)})
+        yield {"messages": row}
+
+
+def _loaded(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text
+
+
+def _said(raw: Any) -> Any:
+    """What a message's column says: text, parts, or whatever else a client wrote there."""
+    found = _loaded(raw)
+    return cast(Row, found)["content"] if isinstance(found, dict) and "content" in found else found
+
+
+def _text(content: Any) -> str:
+    """The words of a content, as the clients' filter finds them."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict):
+        fields = cast(Row, content)
+        payload = fields.get("payload")
+        if isinstance(payload, dict) and "content" in payload:
+            return _text(cast(Row, payload)["content"])
+        named = (fields[key] for key in ("text", "content", "content_text") if isinstance(fields.get(key), str))
+        return next(named, None) or json.dumps(fields)
+    if isinstance(content, list):
+        parts = [as_object(part) for part in cast(list[Any], content)]
+        texts = [str(part.get("text", "")) for part in parts if part.get("type") == "text"]
+        return " ".join(texts) if texts else str(cast(list[Any], content))
+    return "" if content is None else str(content)
+
+
+def _moment(value: Any) -> datetime | None:
+    text = str(value).replace("Z", "+00:00")
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return datetime.fromtimestamp(float(text), UTC)
+        except (ValueError, OverflowError, OSError):
+            return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

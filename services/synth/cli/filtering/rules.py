@@ -1,0 +1,186 @@
+"""Which traces a filter keeps: each rule by its key, so that a report can say which one dropped how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from synth.jobs.resolve.filter import parse_moment
+from synth.traces.facts import EpisodeFacts, is_loop, longest_repeat
+
+
+class SftRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows are cleaned; see `FilterSftSection`."""
+
+    max_sequence_length: int | None = None
+    require_valid_tool_calls: bool | None = None
+    filter_empty_responses: bool | None = None
+
+
+class SplitRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rows are put aside; see `FilterSplitSection`."""
+
+    enabled: bool | None = None
+    val_fraction: float = 0.1
+    random_seed: int = 0
+    stratify_by: Literal["achievements", "reward", "seed", "task"] | None = None
+    train_file: str = "train.jsonl"
+    val_file: str = "val.jsonl"
+
+
+class StatsRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What else is written; see `FilterOutputSection`."""
+
+    save_stats: bool | None = None
+    stats_file: str = "filter_stats.json"
+    save_filtered_episode_ids: bool | None = None
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """A resolved filter; its keys are those of `FilterSection`."""
+
+    output: str
+    db: str | None = None
+    jobs: list[str] | None = None
+    traces: bool | None = None
+    mode: str | None = None
+    splits: list[str] | None = None
+    task_ids: list[str] | None = None
+    models: list[str] | None = None
+    seeds: list[int] | None = None
+    success: float | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    min_official_score: float | None = None
+    max_official_score: float | None = None
+    min_judge_scores: dict[str, float] | None = None
+    max_judge_scores: dict[str, float] | None = None
+    min_created_at: str | None = None
+    max_created_at: str | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    top_k: int | None = None
+    top_k_by: Literal["seed", "task"] = "seed"
+    deduplicate: bool = False
+    limit: int | None = None
+    offset: int | None = None
+    shuffle: bool = False
+    shuffle_seed: int | None = None
+    min_steps_per_episode: int | None = None
+    max_steps_per_episode: int | None = None
+    min_achievements_per_episode: int | None = None
+    detect_loops: bool | None = None
+    max_repeated_actions: int | None = None
+    min_unique_states: int | None = None
+    filter_errors: bool | None = None
+    filter_timeouts: bool | None = None
+    export_format: str | None = None
+    include_images: bool = True
+    include_metadata: bool = True
+    sft: SftRules
+    split: SplitRules
+    stats: StatsRules
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Rules:
+        """The rules of what `resolve_filter` found."""
+        return msgspec.convert({k: v for k, v in values.items() if k not in ("kind", "tags")}, cls)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is known of a trace before its conversation is read. reward: that of judges included.
+
+    environment: None where nothing was paid. failed: by the policy or the environment, as far as is known.
+    """
+
+    id: str
+    created_at: datetime | None = None
+    model: str | None = None
+    env_name: str | None = None
+    policy_name: str | None = None
+    mode: str | None = None
+    seed: int | None = None
+    reward: float | None = None
+    environment: float | None = None
+    tokens: int | None = None
+    failed: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate with its conversation's facts. scores: by judge."""
+
+    facts: EpisodeFacts
+    scores: Mapping[str, float]
+
+
+def dropped_at_first(rules: Rules, c: Candidate) -> str | None:
+    """The key that drops a candidate, by what is known before its conversation is read."""
+    return next(_at_first(rules, c), None)
+
+
+def dropped_when_read(rules: Rules, judged: Judged) -> str | None:
+    """The key that drops a candidate, by what its conversation says."""
+    return next(_when_read(rules, judged), None)
+
+
+def _at_first(r: Rules, c: Candidate) -> Iterator[str]:
+    for key, wanted, value in (("models", r.models, c.model), ("seeds", r.seeds, c.seed)):
+        if wanted and value not in wanted:
+            yield key
+    if r.mode is not None and c.mode != r.mode:
+        yield "mode"
+    for key, bound, later in (("min_created_at", r.min_created_at, True), ("max_created_at", r.max_created_at, False)):
+        if bound is not None:
+            moment = parse_moment(bound)
+            if c.created_at is None or (c.created_at < moment if later else c.created_at > moment):
+                yield key
+    yield from _outside("official_score", c.environment, r.min_official_score, r.max_official_score)
+    yield from _outside("reward", c.reward, r.min_reward, r.max_reward)
+    if r.success is not None and (c.failed or c.environment is None or c.environment < r.success):
+        yield "success"
+    yield from _outside("tokens", c.tokens, r.min_tokens, r.max_tokens)
+
+
+def _when_read(r: Rules, judged: Judged) -> Iterator[str]:
+    facts = judged.facts
+    if r.splits and facts.split not in r.splits:
+        yield "splits"
+    if r.task_ids and facts.task_id not in r.task_ids:
+        yield "task_ids"
+    for name, bound in (r.min_judge_scores or {}).items():
+        if any(_outside("judge_scores", judged.scores.get(name), bound, None)):
+            yield f"min_judge_scores.{name}"
+    for name, bound in (r.max_judge_scores or {}).items():
+        if any(_outside("judge_scores", judged.scores.get(name), None, bound)):
+            yield f"max_judge_scores.{name}"
+    for key in _outside("steps", facts.steps, r.min_steps_per_episode, r.max_steps_per_episode):
+        yield f"{key}_per_episode"
+    if r.min_achievements_per_episode and (facts.achievements or 0) < r.min_achievements_per_episode:
+        yield "min_achievements_per_episode"
+    if r.detect_loops and is_loop(facts.actions):
+        yield "detect_loops"
+    if r.max_repeated_actions is not None and longest_repeat(facts.actions) > r.max_repeated_actions:
+        yield "max_repeated_actions"
+    if r.min_unique_states is not None and len(set(facts.states)) < r.min_unique_states:
+        yield "min_unique_states"
+    if r.filter_errors and facts.failed:
+        yield "filter_errors"
+    if r.filter_timeouts and facts.timed_out:
+        yield "filter_timeouts"
+    if r.sft.require_valid_tool_calls and facts.malformed:
+        yield "sft.require_valid_tool_calls"
+
+
+def _outside(name: str, value: float | None, low: float | None, high: float | None) -> Iterator[str]:
+    """As the published clients read bounds: what has no value is below every lower one, and above no upper one."""
+    if low is not None and (value is None or value < low):
+        yield f"min_{name}"
+    if high is not None and value is not None and value > high:
+        yield f"max_{name}"

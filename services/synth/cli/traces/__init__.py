@@ -1,0 +1,1 @@
+"""Traces as files: exports, and the images in them."""

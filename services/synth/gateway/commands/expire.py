@@ -1,0 +1,37 @@
+"""Removes traces that are kept for too long or are too many. Every gateway does so: twice is no error.
+
+What has expired follows from the log and the settings, so a read model that is made anew finds it again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from synth.blobs import BlobStore
+from synth.gateway.read_model.store import ReadModel
+from synth.gateway.read_model.traces import mark_expired, traces_to_expire
+from synth.gateway.settings import GatewaySettings
+from synth.runtime import logs
+
+log = logs.get("deleting")
+
+#: Traces that are removed at one time: some seconds of a remote store.
+_AT_ONCE = 500
+
+
+async def expire_traces(model: ReadModel, blobs: BlobStore, settings: GatewaySettings, now: datetime) -> bool:
+    """Remove the oldest of the traces that are not kept any longer; says whether there may be more of them.
+
+    The traces of a job that runs stay: its judges may still read them.
+    """
+    before = None if settings.trace_days is None else now.timestamp() - settings.trace_days * 86_400
+    per_job, per_org = settings.traces_per_job, settings.traces_per_organisation
+    if before is None and per_job is None and per_org is None:
+        return False
+    due = traces_to_expire(model.db, before=before, per_job=per_job, per_org=per_org, limit=_AT_ONCE)
+    if not due:
+        return False
+    await blobs.delete([ref.uri for _, row in due for ref in (row.transcript, row.review) if ref is not None])
+    mark_expired(model.db, [seq for seq, _ in due])
+    log.info("traces removed", traces=len(due))
+    return len(due) == _AT_ONCE

@@ -1,0 +1,91 @@
+"""The conversations of a transcript, as rows to train on: what the policy said in a rollout is learned, once.
+
+A rollout whose every call goes on from the one before is one conversation. One whose client begins anew, or leaves out
+what was said, is several: a message of the policy that stands in two of them is learned in the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from synth.transcripts.transcript import Transcript, TranscriptTurn
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TaughtConversation:
+    """Messages as a client wrote them, and the tools that were offered last. turns: those whose replies it teaches.
+
+    taught: the places of these replies among the messages. A message of an assistant at another place is context: the
+    client wrote it, or another conversation teaches it.
+    """
+
+    messages: list[Object]
+    tools: list[Any]
+    taught: list[int]
+    turns: list[int]
+
+    def as_row(self) -> Object:
+        """A line of a training file. Every assistant message is learned but those with a weight of 0."""
+        taught = set(self.taught)
+        messages = [
+            message | {"weight": 0} if message.get("role") == "assistant" and place not in taught else message
+            for place, message in enumerate(self.messages)
+        ]
+        return {"messages": messages} | ({"tools": self.tools} if self.tools else {})
+
+
+def conversations(transcript: Transcript) -> list[TaughtConversation]:
+    """Those that no later turn goes on from as a whole, in the order of their last turns."""
+    turns = transcript.turns
+    lengths: list[int] = []
+    goes_on: set[int] = set()
+    for n, turn in enumerate(turns):
+        lengths.append(_kept(turn, n) + len(turn.messages) + 1)
+        if turn.continues is not None and _kept(turn, n) == lengths[turn.continues]:
+            goes_on.add(turn.continues)
+    tools = _tools(turns)
+    known: set[int] = set()
+    return [_conversation(turns, n, tools[n], lengths, known) for n in range(len(turns)) if n not in goes_on]
+
+
+def _kept(turn: TranscriptTurn, n: int) -> int:
+    return turn.kept if turn.continues is not None and 0 <= turn.continues < n else 0
+
+
+def _tools(turns: Sequence[TranscriptTurn]) -> list[list[Any]]:
+    """The tools of each turn, which names them where they differ from those before."""
+    found: list[list[Any]] = []
+    last: list[Any] = []
+    for turn in turns:
+        last = last if turn.tools is None else turn.tools
+        found.append(last)
+    return found
+
+
+def _conversation(
+    turns: Sequence[TranscriptTurn], end: int, tools: list[Any], lengths: list[int], known: set[int]
+) -> TaughtConversation:
+    """What was said up to the reply of a turn. known: the turns that are taught already; these are added to it."""
+    pieces: list[tuple[int, int, int]] = []
+    turn, upto = end, lengths[end]
+    while upto > 0:
+        begin = _kept(turns[turn], turn)
+        if upto > begin:
+            pieces.append((turn, begin, upto))
+        upto = min(upto, begin)
+        turn = turns[turn].continues or 0
+    messages: list[Object] = []
+    taught: list[int] = []
+    used: list[int] = []
+    for turn, begin, upto in reversed(pieces):
+        said = [*turns[turn].messages, turns[turn].reply][: upto - begin]
+        if upto == lengths[turn] and turn not in known:
+            taught.append(len(messages) + len(said) - 1)
+            used.append(turn)
+        messages += [cast(Object, message) if isinstance(message, dict) else {} for message in said]
+    known.update(used)
+    return TaughtConversation(messages, tools, taught, used)

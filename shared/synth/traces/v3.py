@@ -1,0 +1,162 @@
+"""A trace in the shape that the published clients store: a session of version 3.
+
+A message history in the order of the conversation, each message once, and an event for each call of the model and each
+step of the environment. When each message was sent is not recorded, so all of them have the time of the session's end;
+their order is that of the list, and their turn is in `message_time`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from synth.api.traces import TraceDetail
+from synth.traces.facts import as_object, episode_facts, judge_scores
+from synth.transcripts.transcript import Transcript, TranscriptStep, TranscriptTurn
+
+Object = dict[str, Any]
+TYPES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool_result"}
+
+
+def v3_trace(trace: TraceDetail) -> Object:
+    """The trace with its rewards, under `outcome_rewards` and `event_rewards` as the clients' tables have them.
+
+    It needs the transcript.
+    """
+    assert trace.transcript is not None
+    at = trace.created_at.timestamp()
+    events, rewards = _events(trace, trace.transcript, at)
+    facts = episode_facts(trace, trace.transcript)
+    scores = judge_scores(trace, trace.review)
+    outcome = {
+        "total_reward": trace.environment,
+        "achievements_count": facts.achievements or 0,
+        "total_steps": facts.steps,
+        "reward_metadata": {"reward": trace.reward, "judge_scores": scores, "outcome": trace.outcome},
+    }
+    return {
+        "session_id": trace.id,
+        "created_at": trace.started_at.isoformat(),
+        "session_time_steps": [],
+        "event_history": events,
+        "markov_blanket_message_history": list(_messages(trace.transcript, at)),
+        "metadata": {
+            "task_id": facts.task_id,
+            "task_split": facts.split,
+            "env_name": trace.env_name,
+            "policy_name": trace.policy_name,
+            "model": trace.model,
+            "seed": trace.seed,
+            "judge_scores": scores,
+            "total_reward": trace.reward,
+            "job_id": trace.job_id,
+            "mode": trace.mode,
+            "iteration": trace.iteration,
+            "outcome": trace.outcome,
+        },
+        "outcome_rewards": [outcome],
+        "event_rewards": rewards,
+    }
+
+
+def message_content(message: Object) -> Any:
+    """What a message says as the clients store it: text, parts, or calls as `{"tool_name", "arguments"}`."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not calls:
+        return "" if content is None else content
+    said = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+    return [*said, *(_call(as_object(call)) for call in calls)]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _call(call: Object) -> Object:
+    function = as_object(call.get("function")) or call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {"arguments": arguments}
+    return {"tool_name": function.get("name"), "arguments": arguments}
+
+
+def _messages(transcript: Transcript, at: float) -> Iterator[Object]:
+    for n, turn in enumerate(transcript.turns):
+        for message in map(as_object, [*turn.messages, turn.reply]):
+            content = message_content(message)
+            whole = {"text": content} if isinstance(content, str) else {"text": None, "json_payload": _json(content)}
+            yield {
+                "content": whole,
+                "message_type": TYPES.get(str(message.get("role")), "system"),
+                "time_record": {"event_time": at, "message_time": n},
+                "metadata": {"turn": n},
+            }
+
+
+def _events(trace: TraceDetail, transcript: Transcript, at: float) -> tuple[list[Object], list[Object]]:
+    """The events, and the rewards of those that have one; `event` is the place among the events."""
+    steps = list(transcript.answer.steps) if transcript.answer else []
+    one_each = len(steps) == len(transcript.turns)
+    placed: dict[int, list[TranscriptStep]] = {}
+    for n, step in enumerate(steps, start=1):
+        after = step.after_call if step.after_call is not None else n if one_each else len(transcript.turns)
+        placed.setdefault(min(after, len(transcript.turns)), []).append(step)
+    events: list[Object] = []
+    rewards: list[Object] = []
+    for n in range(len(transcript.turns) + 1):
+        if n:
+            events.append(_call_event(trace, transcript.turns[n - 1], n - 1, at))
+            if trace.review is not None and n <= len(trace.review.events):
+                review = trace.review.events[n - 1]
+                reward = {"reward_value": review.total, "reward_type": "evaluator", "key": "judge", "source": "judge"}
+                rewards.append({"event": len(events) - 1, "turn_number": n - 1, "annotation": review.summary} | reward)
+        for step in placed.get(n, []):
+            events.append(_step_event(step, at))
+            if step.reward is not None:
+                reward = {"reward_value": step.reward, "reward_type": "shaped", "source": "environment"}
+                rewards.append({"event": len(events) - 1, "turn_number": max(n - 1, 0)} | reward)
+    return events, rewards
+
+
+def _call_event(trace: TraceDetail, turn: TranscriptTurn, n: int, at: float) -> Object:
+    return {
+        "system_instance_id": "policy",
+        "time_record": {"event_time": at, "message_time": n},
+        "metadata": {"turn": n},
+        "model_name": trace.model or "",
+        "provider": "synth",
+        "input_tokens": turn.prompt_tokens,
+        "output_tokens": turn.sampled_tokens,
+        "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
+        "call_records": [
+            {
+                "call_id": f"{trace.id}_{n}",
+                "api_type": "chat_completions",
+                "provider": "synth",
+                "model_name": trace.model or "",
+                "input_messages": turn.messages,
+                "output_messages": [turn.reply],
+                "output_text": as_object(turn.reply).get("content"),
+                "finish_reason": turn.finish_reason,
+                "continues": turn.continues,
+                "kept": turn.kept,
+                "tools": turn.tools,
+            }
+        ],
+    }
+
+
+def _step_event(step: TranscriptStep, at: float) -> Object:
+    return {
+        "system_instance_id": "environment",
+        "time_record": {"event_time": at, "message_time": None},
+        "metadata": as_object(step.info),
+        "reward": step.reward or 0.0,
+        "terminated": step.done and not step.truncated,
+        "truncated": step.truncated,
+        "system_state_after": as_object(step.obs) or {"obs": step.obs},
+    }
