@@ -47,6 +47,12 @@ class GatewaySettings(ServiceSettings):
     """How long finding a page of a job's events in the log may take, where they are asked for newest first: those of a
     job with half a million rollouts lie far apart."""
 
+    judge_provider: str | None = None
+    """Who judges at `/judge/v1/score` where a request names no provider: one of `SYNTH_JUDGE_PROVIDERS`, or `synth`."""
+
+    judge_model: str | None = None
+    """With which model, where a request names none."""
+
     heartbeat_after_s: float = 4.0
     """A live job that is silent for so long gets a `watch.heartbeat`."""
 
