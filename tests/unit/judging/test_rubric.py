@@ -12,7 +12,7 @@ from synth.judging.settings import Criterion, Rubric
 from task_apps.crafter.app import crafter
 from task_apps.math.app import math
 
-POLITE = {"id": "polite", "description": "It is polite."}
+POLITE: dict[str, Any] = {"id": "polite", "description": "It is polite."}
 
 
 def one(criterion: dict[str, Any]) -> dict[str, Any]:
