@@ -100,12 +100,13 @@ class RunningJudge:
 @contextmanager
 def started(name: str, settings: Any, log: Path, **extra: str) -> Iterator[subprocess.Popen[bytes]]:
     """A service that may be killed before its end."""
+    process: subprocess.Popen[bytes] | None = None
     try:
         with running(name, settings, log, port=free_port(), **extra) as process:
             yield process
     except AssertionError:
         # One that was killed did not obey SIGTERM.
-        if process.returncode != -signal.SIGKILL:
+        if process is None or process.returncode != -signal.SIGKILL:
             raise
 
 
