@@ -54,6 +54,8 @@ def test_the_conversation_of_an_event_is_put_together_from_the_calls_that_it_goe
 def test_messages_that_two_calls_share_are_cut_where_the_first_of_them_kept_fewer():
     turns = [turn(0, continues=None), turn(1, continues=0, kept=2), turn(2, continues=1, kept=2)]
     assert said(JudgedRollout("r", "d", Transcript(turns=turns)), 2) == ["u0", "r0", "u2", "r2"]
+    turns[2] = turn(2, continues=1, kept=1)
+    assert said(JudgedRollout("r", "d", Transcript(turns=turns)), 2) == ["u0", "u2", "r2"]
 
 
 def test_a_call_that_goes_on_from_a_later_one_is_an_error():
