@@ -171,7 +171,7 @@ def settings_page() -> str:
     """The page of settings as Markdown."""
     parts = [_SETTINGS_HEAD, "\n## Every service\n\n", _settings_table(ServiceSettings, set())]
     shared = set(ServiceSettings.model_fields)
-    parts.append("\n## Services that call what users name: `verifier`, `rollouts`\n\n")
+    parts.append("\n## Services that call what users name: `verifier`, `rollouts`, `judge`\n\n")
     parts.append(_settings_table(GuardSettings, set()))
     shared |= set(GuardSettings.model_fields)
     for service in SERVICES:
@@ -207,7 +207,8 @@ def _settings_table(model: type[BaseModel], without: set[str]) -> str:
 
 def _setting_default(field: FieldInfo) -> str:
     if field.default_factory is not None:
-        return "the host's name"
+        made: object = field.default_factory()  # type: ignore[call-arg]
+        return "the host's name" if made else ""
     value = field.default
     if value is None or value == () or (isinstance(value, SecretStr) and not value.get_secret_value()):
         return ""

@@ -33,12 +33,22 @@ crafter = TaskApp(
         "outcome": {
             "name": "achievements",
             "description": f"The share of the {len(ACHIEVEMENTS)} achievements that the episode unlocks.",
-            "criteria": [{"id": name, "weight": 1 / len(ACHIEVEMENTS)} for name in ACHIEVEMENTS],
+            "criteria": [
+                {
+                    "id": name,
+                    "description": f"The episode unlocks the achievement {name.replace('_', ' ')}.",
+                    "weight": 1 / len(ACHIEVEMENTS),
+                    "scale": "binary",
+                }
+                for name in ACHIEVEMENTS
+            ],
         },
         "events": {
             "name": "progress",
             "description": "The share of turns that unlock an achievement.",
-            "criteria": [{"id": "unlocks", "description": "The turn unlocks something.", "weight": 1.0}],
+            "criteria": [
+                {"id": "unlocks", "description": "The turn unlocks an achievement.", "weight": 1.0, "scale": "binary"}
+            ],
         },
     },
 )

@@ -9,6 +9,25 @@ math = TaskApp(
     "math",
     name="Mental arithmetic",
     description="Adds two numbers from 10 to 99; 1 for the exact sum, else 0.",
+    rubric={
+        "outcome": {
+            "goal_text": "Work the sum out, and end with it.",
+            "criteria": [
+                {
+                    "id": "correct",
+                    "description": "The number that the reply ends with is the sum that was asked for.",
+                    "weight": 0.8,
+                    "scale": "binary",
+                },
+                {
+                    "id": "plain",
+                    "description": "The reply has the calculation and its result, and nothing else.",
+                    "weight": 0.2,
+                },
+            ],
+        },
+        "events": None,
+    },
     dataset={
         "id": "math",
         "splits": ["train", "held_out"],

@@ -59,6 +59,17 @@ def test_the_environment_key_reaches_the_backend_as_the_client_seals_it(synth_ai
     assert len(after - before) == 1
 
 
+def test_a_trace_is_judged_by_a_model_of_the_cluster(synth_ai: Published):
+    seen = synth_ai.script("judge.py", BASE)
+    reply = seen["reply"]
+    assert reply["status"] == "ok"
+    # An untrained judge says anything, and on the scale all the same.
+    assert reply["aggregate_score"] == reply["outcome_review"]["total"]
+    assert len(reply["event_totals"]) == len(reply["event_reviews"]) == 1
+    assert {reply["aggregate_score"], *reply["event_totals"]} <= {0.0, 1.0}
+    assert "the request has no rubric" in seen["refused"]
+
+
 def assert_metrics(points: list[dict[str, Any]], names: set[str], *, steps: int) -> None:
     """Every step of the training reached the poller, in order; so did these metrics."""
     assert names <= {p["name"] for p in points}

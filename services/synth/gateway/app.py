@@ -21,13 +21,26 @@ from synth.bus.server.topology import EVENTS
 from synth.errors import Permanent, SynthError
 from synth.gateway import errors
 from synth.gateway.api import openapi
-from synth.gateway.api.native import account, events, files, images, inference, jobs, keys, models, rollouts, traces
+from synth.gateway.api.native import (
+    account,
+    events,
+    files,
+    images,
+    inference,
+    jobs,
+    judge_keys,
+    keys,
+    models,
+    rollouts,
+    traces,
+)
 from synth.gateway.api.openai.mounting import include_openai
 from synth.gateway.api.synth import jobs as synth_jobs
 from synth.gateway.api.synth import listing as synth_listing
 from synth.gateway.api.synth import models as synth_models
 from synth.gateway.api.synth import sealed_keys, task_apps
 from synth.gateway.api.synth import submit as synth_submit
+from synth.gateway.api.synth.judging import score as judge_score
 from synth.gateway.api.synth.prefixes import include_under_every_prefix
 from synth.gateway.auth import ApiKeyCache
 from synth.gateway.chat_proxy.proxy import InferenceProxy
@@ -111,7 +124,8 @@ def describe_api(observability: Sequence[BaseRoute] = ()) -> FastAPI:
     )
     for part in (jobs, events, rollouts, traces, images, inference, keys):
         app.include_router(part.router)
-    for part in (account, files, synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models):
+    synth_parts = (synth_submit, synth_listing, synth_jobs, sealed_keys, task_apps, synth_models, judge_score)
+    for part in (account, judge_keys, files, *synth_parts):
         include_under_every_prefix(app, part.router)
     app.include_router(models.router, prefix="/api")
     include_openai(app)

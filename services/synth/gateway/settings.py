@@ -57,6 +57,12 @@ class GatewaySettings(ServiceSettings):
     """How many traces of an organisation are kept, the newest ones; those of its running jobs count, and stay. Without
     it, all."""
 
+    judge_provider: str | None = None
+    """Who judges at `/judge/v1/score` where a request names no provider: one of `SYNTH_JUDGE_PROVIDERS`, or `synth`."""
+
+    judge_model: str | None = None
+    """With which model, where a request names none."""
+
     heartbeat_after_s: float = 4.0
     """A live job that is silent for so long gets a `watch.heartbeat`."""
 

@@ -51,11 +51,11 @@ class QuestionWorker:
         try:
             body = await self._blobs.get_bytes(rollout.transcript)
             transcript = msgspec.json.decode(body, type=Transcript)
+            return JudgedRollout(rollout.rollout_id, rollout.transcript.sha256, transcript)
         except (BlobMissing, BlobCorrupt) as error:
             raise refused(f"its transcript is gone: {error}", where=where) from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError) as error:
             raise refused(f"its transcript cannot be read: {error}", where=where) from error
-        return JudgedRollout(rollout.rollout_id, rollout.transcript.sha256, transcript)
 
 
 class _Run:

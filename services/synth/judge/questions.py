@@ -15,6 +15,7 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
+from synth.errors import Transient
 from synth.judge.cache import AnswerCache
 from synth.judge.failures import JudgeTrouble, away
 from synth.judge.judging import QuestionWorker
@@ -57,7 +58,7 @@ class QuestionDesk:
         self._works: dict[str, _Work] = {}
 
     async def answer(self, question: JudgeRollouts) -> JudgeAnswer:
-        """The answer, however long it takes; who is cancelled meanwhile may ask again."""
+        """The answer, however long it takes; who gives up may ask again. Raises `Transient` at the stop."""
         digest = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
         if digest not in self._works:
             await self._room.acquire()
@@ -71,10 +72,14 @@ class QuestionDesk:
         work.asked += 1
         nth = work.asked
         try:
-            answer = await asyncio.shield(work.task)
+            # Whoever gives up ends its own wait alone.
+            await asyncio.wait([work.task])
         finally:
             work.waiting -= 1
             work.asked_at = time.monotonic()
+        if work.task.cancelled():
+            raise Transient("this judge is being stopped; another one has what was answered so far")
+        answer = work.task.result()
         # Who asked before may have given up, and nobody would count the calls.
         return answer if nth == work.asked else msgspec.structs.replace(answer, usage=JudgeUsage())
 

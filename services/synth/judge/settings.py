@@ -47,9 +47,10 @@ class JudgeSettings(ServiceSettings, GuardSettings):
     judge_abandon_s: float = Field(default=180.0, gt=0)
     """Seconds for which work goes on that nobody asks for any more; a collector asks again every 50."""
 
-    judge_rate_margin_s: float = Field(default=0.05, ge=0, lt=1)
-    """By how much a call may leave later than its moment, where calls per second are limited; calls lie further apart
-    by as much, so that the limit holds in every second. It covers what the clocks of the replicas differ by, too."""
+    judge_rate_margin_s: float = Field(default=0.1, ge=0, lt=1)
+    """Where calls per second are limited, as many calls are spread over a second and this, so that the limit also holds
+    in every second in which they arrive: it covers what their ways to the API and the clocks of the replicas differ by.
+    A call that would leave a quarter of it late takes another turn. 0.1 uses ten elevenths of a limit."""
 
     judge_patience_s: float = Field(default=10.0, ge=0)
     """The longest pause that an API may ask for (Retry-After) while a question waits; with a longer one it is told that

@@ -12,7 +12,7 @@ from synth.judging.settings import Judging, Rubric
 
 
 class RolloutToJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that is over. transcript: a whole `synth.transcripts.Transcript` as JSON."""
+    """A rollout that is over. transcript: a whole `Transcript` (`synth.transcripts.transcript`) as JSON."""
 
     rollout_id: str
     transcript: BlobRef

@@ -24,6 +24,7 @@ NOT_PLAYED: dict[Words, str] = {
     ("serve",): "it runs until Ctrl-C: tests/unit/cli/test_serve.py",
     ("models", "pull"): "it asks the model hub: tests/unit/cli/test_pull.py asks one of its own",
     ("keys", "create"): "each look would be another key: tests/unit/cli/test_keys.py",
+    ("keys", "judge", "add"): "it waits for the key: tests/unit/cli/test_keys.py",
     ("orgs", "create"): "each look would be another organisation for good: tests/e2e/test_tenancy.py",
 }
 #: Output that is a text of its own, printed as it is: a file, or what a model says.
@@ -133,6 +134,8 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("keys", "ls"), table=True),
         Screen(("keys", "rotate"), ("key_0",), code=6, whole=("key_0",)),
         Screen(("keys", "revoke"), ("key_0",), code=6, whole=("key_0",)),
+        Screen(("keys", "judge", "ls"), table=True),
+        Screen(("keys", "judge", "rm"), ("nope",), code=6, whole=("nope",)),
         Screen(("orgs", "ls"), table=True),
     ]  # fmt: skip
 

@@ -28,6 +28,7 @@ NOTHING: Ids = {
     "FILE": "file_0000000000000000",
     "KEY": "key_0000000000",
     "ENV": "key_1111111111",
+    "SECRET": "nobodys-secret",
     "ORG": "org_000000000000",
 }
 _CHAT = {"messages": [{"role": "user", "content": "?"}]}
@@ -51,6 +52,7 @@ GET /api/model-files/content?model=fft:tiny:JOB&name=model.txt
 DELETE /api/keys/KEY
 POST /api/keys/KEY/rotate
 DELETE /api/environment-keys/ENV
+DELETE /api/judge-keys/SECRET
 """
 _OPENAI = """
 GET /v1/files/FILE
@@ -153,7 +155,8 @@ async def belongings(owner: Client, bus_as, blobs, tmp_path) -> Ids:
             pass
     key = (await owner.http.post("/api/keys", json={"name": "second"})).json()["id"]
     env = (await owner.http.post("/api/environment-keys", json={"key": "env_of_the_owner"})).json()["id"]
-    return {"JOB": job, "FILE": file, "KEY": key, "ENV": env, "ORG": owner.org}
+    assert (await owner.http.post("/api/judge-keys", json={"name": "owners-secret", "key": "sk"})).status_code == 201
+    return {"JOB": job, "FILE": file, "KEY": key, "ENV": env, "SECRET": "owners-secret", "ORG": owner.org}
 
 
 async def asked(user: Client, attempt: tuple[str, str, Any], ids: Ids) -> httpx.Response:

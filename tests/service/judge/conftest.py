@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.bus.rpc import JUDGE, ask
+from synth.bus.server.embedded import free_port
 from synth.ids import new_org_id
 from synth.judging.contract import JudgeAnswer, JudgeRollouts, RolloutToJudge
 from synth.judging.settings import Criterion, JudgeModel, Judging, Rubric
@@ -75,19 +78,50 @@ class Asker:
         return await ask(self.bus, JUDGE, question, JudgeAnswer, within=within)
 
 
+@dataclass
+class RunningJudge:
+    """A judge process; as a context it ends when it is left."""
+
+    stack: ExitStack
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def __enter__(self) -> RunningJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+
+@contextmanager
+def started(name: str, settings: Any, log: Path, **extra: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A service that may be killed before its end."""
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with running(name, settings, log, port=free_port(), **extra) as process:
+            yield process
+    except AssertionError:
+        # One that was killed did not obey SIGTERM.
+        if process is None or process.returncode != -signal.SIGKILL:
+            raise
+
+
 @pytest.fixture(scope="session")
 def start_judge(settings_of, bus_admin: Connection, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
     """Starts a `synthd judge` with these settings; ended at the end of the session, or by its `close`."""
     folder: Path = tmp_path_factory.mktemp("judges")
     with ExitStack() as everything:
 
-        def start(name: str, **extra: Any) -> ExitStack:
+        def start(name: str, **changes: Any) -> RunningJudge:
             settings = settings_of("judge").model_copy(update={"replica": f"judge-{name}"})
-            extra = {"SYNTH_ALLOW_LOOPBACK": "1", "SYNTH_JUDGE_BREAKER_S": "0.5", **extra}
+            extra: dict[str, Any] = {"SYNTH_ALLOW_LOOPBACK": "1", "SYNTH_JUDGE_BREAKER_S": "0.5", **changes}
             told = {key: value if isinstance(value, str) else json.dumps(value) for key, value in extra.items()}
             own = everything.enter_context(ExitStack())
-            own.enter_context(running("judge", settings, folder / f"{name}.log", **told))
-            return own
+            return RunningJudge(own, own.enter_context(started("judge", settings, folder / f"{name}.log", **told)))
 
         yield start
 

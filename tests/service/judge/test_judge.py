@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from synth.bus.kv.replicas import Replica, announce
 from synth.bus.kv.secrets import SecretStore
 from synth.errors import Transient
 from synth.judging.contract import JudgeUsage
 from synth.judging.settings import Criterion, JudgeModel, Rubric
+from synth.keys import internal_token
 from tests.judge_server import (
     JudgeCall,
     JudgeServer,
@@ -241,6 +243,25 @@ async def test_a_model_of_this_cluster_is_away_while_nobody_serves(asker_of):
     assert answer.failure is not None
     assert (answer.failure.kind, answer.usage.calls) == ("away", 1)
     assert "no inference process is running" in answer.failure.problem.text()
+
+
+async def test_a_model_of_this_cluster_is_asked_as_the_organisation(judge, asker_of, bus_as):
+    asker = await asker_of("http://unused")
+    served = Replica(
+        id="inference-judged", boot="1", url=judge.url.removesuffix("/v1"), pool="default", models=["tiny"]
+    )
+    announcing = asyncio.create_task(announce(await bus_as("inference"), lambda: served, asyncio.Event()))
+    try:
+        async with asyncio.timeout(20):
+            while True:
+                answer = await asker.ask(transcript("please"), judges=[JudgeModel(model="tiny", provider="synth")])
+                if answer.failure is None:
+                    break
+    finally:
+        announcing.cancel()
+    [call] = judge.calls
+    assert (call.body["model"], call.headers["x-synth-org"]) == ("tiny", asker.org)
+    assert call.headers["authorization"] == f"Bearer {internal_token('test-cluster-secret')}"
 
 
 async def test_a_pause_that_the_api_asks_for_is_heeded(judge, asker_of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.judge_server import JudgeServer, held, scored
 from tests.service.judge.conftest import transcript
 
 RUBRIC = Rubric(outcome=[Criterion(id="polite", description="?")])
+EVENTS = Rubric(event=RUBRIC.outcome)
 RATE, AT_ONCE = 20, 6
 
 
@@ -23,8 +25,8 @@ def judge() -> Iterator[JudgeServer]:
         yield server
 
 
-@pytest.fixture(autouse=True, scope="module")
-def services(start_judge, judge: JudgeServer) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def settings(judge: JudgeServer) -> dict[str, Any]:
     provider = {
         "base_url": judge.url,
         "api_key": "sk-operator",
@@ -34,7 +36,11 @@ def services(start_judge, judge: JudgeServer) -> Iterator[None]:
         "price_per_million_completion_tokens": 8.0,
         "models": ["scripted"],
     }
-    settings = {"SYNTH_JUDGE_PROVIDERS": {"acme": provider}}
+    return {"SYNTH_JUDGE_PROVIDERS": {"acme": provider}, "SYNTH_JUDGE_WORK_S": "0.5"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def services(start_judge, settings: dict[str, Any]) -> Iterator[None]:
     with start_judge("a", **settings), start_judge("b", **settings):
         yield
 
@@ -93,3 +99,44 @@ async def test_a_model_that_the_operator_does_not_open_is_refused(asker, judge):
     assert answer.failure is not None
     assert "is not open for the model 'dear'; expected one of scripted" in answer.failure.problem.text()
     assert judge.calls == []
+
+
+async def test_a_judge_that_is_stopped_tells_its_askers_and_keeps_what_it_was_answered(
+    asker, judge, start_judge, settings
+):
+    answering = threading.Event()
+    first = scored(lambda call: 0.5)
+    judge.script = lambda call: first(call) if call.number <= 6 else held(answering, first)(call)
+    limits = {"event": True, "outcome": False, "rubric": EVENTS, "max_concurrency": 1}
+    questions = [await asker.question(transcript("a", f"b {n}"), job=f"job_{n}", **limits) for n in range(24)]
+    with start_judge("stopped", **settings) as stopped:
+        asked = [asyncio.create_task(asker.put(question, within=60)) for question in questions]
+        await asyncio.to_thread(judge.wait_for_calls, 12)
+        await asyncio.to_thread(stopped.stack.close)
+        # Nobody who asked the one that stopped waits until the end of its time.
+        done, _ = await asyncio.wait(asked, timeout=10, return_when=asyncio.FIRST_EXCEPTION)
+        assert any(isinstance(task.exception(), Transient) for task in done)
+        answering.set()
+        await asyncio.gather(*asked, return_exceptions=True)
+    again = await asyncio.gather(*(asker.put(question) for question in questions))
+    assert [[event.total for event in answer.reviews[0].events] for answer in again] == [[0.5] * 2] * 24
+
+
+async def test_a_killed_replica_loses_no_question_and_little_that_was_paid_for(asker, judge, start_judge, settings):
+    """Its questions are taken over by whoever is asked again; what its judge had answered is found in the cache."""
+    answering = threading.Event()
+    first = scored(lambda call: 0.5)
+    judge.script = lambda call: first(call) if call.number <= 6 else held(answering, first)(call)
+    limits = {"event": True, "outcome": False, "rubric": EVENTS, "max_concurrency": 6}
+    questions = [await asker.question(transcript("one", f"two {n}"), **limits) for n in range(24)]
+    with start_judge("killed", **settings) as killed:
+        asked = [asyncio.create_task(asker.put(question, within=6)) for question in questions]
+        await asyncio.to_thread(judge.wait_for_calls, 12)
+        await asyncio.to_thread(killed.kill)
+        answering.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert any(isinstance(answer, Transient) for answer in answers)
+    again = await asyncio.gather(*(asker.put(question) for question in questions))
+    assert [[event.total for event in answer.reviews[0].events] for answer in again] == [[0.5] * 2] * 24
+    # The calls that were under way when their replica died may have been made once more.
+    assert len(judge.calls) <= 24 * 2 + 6

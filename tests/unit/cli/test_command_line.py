@@ -19,7 +19,7 @@ CLEAN = {
 }
 
 
-def synthctl(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def synthctl(*arguments: str, cwd: Path, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "synth.cli", *arguments],
         cwd=cwd,
@@ -28,7 +28,7 @@ def synthctl(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProc
         text=True,
         timeout=60,
         check=False,
-        stdin=subprocess.DEVNULL,
+        input=input,
     )
 
 

@@ -87,11 +87,11 @@ class Client:
 
     def create_job(self, body: dict[str, Any], *, key: str) -> JobWithConfig:
         """Submit a job; the same key with the same body, any number of times, is one job."""
-        return self._get("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
+        return self.request("POST", "/jobs", JobWithConfig, json=body, headers={"Idempotency-Key": key})
 
     def check_job(self, body: dict[str, Any]) -> JobCheck:
         """What would become of a submission; it makes no job."""
-        return self._get("POST", "/jobs/check", JobCheck, json=body)
+        return self.request("POST", "/jobs/check", JobCheck, json=body)
 
     def jobs(
         self,
@@ -111,19 +111,19 @@ class Client:
 
     def job(self, job_id: str) -> JobWithConfig:
         """Read one job."""
-        return self._get("GET", f"/jobs/{quote(job_id, safe='')}", JobWithConfig)
+        return self.request("GET", f"/jobs/{quote(job_id, safe='')}", JobWithConfig)
 
     def cancel(self, job_id: str) -> JobWithConfig:
         """Ask a job to stop."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/cancel", JobWithConfig)
+        return self.request("POST", f"/jobs/{quote(job_id, safe='')}/cancel", JobWithConfig)
 
     def pause(self, job_id: str) -> JobWithConfig:
         """Ask a running job to release its workers."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/pause", JobWithConfig)
+        return self.request("POST", f"/jobs/{quote(job_id, safe='')}/pause", JobWithConfig)
 
     def resume(self, job_id: str) -> JobWithConfig:
         """Resume a paused job."""
-        return self._get("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
+        return self.request("POST", f"/jobs/{quote(job_id, safe='')}/resume", JobWithConfig)
 
     def delete_job(self, job_id: str) -> None:
         """Delete a job that has ended, with what it made; again changes nothing."""
@@ -132,18 +132,18 @@ class Client:
     def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> EventPage:
         """Read one page of a job's events after the sequence `after`."""
         params = {"after": after, "limit": limit}
-        return self._get("GET", f"/jobs/{quote(job_id, safe='')}/events", EventPage, params=params)
+        return self.request("GET", f"/jobs/{quote(job_id, safe='')}/events", EventPage, params=params)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """List the checkpoints that a job still keeps, newest first."""
-        return self._list(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
+        return self.list_of(f"/jobs/{quote(job_id, safe='')}/checkpoints", Checkpoint)
 
     def metrics(self, job_id: str, *, name: str | None = None, after_step: int | None = None) -> list[Point]:
         """Read all metrics of a job, or all of one, ascending by step."""
         points: list[Point] = []
         while True:
             params = {"name": name, "after_step": after_step}
-            page = self._get("GET", f"/jobs/{quote(job_id, safe='')}/metrics", Points, params=params)
+            page = self.request("GET", f"/jobs/{quote(job_id, safe='')}/metrics", Points, params=params)
             points += page.points
             if not page.more or not page.points:
                 return points
@@ -154,14 +154,14 @@ class Client:
         path, after = f"/jobs/{quote(job_id, safe='')}/rollouts", ""
         while limit > 0 and after is not None:
             params = wanted | {"limit": min(limit, MAX_PAGE), "after": after or None}
-            page = self._get("GET", path, RolloutPage, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
+            page = self.request("GET", path, RolloutPage, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
             yield from page.data
             limit, after = limit - len(page.data), page.next
 
     def rollout(self, job_id: str, rollout_id: str) -> RolloutDetail:
         """Read one rollout with its transcript."""
         path = f"/jobs/{quote(job_id, safe='')}/rollouts/{quote(rollout_id, safe='')}"
-        return self._get("GET", path, RolloutDetail, timeout=self._limit(_LONG_TIMEOUT_S))
+        return self.request("GET", path, RolloutDetail, timeout=self._limit(_LONG_TIMEOUT_S))
 
     def image(self, sha256: str) -> bytes | None:
         """Read the file of an image that a model was shown; None where it is gone."""
@@ -192,7 +192,7 @@ class Client:
 
     def file(self, file_id: str) -> File:
         """Read one file's record."""
-        return self._get("GET", f"/files/{quote(file_id, safe='')}", File)
+        return self.request("GET", f"/files/{quote(file_id, safe='')}", File)
 
     def delete_file(self, file_id: str) -> None:
         """Delete a file; one that is gone already is a `NotFound`."""
@@ -202,11 +202,11 @@ class Client:
 
     def models(self) -> list[Model]:
         """List every model that can be served or trained from."""
-        return self._list("/models", Model)
+        return self.list_of("/models", Model)
 
     def model(self, model: str) -> Model:
         """Read one model: a base of the cluster, or one of the organisation's own; raises `NotFound`."""
-        return self._get("GET", f"/models/{quote(model, safe='/')}", Model)
+        return self.request("GET", f"/models/{quote(model, safe='/')}", Model)
 
     def delete_model(self, model: str) -> None:
         """Delete a model that a job made; again changes nothing."""
@@ -214,7 +214,7 @@ class Client:
 
     def model_files(self, model: str) -> list[ModelFile]:
         """List the files of a model."""
-        return self._list("/model-files", ModelFile, params={"model": model}, timeout=self._limit(_LONG_TIMEOUT_S))
+        return self.list_of("/model-files", ModelFile, params={"model": model}, timeout=self._limit(_LONG_TIMEOUT_S))
 
     @contextmanager
     def model_file(self, model: str, name: str) -> Iterator[httpx.Response]:
@@ -225,7 +225,7 @@ class Client:
 
     def account(self) -> Account:
         """Read who this key belongs to."""
-        return self._get("GET", "/me", Account)
+        return self.request("GET", "/me", Account)
 
     def add_environment_key(self, key: str) -> None:
         """Store a key of the user's task apps; storing it again changes nothing."""
@@ -235,7 +235,7 @@ class Client:
 
     def keys(self) -> list[Key]:
         """List the organisation's API keys, oldest first."""
-        return self._list("/keys", Key)
+        return self.list_of("/keys", Key)
 
     def add_key(self, *, name: str, scopes: list[str], expires_in_s: int | None, org: str | None = None) -> MadeKey:
         """Make a key of this organisation, or, as an operator, of another one."""
@@ -257,11 +257,11 @@ class Client:
 
     def revoke_key(self, key_id: str) -> Key:
         """Revoke a key."""
-        return self._get("DELETE", f"/keys/{quote(key_id, safe='')}", Key)
+        return self.request("DELETE", f"/keys/{quote(key_id, safe='')}", Key)
 
     def organisations(self) -> list[Organisation]:
         """List every organisation of the cluster."""
-        return self._list("/organisations", Organisation)
+        return self.list_of("/organisations", Organisation)
 
     def add_organisation(self, name: str) -> MadeOrganisation:
         """Make an organisation."""
@@ -320,9 +320,10 @@ class Client:
 
     def get(self, path: str, type: type[T], **params: Any) -> T:
         """Read what may take long to find. params: of the query, None for none."""
-        return self._get("GET", path, type, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
+        return self.request("GET", path, type, params=params, timeout=self._limit(_LONG_TIMEOUT_S))
 
-    def _get(self, method: str, path: str, type: type[T], **options: Any) -> T:
+    def request(self, method: str, path: str, type: type[T], **options: Any) -> T:
+        """The answer to a request, retried as it may be."""
         if "params" in options:
             options["params"] = {k: v for k, v in options["params"].items() if v is not None}
         reply = self._retried(lambda: self.http.request(method, self.root + path, **options))
@@ -338,15 +339,15 @@ class Client:
         items: list[_Listed] = []
         while True:
             asked = {**params, "limit": min(limit - len(items), MAX_PAGE), "after": items[-1].id if items else None}
-            page = self._get("GET", path, _Page, params=asked)
+            page = self.request("GET", path, _Page, params=asked)
             items += self.decode(bytes(page.data), list[type])
             if not page.has_more or len(items) >= limit:
                 return items
 
-    def _list(
+    def list_of(
         self, path: str, type: type[T], *, field: str = "data", params: dict[str, Any] | None = None, **options: Any
     ) -> list[T]:
-        body = self._get("GET", path, dict[str, msgspec.Raw], params=params or {}, **options)
+        body = self.request("GET", path, dict[str, msgspec.Raw], params=params or {}, **options)
         if field not in body:
             raise self._not_a_backend(f"an answer without {field!r}")
         return self.decode(bytes(body[field]), list[type])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from synth.cli.commands import judge_keys
 from synth.cli.connect import open_client
 from synth.cli.errors import UsageProblem
 from synth.cli.tui import output
@@ -15,7 +16,8 @@ from synth.cli.tui.output import Format, Output
 if TYPE_CHECKING:
     from synth.api.schemas import Key, MadeKey
 
-app = typer.Typer(help="API keys of your organisation: ls, create, rotate, revoke.", no_args_is_help=True)
+app = typer.Typer(help="API keys of your organisation: ls, create, rotate, revoke; judge.", no_args_is_help=True)
+app.add_typer(judge_keys.app, name="judge")
 orgs_app = typer.Typer(help="Organisations, with an operator's key: ls, create.", no_args_is_help=True)
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as `keys ls` shows it.")]

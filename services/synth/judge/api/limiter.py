@@ -1,7 +1,8 @@
 """Waits for a call's turn at its API, over all replicas: the record of its limits is changed by compare-and-set.
 
-Invariants. A call is made only between its moment and `margin_s` after it: one that wakes too late gives its turn back
-and waits for another. What one replica has running is renewed while it runs, and forgotten when the replica is silent.
+Invariants. A call is made at its moment, or a quarter of `margin_s` later at most: one that wakes too late gives its
+turn back and waits for another. What one replica has running is renewed while it runs, and forgotten when the replica
+is silent.
 """
 
 # nats-py annotates parts of itself not at all.
@@ -32,6 +33,8 @@ log = logs.get("judge limits")
 _POLL_S = 0.05
 _RENEW_S = 5.0
 _HOLD_S = 20.0
+#: Of the margin, what a call may leave late; the rest is for its way.
+_LATE_SHARE = 0.25
 
 
 class ApiPaused(Exception):
@@ -112,7 +115,7 @@ class ApiLimiter:
                 self._release(wish)
                 raise
             limited = wish.rate is not None or self._limits.rate is not None
-            if not limited or self._clock() - moment <= self._margin_s:
+            if not limited or self._clock() - moment <= _LATE_SHARE * self._margin_s:
                 return
             self.late += 1
             self._release(wish)

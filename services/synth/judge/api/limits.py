@@ -61,7 +61,7 @@ def grant(
 ) -> list[float | None]:
     """Give what can be given within the horizon, and note it in the state: the moment of each wish, None for later.
 
-    margin_s: by how much a call may be late. hold_s: seconds after which the calls of a silent replica are over.
+    margin_s: by how much a call may arrive late. hold_s: seconds after which the calls of a silent replica are over.
     """
     _forget(state, now)
     held = state.held.setdefault(replica, HeldCalls())

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from synth.errors import Permanent
 from synth.transcripts.transcript import Transcript, TranscriptStep
 
 
@@ -21,6 +20,12 @@ class JudgedRollout:
     rollout_id: str
     digest: str
     transcript: Transcript
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a call that goes on from none of those before it."""
+        for number, turn in enumerate(self.transcript.turns):
+            if turn.continues is not None and not 0 <= turn.continues < number:
+                raise ValueError(f"call {number + 1} goes on from no call before it")
 
     @property
     def num_events(self) -> int:
@@ -66,20 +71,14 @@ class JudgedRollout:
 
     def _conversation(self, index: int) -> list[Any]:
         """The messages of a call, its reply left out."""
-        turns, pieces = self.transcript.turns, list[list[Any]]()
+        turns = self.transcript.turns
         turn = turns[index]
-        pieces.append(turn.messages)
+        pieces, needed = [turn.messages], turn.kept
         while turn.continues is not None:
-            if not 0 <= turn.continues < len(turns) or turns[turn.continues] is turn:
-                raise Permanent(f"the transcript of {self.rollout_id} goes on from a call that it does not have")
-            kept, turn = turn.kept, turns[turn.continues]
-            # What the earlier call added begins where what it kept ends.
-            added = [*turn.messages, turn.reply]
-            pieces.append(added[: max(0, kept - turn.kept)])
-            if kept <= turn.kept and turn.continues is not None:
-                raise Permanent(
-                    f"the transcript of {self.rollout_id} keeps fewer messages than the call it goes on from"
-                )
+            turn = turns[turn.continues]
+            # What a call added begins where ends what it kept itself.
+            pieces.append([*turn.messages, turn.reply][: max(0, needed - turn.kept)])
+            needed = min(needed, turn.kept)
         return [message for piece in reversed(pieces) for message in piece]
 
     def _rest(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Organisations, their API keys and their environment keys, in their KV bucket.
+"""Organisations, their API keys, their environment keys and their keys of judges, in their KV bucket.
 
-They are the one thing that is not in the log: events carry key ids only. Of an API key its hash is kept, an environment
-key is sealed with the cluster's secret. A record of an API key is never removed: a revoked one says so.
+They are the one thing that is not in the log: events carry key ids only. Of an API key its hash is kept, the others
+are sealed with the cluster's secret. A record of an API key is never removed: a revoked one says so.
 """
 
 # nats-py annotates parts of itself not at all.

@@ -1,0 +1,32 @@
+"""The names of the keys of judges' APIs: stored, listed and forgotten through the backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+if TYPE_CHECKING:
+    from synth.cli.api.client import Client
+
+
+class JudgeKeyName(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored key: its name is all that is ever shown."""
+
+    name: str
+
+
+def add_judge_key(client: Client, name: str, key: str) -> JudgeKeyName:
+    """Keep a key, in place of an earlier one of this name."""
+    return client.request("POST", "/judge-keys", JudgeKeyName, json={"name": name, "key": key})
+
+
+def judge_keys(client: Client) -> list[JudgeKeyName]:
+    """Every name."""
+    return client.list_of("/judge-keys", JudgeKeyName)
+
+
+def remove_judge_key(client: Client, name: str) -> JudgeKeyName:
+    """Forget a key."""
+    return client.request("DELETE", f"/judge-keys/{quote(name, safe='')}", JudgeKeyName)

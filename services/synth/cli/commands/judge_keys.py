@@ -1,0 +1,61 @@
+"""`synthctl keys judge …`: the keys of judges' APIs, by the names that job files give."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from synth.cli.connect import open_client
+from synth.cli.errors import UsageProblem
+from synth.cli.tui import output
+from synth.cli.tui.output import Format, Output
+
+app = typer.Typer(help="Keys of judges' APIs, by name: add, ls, rm.", no_args_is_help=True)
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name that a judge's `key` gives.", show_default=False)
+]
+
+
+@app.command("add")
+def add(ctx: typer.Context, name: NameArgument, fmt: Output = Format.TABLE) -> None:
+    """Store a key, which is typed in hidden, or read from standard input. An earlier one of this name is replaced."""
+    from synth.cli.api.judge_keys import add_judge_key
+
+    if sys.stdin.isatty():
+        key = typer.prompt("Key of the judge's API (hidden)", hide_input=True, err=True)
+    else:
+        key = sys.stdin.readline()
+    if not (key := key.strip()):
+        raise UsageProblem("the key is empty", expected="the key on standard input", where="keys judge add")
+    with open_client(ctx) as client:
+        made = add_judge_key(client, name, key)
+    if fmt is Format.JSON:
+        return output.print_json(made)
+    return output.message(f"{made.name} stored")
+
+
+@app.command("ls")
+def ls(ctx: typer.Context, fmt: Output = Format.TABLE) -> None:
+    """List the names; a key itself is never shown."""
+    from synth.cli.api.judge_keys import judge_keys
+
+    with open_client(ctx) as client:
+        names = judge_keys(client)
+    if fmt is Format.JSON:
+        return output.print_json(names)
+    return output.print_table(("name",), [[found.name] for found in names], wrap="name")
+
+
+@app.command("rm")
+def rm(ctx: typer.Context, name: NameArgument, fmt: Output = Format.TABLE) -> None:
+    """Forget a key: a job whose judge needs it is refused from then on."""
+    from synth.cli.api.judge_keys import remove_judge_key
+
+    with open_client(ctx) as client:
+        gone = remove_judge_key(client, name)
+    if fmt is Format.JSON:
+        return output.print_json(gone)
+    return output.message(f"{gone.name} forgotten")

@@ -1,0 +1,158 @@
+"""A published request to judge a trace, as typed fields, and the trace of it as a transcript."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from synth.errors import Problem
+from synth.transcripts.plain import to_plain
+from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn
+
+#: What only the events of a trace of version 3 have, by what the event is.
+_CALL_KEYS = ("call_records", "model_name")
+_ENVIRONMENT_KEYS = ("system_state_after", "terminated")
+
+
+class _Open(BaseModel):
+    """Clients send more than is read."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+
+class JudgedTaskApp(_Open):
+    """Whose trace it is."""
+
+    id: str
+    base_url: str | None = None
+
+
+class JudgeTrace(_Open):
+    """What is judged. event_history: events of a version 3 trace, or steps of the environment."""
+
+    event_history: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    markov_blanket_message_history: list[Any] = Field(default_factory=list[Any])
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class ScoreOptions(_Open):
+    """By whom and how."""
+
+    provider: str | None = None
+    model: str | None = None
+    rubric_id: str | None = None
+    event: bool = True
+    outcome: bool = True
+    timeout_s: float | None = Field(default=None, gt=0)
+    max_concurrency: int | None = Field(default=None, ge=1)
+    rubric_overrides: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class ScoreRequest(_Open):
+    """`POST /judge/v1/score`."""
+
+    policy_name: str
+    task_app: JudgedTaskApp
+    trace: JudgeTrace
+    options: ScoreOptions = Field(default_factory=ScoreOptions)
+    rubric: dict[str, Any] | None = None
+
+
+def transcript_of(trace: JudgeTrace) -> Transcript | Problem:
+    """The trace as a transcript: its calls of the model, or where it has none, its steps."""
+    turns: list[TranscriptTurn] = []
+    steps: list[TranscriptStep] = []
+    for event in trace.event_history:
+        if any(key in event for key in _CALL_KEYS):
+            turns += _turns(event)
+        elif any(key in event for key in _ENVIRONMENT_KEYS):
+            steps.append(_environment(event, after_call=len(turns)))
+        elif "observation" in event or "reward" in event or "tool_calls" in event:
+            steps.append(_step(event, after_call=len(turns)))
+        elif "actions" in event:
+            steps.append(TranscriptStep(tool_calls=to_plain(event["actions"]), after_call=len(turns) or None))
+    if not turns and not steps:
+        return Problem(
+            what="the trace has no events",
+            expected="calls of a model (`call_records`), or steps such as {observation, tool_calls, reward}",
+            where="trace.event_history",
+        )
+    context = {
+        "messages": [_message(message) for message in trace.markov_blanket_message_history],
+        "metadata": to_plain(trace.metadata),
+    }
+    context = {name: value for name, value in context.items() if value}
+    return Transcript(turns=turns, answer=TaskAppAnswer(steps=steps, body=context or None))
+
+
+def _turns(event: dict[str, Any]) -> list[TranscriptTurn]:
+    """The calls that an event of a model records; each has its conversation whole."""
+    records = event.get("call_records")
+    found: list[TranscriptTurn] = []
+    for record in cast(list[Any], records) if isinstance(records, list) else []:
+        if not isinstance(record, dict):
+            continue
+        call = cast(dict[str, Any], record)
+        messages = [_message(m) for m in call.get("input_messages") or []]
+        if not messages and call.get("input_text"):
+            messages = [{"role": "user", "content": to_plain(call["input_text"])}]
+        found.append(TranscriptTurn(messages=messages, reply=_reply(call)))
+    return found
+
+
+def _reply(call: dict[str, Any]) -> dict[str, Any]:
+    said = [_message(m) for m in call.get("output_messages") or []]
+    reply = dict(said[-1]) if said else {"role": "assistant", "content": to_plain(call.get("output_text"))}
+    calls = call.get("output_tool_calls")
+    if isinstance(calls, list) and calls and "tool_calls" not in reply:
+        reply["tool_calls"] = [
+            {"name": tool.get("name"), "arguments": to_plain(tool.get("arguments_json"))}
+            for tool in cast(list[Any], calls)
+            if isinstance(tool, dict)
+        ]
+    return reply
+
+
+def _message(message: Any) -> Any:
+    """A message of a trace: its parts joined where they are text alone."""
+    if not isinstance(message, dict) or not isinstance(message.get("parts"), list):
+        return to_plain(message)
+    fields = cast(dict[str, Any], message)
+    parts = [part for part in cast(list[Any], fields["parts"]) if isinstance(part, dict)]
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    content: Any = "".join(texts) if len(texts) == len(parts) else [_without_nulls(part) for part in parts]
+    kept = {name: fields[name] for name in ("name", "tool_call_id") if fields.get(name)}
+    return to_plain({"role": fields.get("role"), "content": content, **kept})
+
+
+def _environment(event: dict[str, Any], *, after_call: int) -> TranscriptStep:
+    return TranscriptStep(
+        obs=to_plain(event.get("system_state_after")),
+        reward=_number(event.get("reward")),
+        done=bool(event.get("terminated")),
+        truncated=bool(event.get("truncated")),
+        info=to_plain(event.get("metadata")) or None,
+        after_call=after_call or None,
+    )
+
+
+def _step(event: dict[str, Any], *, after_call: int) -> TranscriptStep:
+    return TranscriptStep(
+        obs=to_plain(event.get("observation")),
+        tool_calls=to_plain(event.get("tool_calls")) or None,
+        reward=_number(event.get("reward")),
+        done=bool(event.get("done")),
+        truncated=bool(event.get("truncated")),
+        info=to_plain(event.get("info")) or None,
+        after_call=after_call or None,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _without_nulls(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if value not in (None, {}, [])}

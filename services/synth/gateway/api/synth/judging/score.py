@@ -1,0 +1,147 @@
+"""Judging a trace while the client waits: asked of the judge, which may call what users name."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from synth.api.limits import MAX_MODEL_ID
+from synth.bus.rpc import ANSWER_WITHIN_S, JUDGE, ask
+from synth.errors import Problem
+from synth.gateway.api.openapi import json_response
+from synth.gateway.api.synth.judging.requests import ScoreOptions, ScoreRequest, transcript_of
+from synth.gateway.auth import CurrentKey
+from synth.gateway.deps import GatewayDep
+from synth.gateway.errors import ApiError
+from synth.gateway.settings import GatewaySettings
+from synth.judging.contract import JudgeAnswer, JudgeFailure, JudgeRollouts, RolloutReview, RolloutToJudge
+from synth.judging.rubric import rubric_from_request
+from synth.judging.settings import JudgeModel, Judging, Rubric
+
+router = APIRouter(tags=["judging"])
+
+
+@router.post("/judge/v1/score", summary="Judge a trace by a rubric")
+async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
+    """Each call of the model in the trace (or each of its steps), and the whole of it, scored by a judge model.
+
+    One that takes longer than the client waits goes on: the same request again finds its answer. Raises a 422 for what
+    cannot be judged, a 429 where the judge's API limits us, a 503 where it is away or gives no scores.
+    """
+    started = time.monotonic()
+    rubric = rubric_from_request(body.rubric, body.options.rubric_overrides)
+    if isinstance(rubric, Problem):
+        if body.rubric is None and body.options.rubric_overrides is None:
+            rubric = _no_rubric(body)
+        raise _invalid(rubric)
+    transcript = transcript_of(body.trace)
+    if isinstance(transcript, Problem):
+        raise _invalid(transcript)
+    judging = _judging(body.options, rubric, gateway.settings)
+    content = msgspec.json.encode(transcript)
+    digest = hashlib.sha256(content).hexdigest()
+    ref = await gateway.blobs.put_bytes(f"judging/{caller.org}/asked/{digest}.json", content)
+    question = JudgeRollouts(
+        org=caller.org,
+        job_id="",
+        judging=judging,
+        rubric=rubric,
+        rollouts=[RolloutToJudge(rollout_id="trace", transcript=ref)],
+    )
+    answer = await ask(gateway.bus, JUDGE, question, JudgeAnswer, within=ANSWER_WITHIN_S)
+    if answer.failure is not None:
+        raise _failed(answer.failure)
+    seconds = time.monotonic() - started
+    return json_response(_reply(body, judging.judges[0], answer.reviews[0], answer, seconds))
+
+
+def _judging(options: ScoreOptions, rubric: Rubric, settings: GatewaySettings) -> Judging:
+    """Who judges, and what. Raises a 422 where nobody is named, and where nothing is left to judge."""
+    model = options.model or settings.judge_model
+    provider = options.provider or settings.judge_provider
+    for name, value, setting in (("model", model, "MODEL"), ("provider", provider, "PROVIDER")):
+        if not value or len(value) > MAX_MODEL_ID:
+            raise _invalid(
+                Problem(
+                    what=f"no judge {name} was named" if not value else f"the judge {name} is too long",
+                    expected='a model and its provider, such as "synth" for a model of this cluster',
+                    fix=f"name it, or have the operator set SYNTH_JUDGE_{setting}",
+                    where=f"options.{name}",
+                )
+            )
+    event, outcome = options.event and bool(rubric.event), options.outcome and bool(rubric.outcome)
+    if not event and not outcome:
+        raise _invalid(
+            Problem(
+                what="nothing is left to judge",
+                expected="criteria for a track (event, outcome) that options do not turn off",
+                where="options",
+            )
+        )
+    judging = Judging(
+        judges=[JudgeModel(model=model or "", provider=provider)], rubric=rubric, event=event, outcome=outcome
+    )
+    if options.timeout_s is not None:
+        judging = msgspec.structs.replace(judging, timeout_s=options.timeout_s)
+    if options.max_concurrency is not None:
+        judging = msgspec.structs.replace(judging, max_concurrency=options.max_concurrency)
+    return judging
+
+
+def _reply(
+    body: ScoreRequest, judge: JudgeModel, review: RolloutReview, answer: JudgeAnswer, seconds: float
+) -> dict[str, Any]:
+    totals = [event.total for event in review.events]
+    mean = sum(totals) / len(totals) if totals else 0.0
+    outcome = review.outcome
+    return {
+        "status": "ok",
+        "aggregate_score": outcome.total if outcome is not None else mean,
+        "event_reviews": review.events,
+        "event_totals": totals,
+        "outcome_review": outcome,
+        "details": {
+            "provider": judge.provider,
+            "model": judge.model,
+            "latency_s": round(seconds, 3),
+            "usage": answer.usage,
+        },
+        "metadata": {
+            "policy_name": body.policy_name,
+            "task_app": body.task_app.id,
+            "options": body.options.model_dump(mode="json", exclude_none=True),
+        },
+    }
+
+
+def _no_rubric(body: ScoreRequest) -> Problem:
+    named = body.options.rubric_id
+    return Problem(
+        what=f"no rubric is stored here, {named[:80]!r} neither" if named else "the request has no rubric",
+        expected="`rubric` with `event` or `outcome`, or `options.rubric_overrides`",
+        fix="send the criteria along",
+        where="options.rubric_id" if named else "rubric",
+    )
+
+
+def _invalid(problem: Problem) -> ApiError:
+    return ApiError(422, problem.text(), type="invalid_request", param=problem.where or None, problems=[problem])
+
+
+def _failed(failure: JudgeFailure) -> ApiError:
+    """What a client is told that gets no scores: never a score of 0."""
+    problem = failure.problem
+    match failure.kind:
+        case "refused":
+            return ApiError(422, problem.text(), type="judge_refused", problems=[problem])
+        case "unreadable":
+            return ApiError(503, problem.text(), type="judge_unreadable", problems=[problem])
+        case "away":
+            wait, limited = max(1, round(failure.retry_after_s)), failure.limited
+            kind = "judge_limited" if limited else "judge_away"
+            return ApiError(429 if limited else 503, problem.text(), type=kind, problems=[problem], retry_after=wait)

@@ -1,0 +1,157 @@
+"""`POST /judge/v1/score`: a trace in, its scores out, through the gateway and the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.judge_server import JudgeServer, limited, prose, scored
+from tests.service.gateway.conftest import client_of, start_gateway
+
+__all__ = ["client_of", "start_gateway"]
+
+RUBRIC = {
+    "event": [{"id": "progress", "description": "It gets on.", "weight": 1.0, "scale": "binary"}],
+    "outcome": [
+        {"id": "wood", "description": "It has wood.", "weight": 0.75, "scale": "bounded"},
+        {"id": "alive", "description": "It lives.", "weight": 0.25, "scale": "bounded"},
+    ],
+}
+STEPS = [
+    {"observation": {"wood": n}, "tool_calls": [{"tool": "act"}], "reward": 0.5, "done": n == 1, "info": {}}
+    for n in range(2)
+]
+#: As `normalize_for_json` of the published client writes a SessionTrace.
+CALL = {
+    "system_instance_id": "llm",
+    "time_record": {"event_time": 1.0},
+    "model_name": "policy",
+    "system_state_after": None,
+    "call_records": [
+        {
+            "call_id": "1",
+            "input_messages": [{"role": "user", "parts": [{"type": "text", "text": "go", "data": None}]}],
+            "output_messages": [{"role": "assistant", "parts": [{"type": "text", "text": "I chop"}]}],
+            "output_tool_calls": [{"name": "act", "arguments_json": '{"do": "chop"}'}],
+        }
+    ],
+}
+ENVIRONMENT = {"system_instance_id": "env", "reward": 1.0, "terminated": True, "system_state_after": {"wood": 1}}
+
+
+def request(events: list, **changes: object) -> dict:
+    return {
+        "policy_name": "crafter-react",
+        "task_app": {"id": "grpo-crafter-task-app"},
+        "trace": {"event_history": events, "markov_blanket_message_history": [], "metadata": {"env_id": "crafter"}},
+        "rubric": RUBRIC,
+        "options": {"model": "scripted", "provider": "paused-co", "event": True, "outcome": True, "timeout_s": 45},
+    } | changes
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[JudgeServer]:
+    with JudgeServer(scored(lambda call: 1.0)) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True, scope="module")
+def service(start_judge, judge: JudgeServer) -> Iterator[None]:
+    with start_judge("score", SYNTH_JUDGE_PROVIDERS={"paused-co": {"base_url": judge.url}}):
+        yield
+
+
+@pytest.fixture
+async def user(start_gateway, client_of, judge: JudgeServer):
+    judge.script = scored(lambda call: {id: 0.5 if id == "wood" else 1.0 for id in call.criteria})
+    judge.calls.clear()
+    return await client_of(await start_gateway())
+
+
+async def test_steps_of_an_environment_are_scored_one_by_one_and_as_a_whole(user, judge):
+    for prefix in ("/api", "/api/v1", "/api/api"):
+        reply = await user.http.post(f"{prefix}/judge/v1/score", json=request(STEPS))
+        assert reply.status_code == 200, reply.text
+        body = reply.json()
+        assert body["status"] == "ok"
+        assert body["aggregate_score"] == body["outcome_review"]["total"] == pytest.approx(0.75 * 0.5 + 0.25)
+        assert body["event_totals"] == [review["total"] for review in body["event_reviews"]] == [1.0, 1.0]
+        assert body["outcome_review"]["criteria"]["wood"] == {
+            "score": 0.5,
+            "reason": "because",
+            "weight": 0.75,
+            "description": "It has wood.",
+        }
+        assert body["details"]["model"] == "scripted"
+    # The second and the third request are answered from the cache.
+    assert len(judge.calls) == 3
+
+
+async def test_a_trace_of_version_3_has_one_event_for_each_call_of_the_model(user, judge):
+    reply = await user.http.post("/api/judge/v1/score", json=request([CALL, ENVIRONMENT]))
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["event_totals"]) == 1
+    event = next(call.data for call in judge.calls if "reply" in call.data)
+    assert event["messages"] == [{"role": "user", "content": "go"}]
+    assert event["reply"]["content"] == "I chop"
+    assert event["environment"][0]["environment"]["obs"] == {"wood": 1}
+
+
+async def test_overrides_replace_a_track(user, judge):
+    overrides = {"outcome": {"goal_text": "Live.", "criteria": [{"id": "alive", "description": "?"}]}}
+    options = {"model": "scripted", "provider": "paused-co", "event": False, "rubric_overrides": overrides}
+    reply = await user.http.post("/api/judge/v1/score", json=request(STEPS, options=options))
+    assert list(reply.json()["outcome_review"]["criteria"]) == ["alive"]
+    assert reply.json()["event_reviews"] == []
+    assert "Live." in judge.calls[0].messages[0]["content"]
+
+
+WRONG = {
+    "no rubric": ({"rubric": None}, "the request has no rubric"),
+    "no criteria": ({"rubric": {"event": [], "outcome": []}}, "the rubric has no criteria"),
+    "a stored rubric": ({"rubric": None, "options": {"rubric_id": "crafter/v1"}}, "no rubric is stored here"),
+    "no model": ({"options": {}}, "options.model: no judge model was named"),
+    "no provider": ({"options": {"model": "m"}}, "options.provider: no judge provider was named"),
+    "an unknown provider": (
+        {"options": {"model": "m", "provider": "groq"}},
+        "this cluster has no judge provider 'groq'",
+    ),
+    "no events": ({"trace": {"event_history": []}}, "the trace has no events"),
+    "nothing to judge": (
+        {"options": {"model": "m", "provider": "paused-co", "event": False, "outcome": False}},
+        "nothing is left to judge",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+async def test_what_cannot_be_judged_is_a_422_with_the_reason(kind: str, user, judge):
+    changes, said = WRONG[kind]
+    reply = await user.http.post("/api/judge/v1/score", json=request(STEPS, **changes))
+    assert reply.status_code == 422
+    assert said in reply.json()["error"]["message"]
+    assert judge.calls == []
+
+
+async def test_a_judge_without_scores_is_an_error_and_never_a_score_of_0(user, judge):
+    judge.script = prose
+    reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
+    assert (reply.status_code, reply.json()["error"]["type"]) == (503, "judge_unreadable")
+    judge.script = limited(60)
+    reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
+    assert (reply.status_code, reply.json()["error"]["type"]) == (429, "judge_limited")
+    assert 50 < int(reply.headers["retry-after"]) <= 60
+
+
+async def test_a_judges_key_is_kept_by_its_name_and_never_shown(user):
+    stored = await user.http.post("/api/judge-keys", json={"name": "mine", "key": "sk-1"})
+    assert (stored.status_code, stored.json()) == (201, {"name": "mine"})
+    assert (await user.http.get("/api/judge-keys")).json()["data"] == [{"name": "mine"}]
+    assert (await user.http.delete("/api/judge-keys/mine")).json() == {"name": "mine", "deleted": True}
+    assert (await user.http.delete("/api/judge-keys/mine")).status_code == 404
+    assert (await user.http.get("/api/judge-keys")).json()["data"] == []
+    for name, key, said in (("mine", "sk 1\n", "no HTTP header"), ("no/name", "sk", "name")):
+        bad = await user.http.post("/api/judge-keys", json={"name": name, "key": key})
+        assert bad.status_code in (400, 422)
+        assert said in bad.json()["error"]["message"]
