@@ -48,6 +48,6 @@ class Handlers:
         async for piece in self.blobs.stream(blob):
             await asyncio.to_thread(check.feed, piece)
         verdict = await asyncio.to_thread(check.finish)
-        if isinstance(verdict, FileReady) and check.image_rows:
+        if isinstance(verdict, FileReady) and (check.image_rows or check.converted):
             return await self.rewriter.rewrite(org, blob, verdict)
         return verdict

@@ -76,6 +76,36 @@ async def test_images_are_stored_under_the_organisation_and_the_rows_name_them(f
     assert json.loads(row)["messages"][0]["content"][0] == {"type": "image", "image": uri}
 
 
+async def test_pairs_of_the_openai_api_are_stored_as_they_are_trained_on(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    prompt = [{"role": "user", "content": "2+2?"}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("4", "5"))
+    openai = {"input": {"messages": prompt}, "preferred_output": chosen, "non_preferred_output": rejected}
+    trained = {"messages": prompt, "chosen": chosen, "rejected": rejected}
+    lines = [json.dumps(row).encode() for row in (openai, trained, {"prompt": "2+2?", "chosen": "4", "rejected": "5"})]
+    file = await upload(gateway, blobs, org, b"\n".join([lines[0], b"", *lines[1:]]))
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileReady), found
+    assert (found.rows, found.pairs, found.messages) == (3, 3, 9)
+    assert found.converted == {"openai_preference": 1, "chosen_rejected": 1}
+    assert found.rewritten is not None
+    written = (await blobs.get_bytes(found.rewritten)).splitlines()
+    assert written[1] == b""
+    assert [json.loads(line) for line in written if line] == [trained] * 3
+
+
+async def test_a_file_of_pairs_and_conversations_is_refused_by_line(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    pair = json.dumps({"prompt": "q", "chosen": "a", "rejected": "b"}).encode()
+    same = json.dumps({"prompt": "q", "chosen": "a", "rejected": [{"role": "assistant", "content": ["a"]}]}).encode()
+    file = await upload(gateway, blobs, org, b"\n".join([pair, GOOD, same]))
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileRejected)
+    assert [(p.line, p.path) for p in found.problems] == [(2, "$"), (3, "$.rejected")]
+    assert "a conversation in a file of preference pairs" in found.problems[0].reason
+    assert "the same as the chosen side" in found.problems[1].reason
+
+
 async def test_an_image_inside_the_cluster_is_not_fetched(files_service, bus_as, blobs):
     org, gateway = new_org_id(), await bus_as("gateway")
     async with images({"/a.png": (200, PNG)}) as server:

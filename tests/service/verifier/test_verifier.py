@@ -223,6 +223,24 @@ async def test_a_file_with_images_is_not_for_a_model_that_sees_none(verifier, bu
     assert found.problems[0].what == "'train.jsonl' shows images, and tiny-qwen3 sees none"
 
 
+@pytest.mark.parametrize(
+    ("config", "pairs", "reason"),
+    [
+        (SFT, 1, "holds preference pairs, and this is a supervised job"),
+        (SFT.replace('"sft"', '"dpo"'), 0, "DPO trains on preference pairs"),
+    ],
+)
+async def test_a_file_of_the_other_kind_of_rows_is_refused(verifier, bus_as, blobs, models_dir, config, pairs, reason):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    file = await upload(gateway, blobs, org, b"rows")
+    ready = FileReady(rows=1, messages=2, characters=3, pairs=pairs)
+    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
+    org, job = await validated(bus_as, models_dir, config, org=org, training_file=file)
+    found = await outcome(gateway, org, job)
+    assert isinstance(found, JobRefused)
+    assert reason in found.problems[0].what
+
+
 async def test_rows_that_were_written_anew_are_what_is_trained_on(bus_as, blobs):
     org, bus = new_org_id(), await bus_as("verifier")
     file = await upload(await bus_as("gateway"), blobs, org, b"rows")

@@ -17,10 +17,14 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What is wrong with the lines of a file. image_rows: how many rows show images, which were not fetched."""
+    """What is wrong with the lines of a file. image_rows: how many rows show images, which were not fetched.
+
+    pairs: whether they are preference pairs.
+    """
 
     problems: list[Problem]
     image_rows: int
+    pairs: bool
 
 
 def check_dataset(path: Path, *, read: Callable[[int], None] = lambda n: None) -> DatasetReport:
@@ -34,5 +38,6 @@ def check_dataset(path: Path, *, read: Callable[[int], None] = lambda n: None) -
             read(done)
     verdict = check.finish()
     if isinstance(verdict, FileRejected):
-        return DatasetReport(line_problems(verdict.problems, verdict.bad_lines, str(path)), check.image_rows)
-    return DatasetReport([], check.image_rows)
+        problems = line_problems(verdict.problems, verdict.bad_lines, str(path))
+        return DatasetReport(problems, check.image_rows, check.pairs > 0)
+    return DatasetReport([], check.image_rows, check.pairs > 0)

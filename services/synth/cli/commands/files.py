@@ -88,6 +88,8 @@ def get(
         ("tokens", _about(found.tokens) if found.tokens else ""),
         ("lengths", _lengths(found.lengths)),
         ("images", output.count(found.images) if found.images else ""),
+        ("pairs", output.count(found.pairs) if found.pairs else ""),
+        ("converted", ", ".join(f"{output.count(n)} {shape}" for shape, n in found.converted.items())),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),
     ]
