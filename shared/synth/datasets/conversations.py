@@ -3,7 +3,8 @@
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…", "weight": 1}], "tools": […]}
 
 Every message that the published clients write is taken as it is (`synth.chat.messages` has the types and the rules), so
-that only rows with images and pairs of another shape (`synth.datasets.pairs`) are ever written anew.
+that only rows with images and rows of another shape (`synth.datasets.shapes`, `synth.datasets.pairs`) are ever written
+anew.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ from synth.chat.messages import (
     object_text,
 )
 from synth.datasets.pairs import OPENAI, Pair, holds_pair, pair_problem, read_pair
+from synth.datasets.shapes import ALPACA, PROMPT_COMPLETION, SHAREGPT, Reshaped, reshape
 from synth.events import LineProblem
 
+_MESSAGE = re.compile(r"\$\.messages\[(\d+)\]")
+_FIELD = {SHAREGPT: "$.conversations", ALPACA: "$.instruction", PROMPT_COMPLETION: "$.prompt"}
+_LIST = "a JSON list; expected an object on each line (jq -c '.[]' FILE > rows.jsonl makes them of a list)"
+_SHAPES = (
+    "messages, conversations (ShareGPT), instruction and output (Alpaca), prompt and completion, or prompt, chosen and "
+    "rejected"
+)
 _AT = re.compile(r" - at `(\$[^`]*)`$")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -71,10 +80,10 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
         try:
             row = decode_row(line)
         except msgspec.ValidationError:
-            data = msgspec.json.decode(line)
-            if not isinstance(data, dict) or not holds_pair(cast(dict[str, Any], data)):
+            found = _read_other_shape(line)
+            if found is None:
                 raise
-            return _read_pair(line, cast(dict[str, Any], data))
+            return found
         if row.chosen is not None or row.rejected is not None:
             return _read_pair(line, msgspec.json.decode(line))
     except UnicodeDecodeError as error:
@@ -94,10 +103,45 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
 
 
 def canonical_line(line: bytes) -> bytes:
-    """A checked line as it is trained on: itself, but for a pair that came in another shape."""
+    """A checked line as it is trained on: itself, unless it came in another shape."""
+    try:
+        row = decode_row(line)
+    except msgspec.ValidationError:
+        row = None
+    if row is not None and row.chosen is None and row.rejected is None:
+        return line
     data: dict[str, Any] = msgspec.json.decode(line)
-    pair = read_pair(line, data) if holds_pair(data) else None
-    return msgspec.json.encode(pair.data) if isinstance(pair, Pair) and pair.shape else line
+    found = read_pair(line, data) if holds_pair(data) else reshape(line, data)
+    return msgspec.json.encode(found.data) if isinstance(found, Pair | Reshaped) and found.shape else line
+
+
+def _read_other_shape(line: bytes) -> LineStats | tuple[str, str] | None:
+    """What is on a line that has no good `messages`; None where it is in none of the other shapes either."""
+    decoded = msgspec.json.decode(line)
+    if isinstance(decoded, list):
+        return "$", _LIST
+    if not isinstance(decoded, dict):
+        return None
+    data = cast(dict[str, Any], decoded)
+    if holds_pair(data):
+        return _read_pair(line, data)
+    found = reshape(line, data)
+    if not isinstance(found, Reshaped):
+        if found is None and data.get("messages") is None:
+            return "$", f"a row in none of the shapes that are known; expected {_SHAPES}"
+        return found
+    place = _FIELD[found.shape]
+    if len(found.data["messages"]) < 2:
+        return place, "fewer than two messages; expected a question and an answer"
+    row = msgspec.convert(found.data, UploadedRow)
+    stats = _row_problem(row, row.messages) or _line_stats(row)
+    if isinstance(stats, LineStats):
+        stats.shape = found.shape
+        return stats
+    path, reason = stats
+    at = _MESSAGE.match(path)
+    # In the words of the line as it came.
+    return found.places[int(at[1])] if at else path.replace("$.messages", place), reason
 
 
 def _read_pair(line: bytes, data: dict[str, Any]) -> LineStats | tuple[str, str]:
@@ -151,6 +195,8 @@ def _located(error: msgspec.ValidationError) -> tuple[str, str]:
 
 def _malformed(line: bytes, reason: str) -> str:
     if reason.startswith("Input data was truncated"):
+        if line.lstrip().startswith(b"["):
+            return _LIST
         if line.rstrip().endswith(b"}"):
             return "not JSON: a text is not closed, or a \\u escape is one half of a pair"
         return "not JSON: the line ends too early (a conversation must be on one line)"

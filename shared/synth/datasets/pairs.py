@@ -4,8 +4,9 @@ As it is trained on: `{"messages": [prompt], "chosen": [the assistant's messages
 `synth.chat.messages.PreferenceRow`. As it may come:
 
 - OpenAI's: `{"input": {"messages", "tools"?, "parallel_tool_calls"?}, "preferred_output", "non_preferred_output"}`;
-- `{"prompt" or "messages", "chosen", "rejected"}`, each a text or messages. Where the two sides are whole
-  conversations, what they share is the prompt, and a prompt beside them has to be its beginning.
+- `{"prompt" or "messages", "chosen", "rejected"}`, each a text or messages, or with Alpaca's `instruction` and `input`
+  as the prompt. Where the two sides are whole conversations, what they share is the prompt, and a prompt beside them
+  has to be its beginning.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from synth.chat.messages import Message, PreferenceRow, TrainingMessage, template_messages
+from synth.datasets.shapes import instruction_text
 from synth.errors import UserError
 
 OPENAI = "openai_preference"
@@ -41,6 +43,8 @@ class _ChosenRejected(msgspec.Struct, gc=False, kw_only=True):
     prompt: str | _Messages | None = None
     messages: _Messages | None = None
     system: str | None = None
+    instruction: str | None = None
+    input: str | None = None
     chosen: str | _Messages
     rejected: str | _Messages
 
@@ -130,7 +134,7 @@ def _from_chosen_rejected(data: dict[str, Any]) -> Pair | tuple[str, str]:
         chosen, rejected = chosen[shared:], rejected[shared:]
     if not prompt:
         return "$", "a pair without a prompt; expected `prompt`, or chosen and rejected as whole conversations"
-    kept = {name: value for name, value in data.items() if name not in ("prompt", "system")}
+    kept = {name: value for name, value in data.items() if name not in ("prompt", "system", "instruction", "input")}
     row = kept | {"messages": prompt, "chosen": chosen, "rejected": rejected}
     shape = "" if row == data else CHOSEN_REJECTED
     return _pair(shape, row, (prompt_place, "$.chosen", "$.rejected"), shared)
@@ -160,6 +164,8 @@ def _pair(shape: str, data: dict[str, Any], places: tuple[str, str, str], start:
 def _prompt(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The messages of the prompt that stands beside the sides; none where there is no such field."""
     given = data["prompt"] if data.get("prompt") is not None else data.get("messages")
+    if given is None and data.get("instruction") is not None:
+        given = instruction_text(data["instruction"], data.get("input"))
     if given is None:
         return []
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)

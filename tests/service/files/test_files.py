@@ -148,8 +148,9 @@ def test_the_pieces_in_which_a_file_arrives_do_not_matter(piece):
     [
         (b"nope", "$", "not JSON"),
         (GOOD + b" {}", "$", "trailing characters"),
-        (b"[1]", "$", "Expected `object`, got `array`"),
-        (b'{"prompt": "x"}', "$", "missing required field `messages`"),
+        (b"[1]", "$", "a JSON list; expected an object on each line"),
+        (b"1", "$", "Expected `object`, got `int`"),
+        (b'{"prompt": "x"}', "$", "a row in none of the shapes that are known; expected messages"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "$.messages", "length >= 2"),
         (GOOD.replace(b"assistant", b"bot"), "$.messages[1].role", "expected one of system"),
         (GOOD.replace(b'"2+2?"', b"5"), "$.messages[0].content", "got `int`"),

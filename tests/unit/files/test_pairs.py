@@ -20,7 +20,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def said(text: str, **more: Any) -> dict[str, Any]:
+def said(text: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
@@ -34,6 +34,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
     [
         (PAIR, "", PAIR),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, "chosen_rejected", PAIR),
+        ({"instruction": "q", "input": "", "chosen": "a", "rejected": "b"}, "chosen_rejected", PAIR),
         ({"prompt": [user("q")], "chosen": [said("a")], "rejected": "b"}, "chosen_rejected", PAIR),
         (
             {"prompt": "q", "system": "s", "chosen": "a", "rejected": "b"},

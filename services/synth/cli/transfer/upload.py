@@ -30,7 +30,8 @@ def upload_ready(client: Client, path: Path, *, timeout: float) -> File:
         file = wait_ready(client, file, timeout=timeout)
     if file.status == "failed":
         raise UsageProblem.of(line_problems(file.problems, file.bad_lines, str(path)))
-    output.hint(f"{path}: {file.rows} rows, {file.id}")
+    converted = ", ".join(f"{count} {shape}" for shape, count in file.converted.items())
+    output.hint(f"{path}: {file.rows} rows{f', of which converted: {converted}' if converted else ''}, {file.id}")
     return file
 
 
