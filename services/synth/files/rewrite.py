@@ -33,21 +33,27 @@ class Rewriter:
     source: ImageSource
     folder: Path
 
-    async def rewrite(self, org: str, blob: BlobRef, ready: FileReady) -> FileReady | FileRejected:
+    def scratch(self, purpose: str) -> Path:
+        """A path of its own for a file that is being written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{purpose}-{uuid.uuid4().hex}"
+
+    async def rewrite(
+        self, org: str, blob: BlobRef, ready: FileReady, pieces: AsyncIterator[bytes]
+    ) -> FileReady | FileRejected:
         """The verdict on a checked file that is to be written anew: ready with `rewritten`, or rejected.
 
         It is rejected with the images that fail. After the first 20 of them no more are fetched, so `bad_lines` counts
-        the lines up to there.
+        the lines up to there. pieces: the file's bytes, as JSONL.
         """
         settings = self.source.settings
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"rewrite-{uuid.uuid4().hex}"
+        path = self.scratch("rewrite")
         work = _FileRewrite(FileImages(self.source, org), settings, converts=bool(ready.converted))
         try:
             with path.open("wb") as out:
                 try:
                     async with asyncio.timeout(settings.images_deadline_s):
-                        async for lines in _windows(self.blobs.stream(blob)):
+                        async for lines in _windows(pieces):
                             if not await work.window(lines, out):
                                 break
                 except TimeoutError:

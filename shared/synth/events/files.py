@@ -23,9 +23,9 @@ class FileReady(Event, frozen=True, kw_only=True):
 
     tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: that the rows
     show, all of them; a job says how many of a message are trained. pairs: rows that are preference pairs: all or none.
-    converted: how many rows came in a shape that is not the one that is trained on, by that shape. rewritten: the rows
-    as they are trained on, where they are not the uploaded bytes (other shapes, images that are now blobs); None where
-    they are.
+    converted: how many rows came in a shape that is not the one that is trained on, by that shape; of Parquet all did.
+    rewritten: the rows as they are trained on, where they are not the uploaded bytes (other shapes, images that are now
+    blobs); None where they are.
     """
 
     rows: int

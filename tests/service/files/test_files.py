@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -258,3 +259,39 @@ async def test_a_file_that_was_deleted_before_its_check_gets_no_verdict(files_se
         await wait_for(gateway, f"file.*.{org}.{later}", "file.ready")
     facts = [e.type for e in await replay(gateway.nc, [f"file.*.{org}.{file}"])]
     assert facts == ["file.uploaded", "file.deleted"]
+
+
+async def test_parquet_is_checked_by_row_and_stored_as_the_rows_that_are_trained_on(files_service, bus_as, blobs):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    async def verdict(rows: Sequence[Mapping[str, object]]) -> FileReady | FileRejected:
+        out = pa.BufferOutputStream()
+        parquet.write_table(pa.Table.from_pylist([dict(row) for row in rows]), out)
+        file = await upload(gateway, blobs, org, out.getvalue().to_pybytes())
+        found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+        assert isinstance(found, FileReady | FileRejected)
+        return found
+
+    org, gateway = new_org_id(), await bus_as("gateway")
+    shown = {**ROW, "images": [{"bytes": PNG, "path": None}]}
+    found = await verdict([shown, ROW])
+    assert isinstance(found, FileReady), found
+    assert (found.rows, found.images, found.converted) == (2, 1, {"parquet": 2})
+    assert found.rewritten is not None
+    rows = [json.loads(line) for line in (await blobs.get_bytes(found.rewritten)).splitlines()]
+    assert rows[1] == ROW
+    assert rows[0]["messages"][0]["content"][0]["image"].startswith(f"blob://orgs/{org}/images/")
+    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    other = await verdict([{"conversations": turns}])
+    assert isinstance(other, FileReady), other
+    assert other.converted == {"parquet": 1, "sharegpt": 1}
+    assert other.rewritten is not None
+    assert json.loads(await blobs.get_bytes(other.rewritten)) == ROW
+    wrong = await verdict([ROW, {"messages": ROW["messages"][:1]}])
+    assert isinstance(wrong, FileRejected)
+    assert (wrong.problems[0].line, wrong.problems[0].path) == (2, "$.messages")
+    file = await upload(gateway, blobs, org, b"PAR1 and no more")
+    broken = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(broken, FileRejected)
+    assert "not a Parquet file that can be read" in broken.problems[0].reason

@@ -15,6 +15,7 @@ from synth.cli.job_files import Flags, LenientRegistry, datasets_of, name_of, re
 from synth.cli.submission import CheckedJob
 from synth.cli.tui import output
 from synth.datasets.refused import images_refused, rows_refused
+from synth.datasets.sources import source_files
 from synth.errors import Problem
 from synth.jobs.resolve.job import ValidationReport, require_job
 from synth.jobs.resolved import Job, SftJob, job_from_data
@@ -66,7 +67,7 @@ def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile
     problems: list[Problem] = []
     warnings: list[str] = []
     for _, path in datasets_of(job):
-        total = path.stat().st_size
+        total = sum(file.stat().st_size for file in source_files(path))
         with output.status(f"checking {path} ({output.size(total)})") as status:
             report = check_dataset(path, read=lambda n, p=path, t=total: status(f"checking {p}: {100 * n // t} %"))
         problems += report.problems
