@@ -120,6 +120,17 @@ def test_a_run_that_resumes_keeps_its_reference_and_ends_as_one_straight_through
                 assert found[name] == value, name
 
 
+def test_what_the_assistant_says_in_the_prompt_is_context(model_dir: Path) -> None:
+    [row] = preference_pairs(1)
+    earlier = [{"role": "user", "content": "a word?"}, {"role": "assistant", "content": "hello"}]
+    longer = {**row, "messages": [*earlier, *row["messages"]]}
+    tokenizer = load_tokenizer(model_dir)
+    found = [encode_pairs(pair_rows([r]), tokenizer, sequence_length=256).sequences for r in (row, longer)]
+    trained = [[s.tokens[s.trained_positions(i)].tolist() for i in (0, 1)] for s in found]
+    assert trained[0] == trained[1]
+    assert len(found[1].tokens) > len(found[0].tokens)
+
+
 def test_pairs_are_cut_and_counted_and_both_sides_stay_or_go(model_dir: Path) -> None:
     rows = preference_pairs(4)
     rows[1]["messages"][0]["content"] *= 40
