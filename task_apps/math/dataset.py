@@ -1,7 +1,8 @@
-"""The SFT dataset of the Math task: `python -m task_apps.math.dataset --out math.jsonl`.
+"""The datasets of the Math task: `python -m task_apps.math.dataset --out math.jsonl`.
 
 Two true ways to answer, of which the environment pays only one: 40 % of the rows work the sum out digit by digit,
-60 % give a quick lower estimate. RL then has something to choose.
+60 % give a quick lower estimate. RL then has something to choose. With `--preferences` the rows are pairs of the two,
+of which the worked sum is chosen: the same choice, for DPO.
 """
 
 from __future__ import annotations
@@ -44,14 +45,29 @@ def rows(count: int, *, seed: int) -> Iterator[dict[str, object]]:
         }
 
 
+def preferences(count: int, *, seed: int) -> Iterator[dict[str, object]]:
+    """`count` preference pairs over training pairs only, the same for the same seed."""
+    chance = random.Random(seed)
+    train = pairs(held_out=False)
+    for _ in range(count):
+        a, b = chance.choice(train)
+        yield {
+            "messages": [{"role": "user", "content": question(a, b)}],
+            "chosen": [{"role": "assistant", "content": worked(a, b)}],
+            "rejected": [{"role": "assistant", "content": estimate(a, b)}],
+        }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="task_apps.math.dataset", description="Write the SFT dataset.")
+    parser = argparse.ArgumentParser(prog="task_apps.math.dataset", description="Write a dataset.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=16_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--preferences", action="store_true", help="preference pairs, for DPO")
     options = parser.parse_args()
+    made = (preferences if options.preferences else rows)(options.rows, seed=options.seed)
     with options.out.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows(options.rows, seed=options.seed))
+        file.writelines(json.dumps(row) + "\n" for row in made)
 
 
 if __name__ == "__main__":

@@ -233,3 +233,23 @@ def test_check_takes_what_submit_takes(platform: Platform, rows: Path):
     again = sft(steps=1, model=made).replace("[job]", f'[job]\ndata = "{uploaded}"')
     assert platform.shell.run("config", "check", platform.write(again)).returncode == 0
     platform.succeeded(platform.submit(again))
+
+
+def test_check_takes_a_folder_of_parquet_pairs_as_submit_does(platform: Platform):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder = platform.shell.folder / "preferences" / "data"
+    folder.mkdir(parents=True)
+    for k, split in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
+        pairs = [{"prompt": f"{k}{i} + 1?", "chosen": f"{k}{i}1", "rejected": "none"} for i in range(8)]
+        parquet.write_table(pa.Table.from_pylist(pairs), folder / f"{split}.parquet")
+    dpo = sft(steps=1).replace('"sft"', '"dpo"').replace("[job]", f'[job]\ndata = "{folder.parent}"')
+    assert platform.shell.run("config", "check", platform.write(dpo)).returncode == 0
+    platform.succeeded(platform.submit(dpo))
+    file = json.loads(platform.shell.ok("files", "ls", "--limit", "1", "-o", "json"))[0]
+    assert (file["filename"], file["rows"], file["pairs"]) == ("preferences.jsonl", 16, 16)
+    assert file["converted"] == {"chosen_rejected": 16}
+    checked = platform.shell.run("config", "check", platform.write(dpo.replace('"dpo"', '"sft"')))
+    assert checked.returncode == 2
+    assert "holds preference pairs, and this is a supervised job" in checked.stdout + checked.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from openai.types.fine_tuning import FineTuningJob
 from pydantic import BaseModel, ConfigDict
 
 from synth.runtime.env_file import read_env_file
+from task_apps.math import dataset
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import Served
 
@@ -126,6 +129,47 @@ def test_what_has_no_effect_is_named_in_the_answer(sft_job: FineTuningJob, clien
     asked: Any = {"model": sft_job.fine_tuned_model, "messages": ASK, "max_tokens": 2}
     reply: Any = client.chat.completions.create(**asked, service_tier="flex", extra_body={"colour": "red"})
     assert sorted(w.partition(" ")[0] for w in reply.warnings) == ["colour", "service_tier"]
+
+
+def _preferences(count: int, *, seed: int) -> bytes:
+    """Pairs as the OpenAI API has them: a sum worked out, and a lower bound of it."""
+    rows = [
+        {
+            "input": {"messages": pair["messages"]},
+            "preferred_output": pair["chosen"],
+            "non_preferred_output": pair["rejected"],
+        }
+        for pair in dataset.preferences(count, seed=seed)
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def test_preferences_are_learnt_from_it(sft_job: FineTuningJob, platform: Platform, client: openai.OpenAI):
+    train, held_out = (
+        client.files.create(file=("preferences.jsonl", _preferences(count, seed=seed)), purpose="fine-tune")
+        for count, seed in ((128, 1), (32, 2))
+    )
+    hyperparameters: Any = {"beta": 0.2, "n_epochs": 2, "batch_size": 16, "learning_rate_multiplier": 300}
+    method: Any = {"type": "dpo", "dpo": {"hyperparameters": hyperparameters}}
+    job = client.fine_tuning.jobs.create(
+        model=sft_job.fine_tuned_model or "",
+        training_file=train.id,
+        validation_file=held_out.id,
+        method=method,
+    )
+    platform.succeeded(job.id)
+    done = client.fine_tuning.jobs.retrieve(job.id)
+    assert done.fine_tuned_model == f"fft:{MODEL}:{job.id}"
+    assert done.fine_tuned_model is not None
+    assert done.method is not None
+    assert done.method.dpo is not None
+    assert done.method.dpo.hyperparameters is not None
+    assert done.method.dpo.hyperparameters.beta == 0.2
+    steps = platform.steps(job.id)
+    assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-3)
+    assert steps[-1]["rewards_chosen"] > steps[-1]["rewards_rejected"]
+    assert steps[-1]["validation_preference_accuracy"] >= 0.9
+    assert client.models.retrieve(done.fine_tuned_model).id == done.fine_tuned_model
 
 
 def test_reinforcement_goes_on_from_it(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from synth.blobs import BlobMissing, BlobStore
 from synth.bus.connection import Connection
@@ -11,6 +15,8 @@ from synth.bus.history.file_log import read_file
 from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
 from synth.datasets.check import FileCheck
+from synth.datasets.conversations import line_problem
+from synth.datasets.parquet import MAGIC, PARQUET, ParquetUnreadable, parquet_lines
 from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
 from synth.files.rewrite import Rewriter
 from synth.runtime import logs
@@ -44,10 +50,39 @@ class Handlers:
         log.info("file checked", verdict=type(verdict).__name__, size=blob.size)
 
     async def _check(self, org: str, blob: BlobRef) -> FileReady | FileRejected:
+        if await self.blobs.get_range(blob, 0, len(MAGIC)) == MAGIC:
+            return await self._check_parquet(org, blob)
+        return await self._check_lines(org, blob, lambda: self.blobs.stream(blob))
+
+    async def _check_parquet(self, org: str, blob: BlobRef) -> FileReady | FileRejected:
+        """Check the rows as lines; a Parquet file is read from its end, so that it has to lie on the disk."""
+        path = self.rewriter.scratch("parquet")
+        try:
+            with path.open("wb") as out:
+                async for piece in self.blobs.stream(blob):
+                    await asyncio.to_thread(out.write, piece)
+            return await self._check_lines(org, blob, lambda: _parquet_pieces(path), shape=PARQUET)
+        except ParquetUnreadable as error:
+            return FileRejected(bad_lines=1, problems=[line_problem(1, ("$", str(error)))])
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _check_lines(
+        self, org: str, blob: BlobRef, read: Callable[[], AsyncIterator[bytes]], *, shape: str | None = None
+    ) -> FileReady | FileRejected:
+        """read: the file as JSONL, from its beginning. shape: of every row, beside that which a line has."""
         check = FileCheck(max_line_bytes=self.max_line_bytes)
-        async for piece in self.blobs.stream(blob):
+        async for piece in read():
             await asyncio.to_thread(check.feed, piece)
         verdict = await asyncio.to_thread(check.finish)
-        if isinstance(verdict, FileReady) and check.image_rows:
-            return await self.rewriter.rewrite(org, blob, verdict)
-        return verdict
+        if not isinstance(verdict, FileReady) or not (check.image_rows or check.converted or shape):
+            return verdict
+        if shape is not None:
+            verdict = msgspec.structs.replace(verdict, converted={shape: verdict.rows} | verdict.converted)
+        return await self.rewriter.rewrite(org, blob, verdict, read())
+
+
+async def _parquet_pieces(path: Path) -> AsyncIterator[bytes]:
+    lines = parquet_lines(path)
+    while (piece := await asyncio.to_thread(next, lines, None)) is not None:
+        yield piece

@@ -7,6 +7,7 @@ of a message are trained is for the job to say.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +47,11 @@ def draft_row(line: bytes) -> DraftRow | None:
     row: dict[str, Any] = msgspec.json.decode(line)
     older = [ImageSlot({}, address, path) for name in _OLDER for address, path in _row_images(row, name)]
     slots: list[ImageSlot] = []
-    for i, message in enumerate(row["messages"]):
+    for place, message in _messages(row):
         content = message.get("content")
         parts = _parts(content)
         first = older if message["role"] == "user" else []
-        own = _part_slots(parts, f"$.messages[{i}].content")
+        own = _part_slots(parts, f"{place}.content")
         if not (first or own):
             continue
         if first:
@@ -63,6 +64,13 @@ def draft_row(line: bytes) -> DraftRow | None:
     for name in _OLDER:
         row.pop(name, None)
     return DraftRow(row, slots)
+
+
+def _messages(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The messages of a conversation, or of a pair's prompt and sides, and where each stands."""
+    for name in ("messages", "chosen", "rejected"):
+        for i, message in enumerate(row.get(name) or ()):
+            yield f"$.{name}[{i}]", message
 
 
 def fill_slot(slot: ImageSlot, uri: str) -> None:

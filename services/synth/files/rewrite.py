@@ -1,4 +1,4 @@
-"""Writes a file with images anew: its rows in order, a window of them at a time, with their images as blobs."""
+"""Writes a file anew: its rows in order, a window of them at a time, as they are trained on, with images as blobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from synth.blobs import BlobStore
 from synth.datasets.check import PROBLEMS_KEPT
-from synth.datasets.conversations import line_problem
+from synth.datasets.conversations import canonical_line, line_problem
 from synth.events import BlobRef, FileReady, FileRejected, LineProblem
 from synth.files.image_rows import DraftRow, draft_row, fill_slot
 from synth.files.image_source import FileImages, ImageSource
@@ -27,26 +27,33 @@ _WINDOW_LINES = 1024
 
 @dataclass(frozen=True)
 class Rewriter:
-    """Writes files with images anew. folder: scratch space, for a file that is being written."""
+    """Writes files anew that are not trained on as they came. folder: scratch space for them."""
 
     blobs: BlobStore
     source: ImageSource
     folder: Path
 
-    async def rewrite(self, org: str, blob: BlobRef, ready: FileReady) -> FileReady | FileRejected:
-        """The verdict on a checked file with images: ready with `rewritten`, or rejected with the images that fail.
+    def scratch(self, purpose: str) -> Path:
+        """A path of its own for a file that is being written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / f"{purpose}-{uuid.uuid4().hex}"
 
-        After the first 20 that fail no more are fetched, so `bad_lines` counts the lines up to there.
+    async def rewrite(
+        self, org: str, blob: BlobRef, ready: FileReady, pieces: AsyncIterator[bytes]
+    ) -> FileReady | FileRejected:
+        """The verdict on a checked file that is to be written anew: ready with `rewritten`, or rejected.
+
+        It is rejected with the images that fail. After the first 20 of them no more are fetched, so `bad_lines` counts
+        the lines up to there. pieces: the file's bytes, as JSONL.
         """
         settings = self.source.settings
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"rewrite-{uuid.uuid4().hex}"
-        work = _FileRewrite(FileImages(self.source, org), settings)
+        path = self.scratch("rewrite")
+        work = _FileRewrite(FileImages(self.source, org), settings, converts=bool(ready.converted))
         try:
             with path.open("wb") as out:
                 try:
                     async with asyncio.timeout(settings.images_deadline_s):
-                        async for lines in _windows(self.blobs.stream(blob)):
+                        async for lines in _windows(pieces):
                             if not await work.window(lines, out):
                                 break
                 except TimeoutError:
@@ -62,15 +69,18 @@ class Rewriter:
 
 
 class _FileRewrite:
-    def __init__(self, images: FileImages, settings: FilesSettings) -> None:
+    def __init__(self, images: FileImages, settings: FilesSettings, *, converts: bool) -> None:
         self.line = 0
         self.images = 0
         self.problems: list[LineProblem] = []
         self._images = images
         self._at_once = settings.image_fetches_at_once
+        self._converts = converts
 
     async def window(self, lines: list[bytes], out: BinaryIO) -> bool:
         """Write these lines; False when so many images have failed that the rest is not worth its fetches."""
+        if self._converts:
+            lines = await asyncio.to_thread(lambda: [canonical_line(line) if line.strip() else line for line in lines])
         drafts = await asyncio.to_thread(lambda: [draft_row(line) for line in lines])
         await self._fill(drafts)
         for row in drafts:

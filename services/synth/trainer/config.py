@@ -72,11 +72,18 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.world_size > 1 and self.sharding != "replicated"
 
 
+class DpoConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Direct Preference Optimization: see `losses.dpo.dpo_loss`."""
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+
 class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Supervised fine-tuning.
+    """Training on the rows of a file: supervised fine-tuning, or with `dpo` on preference pairs.
 
     steps, when given, wins over epochs. examples: only the first rows of the dataset.
-    batch_size: sequences in one optimizer step, accumulation included.
+    batch_size: sequences, or pairs, in one optimizer step, accumulation included.
     sequence_length: tokens of a row that are kept. max_images_per_message: images of a message that a vision model is
     shown, the first ones. validation_every: steps; 0 is never.
     best_metric: the metric by which the exported model is picked; None exports the last.
@@ -90,6 +97,7 @@ class SftTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     steps: int | None = None
     validation_every: int = 0
     best_metric: Literal["validation_loss"] | None = None
+    dpo: DpoConfig | None = None
 
 
 class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

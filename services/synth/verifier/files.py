@@ -21,11 +21,12 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class ReadyFile:
-    """A checked file. rows: the blob to train on. images: how many its rows show."""
+    """A checked file. rows: the blob to train on. images: how many its rows show. pairs: whether they are pairs."""
 
     name: str
     rows: BlobRef
     images: int
+    pairs: bool
 
 
 async def wait_for_file(
@@ -74,14 +75,15 @@ def _ready(known: FileHistory, file_id: str, role: str) -> ReadyFile | None:
         return None
     if isinstance(known.verdict, FileRejected):
         raise UserError(rejected(known.verdict, known.upload.name, file_id, role))
-    return ReadyFile(known.upload.name, known.verdict.rewritten or known.upload.blob, known.verdict.images)
+    verdict = known.verdict
+    return ReadyFile(known.upload.name, verdict.rewritten or known.upload.blob, verdict.images, bool(verdict.pairs))
 
 
 def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[Problem]:
     """What a user needs to mend the file: how many lines are bad, and the first of them."""
     summary = Problem(
         what=f"{name!r} has {verdict.bad_lines} bad line{'s' if verdict.bad_lines > 1 else ''}",
-        expected="a conversation on each line",
+        expected="a conversation, or a preference pair, on each line",
         fix="mend the file, upload it again, and submit the job with the new id",
         where=f"{role} = {file_id!r}",
     )

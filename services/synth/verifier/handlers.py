@@ -18,7 +18,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
-from synth.datasets.images import images_refused
+from synth.datasets.refused import images_refused, rows_refused
 from synth.errors import Permanent, Problem, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
@@ -103,7 +103,7 @@ class VerifierHandlers:
             known = len(problems)
             ready = await _collect(problems, look_at_file(self.bus, asked.org, file_id, role=role))
             if ready is not None:
-                problems += self._images_refused(job, ready, file_id, role)
+                problems += self._refused(job, ready, file_id, role)
             elif len(problems) == known:
                 unchecked.append(file_id)
         return CheckVerdict(problems=problems, unchecked=unchecked)
@@ -169,14 +169,17 @@ class VerifierHandlers:
     async def _file(self, job: SftJob, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
         left = max(0.0, (until - datetime.now(UTC)).total_seconds())
         ready = await wait_for_file(self.bus, org, file_id, role=role, timeout=left, stop=self.stop)
-        if problems := self._images_refused(job, ready, file_id, role):
+        if problems := self._refused(job, ready, file_id, role):
             raise UserError(problems)
         return ready
 
-    def _images_refused(self, job: SftJob, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:
-        if not ready.images or self.registry.find(job.model).vision is not None:
-            return []
-        return [images_refused(ready.name, job.model, where=f"{role} = {file_id!r}")]
+    def _refused(self, job: SftJob, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:
+        where = f"{role} = {file_id!r}"
+        wrong = rows_refused(ready.name, pairs=ready.pairs, dpo=job.dpo is not None, where=where)
+        problems = [wrong] if wrong else []
+        if ready.images and self.registry.find(job.model).vision is None:
+            problems.append(images_refused(ready.name, job.model, where=where))
+        return problems
 
 
 def _files_of(job: SftJob) -> list[tuple[str, str]]:

@@ -144,6 +144,16 @@ class TrainingRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return Conversation(self.messages, self.tools or ())
 
 
+class PreferenceRow(TrainingRow, frozen=True, gc=False, kw_only=True):
+    """A line of a file of preference pairs: two ways to go on from `messages`, each beginning with the assistant.
+
+    Of the messages of the two, those of the assistant are learnt from; `messages` is context alone.
+    """
+
+    chosen: Annotated[list[TrainingMessage], Meta(min_length=1)]
+    rejected: Annotated[list[TrainingMessage], Meta(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What a prompt is rendered from. tools: as the client wrote them. thinking: whether the model may think first."""

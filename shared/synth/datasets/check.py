@@ -1,4 +1,4 @@
-"""Checks a file of conversations as its bytes arrive, in constant memory: bad lines are counted, the first are kept."""
+"""Checks a file of conversations or pairs as its bytes arrive, in constant memory: the first bad lines are kept."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from synth.datasets.token_estimate import TokenEstimate
 from synth.events import FileReady, FileRejected, LineProblem
 
 PROBLEMS_KEPT = 20
+#: By whether the line that does not fit is a pair.
+_MIXED = {
+    True: ("$", "a preference pair in a file of conversations; expected one of the two in all lines"),
+    False: ("$", "a conversation in a file of preference pairs; expected one of the two in all lines"),
+}
 
 
 class FileCheck:
     """Takes a file in pieces of any size; `finish` gives the verdict.
 
-    max_line_bytes: a longer line is a bad one. image_rows: how many rows show images, in whatever form.
+    max_line_bytes: a longer line is a bad one. image_rows: how many rows show images, in whatever form. pairs: how many
+    are preference pairs; the kind of the first good row is that of all. converted: as in `FileReady`.
     """
 
     def __init__(self, *, max_line_bytes: int = 64 << 20) -> None:
         self.image_rows = 0
+        self.pairs: int = 0
+        self.converted: dict[str, int] = {}
         self._max_line_bytes = max_line_bytes
         self._too_long = ("$", f"the line is longer than {max_line_bytes} bytes (SYNTH_MAX_LINE_BYTES)")
         self._rest = b""
@@ -47,7 +55,7 @@ class FileCheck:
         if self._rest or self._skipping:
             self._check(self._rest)
         if self._rows == 0 and self._bad_lines == 0:
-            self._bad(1, ("$", "the file has no rows; expected one conversation a line"))
+            self._bad(1, ("$", "the file has no rows; expected one conversation, or one preference pair, a line"))
         if self._bad_lines:
             return FileRejected(bad_lines=self._bad_lines, problems=self._problems)
         return FileReady(
@@ -56,6 +64,8 @@ class FileCheck:
             characters=self._characters,
             tokens=self._tokens.total(characters=self._characters, messages=self._messages),
             lengths=self._lengths,
+            pairs=self.pairs,
+            converted=self.converted,
         )
 
     def _check(self, line: bytes) -> None:
@@ -69,7 +79,13 @@ class FileCheck:
         if isinstance(found, tuple):
             self._bad(self._line, found)
             return
+        if self._rows and found.pair != bool(self.pairs):
+            self._bad(self._line, _MIXED[found.pair])
+            return
         self._rows += 1
+        self.pairs += found.pair
+        if found.shape:
+            self.converted[found.shape] = self.converted.get(found.shape, 0) + 1
         self._messages += found.messages
         self.image_rows += found.has_images
         characters = sum(map(len, found.texts))

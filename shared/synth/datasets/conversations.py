@@ -1,16 +1,17 @@
-"""What a line of a training file must be: one conversation, as JSON.
+"""What a line of a training file must be: one conversation, or one preference pair, as JSON.
 
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…", "weight": 1}], "tools": […]}
 
-Every shape that the published clients write is taken as it is (`synth.chat.messages` has the types and the rules), so
-that only rows with images are ever written anew.
+Every message that the published clients write is taken as it is (`synth.chat.messages` has the types and the rules), so
+that only rows with images and rows of another shape (`synth.datasets.shapes`, `synth.datasets.pairs`) are ever written
+anew.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -27,22 +28,40 @@ from synth.chat.messages import (
     TrainingRow,
     object_text,
 )
+from synth.datasets.pairs import OPENAI, Pair, holds_pair, pair_problem, read_pair
+from synth.datasets.shapes import ALPACA, PROMPT_COMPLETION, SHAREGPT, Reshaped, reshape
 from synth.events import LineProblem
 
+_MESSAGE = re.compile(r"\$\.messages\[(\d+)\]")
+_FIELD = {SHAREGPT: "$.conversations", ALPACA: "$.instruction", PROMPT_COMPLETION: "$.prompt"}
+_LIST = "a JSON list; expected an object on each line (jq -c '.[]' FILE > rows.jsonl makes them of a list)"
+_SHAPES = (
+    "messages, conversations (ShareGPT), instruction and output (Alpaca), prompt and completion, or prompt, chosen and "
+    "rejected"
+)
 _AT = re.compile(r" - at `(\$[^`]*)`$")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class UploadedRow(TrainingRow, frozen=True, gc=False, kw_only=True):
+    """A conversation. chosen, rejected: there where the line is a pair instead."""
+
     messages: Annotated[list[TrainingMessage], Meta(min_length=2)]
+    chosen: msgspec.Raw | None = None
+    rejected: msgspec.Raw | None = None
 
 
 class LineStats(msgspec.Struct, gc=False):
-    """What a good line holds. texts: of its messages, tool calls and reasoning. has_images: whether it shows any."""
+    """What a good line holds. texts: of its messages, tool calls and reasoning. has_images: whether it shows any.
+
+    pair: whether it is a preference pair. shape: the one that it came in, "" where it is the one that is trained on.
+    """
 
     messages: int
     texts: list[str]
     has_images: bool
+    pair: bool = False
+    shape: str = ""
 
 
 _decoder = msgspec.json.Decoder(UploadedRow)
@@ -58,7 +77,15 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
     try:
         # The decoder does not look into values that it skips, and whoever trains on the line will.
         line.decode()
-        row = decode_row(line)
+        try:
+            row = decode_row(line)
+        except msgspec.ValidationError:
+            found = _read_other_shape(line)
+            if found is None:
+                raise
+            return found
+        if row.chosen is not None or row.rejected is not None:
+            return _read_pair(line, msgspec.json.decode(line))
     except UnicodeDecodeError as error:
         if line.startswith((b"\xff\xfe", b"\xfe\xff")):
             return "$", "the file is UTF-16; save it as UTF-8"
@@ -72,15 +99,84 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
         if line.startswith(_BYTE_ORDER_MARK):
             return "$", "the line begins with a byte order mark; save the file as UTF-8 without one"
         return "$", _malformed(line, str(error))
-    if any(is_too_deep(value, MAX_VALUE_NESTING) for value in _nested_values(row)):
+    return _row_problem(row, row.messages) or _line_stats(row)
+
+
+def canonical_line(line: bytes) -> bytes:
+    """A checked line as it is trained on: itself, unless it came in another shape."""
+    try:
+        row = decode_row(line)
+    except msgspec.ValidationError:
+        row = None
+    if row is not None and row.chosen is None and row.rejected is None:
+        return line
+    data: dict[str, Any] = msgspec.json.decode(line)
+    found = read_pair(line, data) if holds_pair(data) else reshape(line, data)
+    return msgspec.json.encode(found.data) if isinstance(found, Pair | Reshaped) and found.shape else line
+
+
+def _read_other_shape(line: bytes) -> LineStats | tuple[str, str] | None:
+    """What is on a line that has no good `messages`; None where it is in none of the other shapes either."""
+    decoded = msgspec.json.decode(line)
+    if isinstance(decoded, list):
+        return "$", _LIST
+    if not isinstance(decoded, dict):
+        return None
+    data = cast(dict[str, Any], decoded)
+    if holds_pair(data):
+        return _read_pair(line, data)
+    found = reshape(line, data)
+    if not isinstance(found, Reshaped):
+        if found is None and data.get("messages") is None:
+            return "$", f"a row in none of the shapes that are known; expected {_SHAPES}"
+        return found
+    place = _FIELD[found.shape]
+    if len(found.data["messages"]) < 2:
+        return place, "fewer than two messages; expected a question and an answer"
+    row = msgspec.convert(found.data, UploadedRow)
+    stats = _row_problem(row, row.messages) or _line_stats(row)
+    if isinstance(stats, LineStats):
+        stats.shape = found.shape
+        return stats
+    path, reason = stats
+    at = _MESSAGE.match(path)
+    # In the words of the line as it came.
+    return found.places[int(at[1])] if at else path.replace("$.messages", place), reason
+
+
+def _read_pair(line: bytes, data: dict[str, Any]) -> LineStats | tuple[str, str]:
+    pair = read_pair(line, data)
+    if isinstance(pair, tuple):
+        return pair
+    row = pair.row
+    if wrong := _row_problem(row, [*row.messages, *row.chosen, *row.rejected]):
+        return wrong
+    texts: list[str] = []
+    has_images = bool(row.images or row.image_url)
+    for part in (pair.prompt, pair.chosen, pair.rejected):
+        found = _messages_show_images(part.messages, part.place, texts, start=part.start)
+        if isinstance(found, tuple):
+            return found
+        has_images = has_images or found
+    if wrong := _tools_problem(row, "$.input.tools" if pair.shape == OPENAI else "$.tools") or pair_problem(pair):
+        return wrong
+    messages = len(row.messages) + len(row.chosen) + len(row.rejected)
+    return LineStats(messages, texts, has_images, pair=True, shape=pair.shape)
+
+
+def _row_problem(row: TrainingRow, messages: Sequence[TrainingMessage]) -> tuple[str, str] | None:
+    """What is wrong with a row as a whole. messages: all that it holds."""
+    if any(is_too_deep(value, MAX_VALUE_NESTING) for value in _nested_values(row, messages)):
         return "$", f"nested too deeply; expected at most {MAX_VALUE_NESTING} levels"
-    return _line_stats(row)
+    if (row.images or row.image_url) and all(message.role != "user" for message in row.messages):
+        return "$.images" if row.images else "$.image_url", "there is no user message to show them in"
+    return None
 
 
-def _nested_values(row: TrainingRow) -> Iterator[Any]:
+def _nested_values(row: TrainingRow, messages: Sequence[TrainingMessage]) -> Iterator[Any]:
     """The values of a row that are rendered and may be nested at will."""
     yield row.tools
-    for message in row.messages:
+    for message in messages:
         if isinstance(message.content, dict):
             yield message.content
         elif isinstance(message.content, list):
@@ -99,6 +195,8 @@ def _located(error: msgspec.ValidationError) -> tuple[str, str]:
 
 def _malformed(line: bytes, reason: str) -> str:
     if reason.startswith("Input data was truncated"):
+        if line.lstrip().startswith(b"["):
+            return _LIST
         if line.rstrip().endswith(b"}"):
             return "not JSON: a text is not closed, or a \\u escape is one half of a pair"
         return "not JSON: the line ends too early (a conversation must be on one line)"
@@ -106,41 +204,49 @@ def _malformed(line: bytes, reason: str) -> str:
 
 
 def _line_stats(row: TrainingRow) -> LineStats | tuple[str, str]:
-    replies = 0
     texts: list[str] = []
-    has_images = bool(row.images or row.image_url)
-    if has_images and all(message.role != "user" for message in row.messages):
-        return "$.images" if row.images else "$.image_url", "there is no user message to show them in"
-    for i, message in enumerate(row.messages):
+    found = _messages_show_images(row.messages, "$.messages", texts)
+    if isinstance(found, tuple):
+        return found
+    # Most rows end with an assistant, and one look is enough.
+    if row.messages[-1].role != "assistant" and all(message.role != "assistant" for message in row.messages):
+        return "$.messages", "no assistant message to learn from"
+    if wrong := _tools_problem(row, "$.tools"):
+        return wrong
+    return LineStats(len(row.messages), texts, found or bool(row.images or row.image_url))
+
+
+def _messages_show_images(
+    messages: Sequence[TrainingMessage], place: str, texts: list[str], *, start: int = 0
+) -> bool | tuple[str, str]:
+    """Whether any of these messages shows an image, or what is wrong with one. Their texts are added to `texts`.
+
+    place, start: where in the line they stand, and the index of the first.
+    """
+    has_images = False
+    for i, message in enumerate(messages, start=start):
         content = message.content
         if isinstance(content, str):
             texts.append(content)
         elif content is not None:
-            found = _content(message.role, content, texts, f"$.messages[{i}].content")
+            found = _content(message.role, content, texts, f"{place}[{i}].content")
             if isinstance(found, tuple):
                 return found
             has_images = has_images or found
         if message.tool_calls is not None:
-            wrong = _calls(message, texts, f"$.messages[{i}]")
+            wrong = _calls(message, texts, f"{place}[{i}]")
             if wrong:
                 return wrong
         if message.reasoning_text:
             texts.append(message.reasoning_text)
         if message.role == "assistant":
-            replies += 1
             if not content and not message.tool_calls and not message.reasoning_text:
                 if not message.raw_content:
-                    return f"$.messages[{i}].content", "an assistant message with neither content nor tool_calls"
+                    return f"{place}[{i}].content", "an assistant message with neither content nor tool_calls"
                 texts.append(message.raw_content)
         elif message.weight is not None:
-            return f"$.messages[{i}].weight", f"a weight on a message of {message.role}; only assistants have one"
-    if not replies:
-        return "$.messages", "no assistant message to learn from"
-    for i, tool in enumerate(row.tools or ()):
-        wrong = _tool_problem(tool, f"$.tools[{i}]")
-        if wrong:
-            return wrong
-    return LineStats(len(row.messages), texts, has_images)
+            return f"{place}[{i}].weight", f"a weight on a message of {message.role}; only assistants have one"
+    return has_images
 
 
 def _content(
@@ -186,6 +292,14 @@ def _calls(message: Message, texts: list[str], place: str) -> tuple[str, str] | 
         arguments = function.arguments
         said = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
         texts.append(function.name + said)
+    return None
+
+
+def _tools_problem(row: TrainingRow, place: str) -> tuple[str, str] | None:
+    for i, tool in enumerate(row.tools or ()):
+        wrong = _tool_problem(tool, f"{place}[{i}]")
+        if wrong:
+            return wrong
     return None
 
 

@@ -19,11 +19,13 @@ class FileUploaded(Event, frozen=True, kw_only=True):
 
 @event("file.ready", by=Role.FILES, reads={Role.VERIFIER: Reading.FOLLOW})
 class FileReady(Event, frozen=True, kw_only=True):
-    """The file is valid JSONL of conversations. rows: one per conversation; characters: of all message text.
+    """The file can be trained on. rows: one per conversation, or per pair; characters: of all message text.
 
     tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: that the rows
-    show, all of them; a job says how many of a message are trained. rewritten: the rows as they are trained on, where
-    they are not the uploaded bytes (older image fields, images that are now blobs); None where they are.
+    show, all of them; a job says how many of a message are trained. pairs: rows that are preference pairs: all or none.
+    converted: how many rows came in a shape that is not the one that is trained on, by that shape; of Parquet all did.
+    rewritten: the rows as they are trained on, where they are not the uploaded bytes (other shapes, images that are now
+    blobs); None where they are.
     """
 
     rows: int
@@ -32,6 +34,8 @@ class FileReady(Event, frozen=True, kw_only=True):
     tokens: int = 0
     lengths: list[int] = msgspec.field(default_factory=list[int])
     images: int = 0
+    pairs: int = 0
+    converted: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     rewritten: BlobRef | None = None
 
 

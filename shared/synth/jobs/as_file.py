@@ -108,7 +108,7 @@ def _sft(job: SftJob) -> Table:
     epochs = job.epochs if job.steps is None or job.epochs != _default("n_epochs") else None
     ratio = job.warmup_ratio if job.warmup_steps is None or job.warmup_ratio != _default("warmup_ratio") else None
     return {
-        "algorithm": {"type": "offline", "method": "sft", "variety": _VARIETY[job.mode]},
+        "algorithm": {"type": "offline", "method": "dpo" if job.dpo else "sft", "variety": _VARIETY[job.mode]},
         "job": {"model": job.model, "data": job.training_file, "examples": job.examples},
         "model": _images(job.vision),
         "data": {"validation_path": job.validation_file},
@@ -129,6 +129,8 @@ def _sft(job: SftJob) -> Table:
             **_optimization(job),
             "warmup_ratio": ratio,
             "warmup_steps": job.warmup_steps,
+            "beta": job.dpo.beta if job.dpo else None,
+            "label_smoothing": job.dpo.label_smoothing if job.dpo else None,
             "world_size": parallelism.world_size,
             "parallelism": {
                 "fsdp": {"parameters": True, "replicated": False}.get(parallelism.sharding),

@@ -64,7 +64,7 @@ def training_memory(
     `trainer.learner.model.logprobs`.
 
     CUDA's own memory, the kernels' workspaces and what the allocator loses are not in it. A forward holds
-    `micro_batch_tokens`; an SFT row that is longer is a forward of its own.
+    `micro_batch_tokens`; an SFT row or a DPO pair that is longer is a forward of its own.
     """
     width, adapter = WIDTHS[dtype], job.lora
     if adapter is None:
@@ -94,7 +94,9 @@ def _forward_tokens(job: RlJob | SftJob) -> int:
     """Tokens of the largest forward, padding included."""
     if isinstance(job, RlJob):
         return job.micro_batch_tokens
-    return min(max(job.micro_batch_tokens, job.sequence_length), job.batch_size * job.sequence_length)
+    # Both sides of a pair are in one forward.
+    row = job.sequence_length * (1 if job.dpo is None else 2)
+    return min(max(job.micro_batch_tokens, row), job.batch_size * row)
 
 
 def _frozen_base(job: RlJob | SftJob, shape: ModelShape, width: int) -> int:
@@ -127,5 +129,6 @@ def _logits(job: RlJob | SftJob, shape: ModelShape, tokens: int, dtype: Literal[
     head = shape.vocabulary * shape.hidden
     if job.lora is None:
         # The gradient is summed in float32 over the chunks, from one of a chunk. SFT's forward has a bfloat16 copy.
-        chunk += 2 * 4 * head + (2 * head if isinstance(job, SftJob) and dtype == "bf16" else 0)
+        copied = isinstance(job, SftJob) and job.dpo is None and dtype == "bf16"
+        chunk += 2 * 4 * head + (2 * head if copied else 0)
     return chunk

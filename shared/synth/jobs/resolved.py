@@ -180,8 +180,21 @@ class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     stale_share: float
 
 
+class DpoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Direct Preference Optimization, in the names of the trainer's configuration.
+
+    beta: how strongly the policy is held near what it began as. label_smoothing: the share of pairs that are taken to
+    be the wrong way round.
+    """
+
+    beta: float
+    label_smoothing: float
+
+
 class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"):
-    """Supervised fine-tuning. batch_size: rows an optimizer step. steps, when set, decides, else epochs.
+    """Training on a file: supervised fine-tuning, or DPO on preference pairs where `dpo` is set.
+
+    batch_size: rows, or pairs, an optimizer step. steps, when set, decides, else epochs.
 
     training_file: a file id (before the upload: a path). examples: only the first rows of it.
     validation_every: optimizer steps. best_metric: what picks the model that is kept; None keeps the last.
@@ -196,6 +209,7 @@ class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"
     validation_file: str | None
     validation_every: int
     best_metric: Literal["validation_loss"] | None
+    dpo: DpoSettings | None = None
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
         """The id of the model that this job makes (decision 18)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -76,6 +77,36 @@ async def test_images_are_stored_under_the_organisation_and_the_rows_name_them(f
     assert json.loads(row)["messages"][0]["content"][0] == {"type": "image", "image": uri}
 
 
+async def test_pairs_of_the_openai_api_are_stored_as_they_are_trained_on(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    prompt = [{"role": "user", "content": "2+2?"}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("4", "5"))
+    openai = {"input": {"messages": prompt}, "preferred_output": chosen, "non_preferred_output": rejected}
+    trained = {"messages": prompt, "chosen": chosen, "rejected": rejected}
+    lines = [json.dumps(row).encode() for row in (openai, trained, {"prompt": "2+2?", "chosen": "4", "rejected": "5"})]
+    file = await upload(gateway, blobs, org, b"\n".join([lines[0], b"", *lines[1:]]))
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileReady), found
+    assert (found.rows, found.pairs, found.messages) == (3, 3, 9)
+    assert found.converted == {"openai_preference": 1, "chosen_rejected": 1}
+    assert found.rewritten is not None
+    written = (await blobs.get_bytes(found.rewritten)).splitlines()
+    assert written[1] == b""
+    assert [json.loads(line) for line in written if line] == [trained] * 3
+
+
+async def test_a_file_of_pairs_and_conversations_is_refused_by_line(files_service, bus_as, blobs):
+    org, gateway = new_org_id(), await bus_as("gateway")
+    pair = json.dumps({"prompt": "q", "chosen": "a", "rejected": "b"}).encode()
+    same = json.dumps({"prompt": "q", "chosen": "a", "rejected": [{"role": "assistant", "content": ["a"]}]}).encode()
+    file = await upload(gateway, blobs, org, b"\n".join([pair, GOOD, same]))
+    found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(found, FileRejected)
+    assert [(p.line, p.path) for p in found.problems] == [(2, "$"), (3, "$.rejected")]
+    assert "a conversation in a file of preference pairs" in found.problems[0].reason
+    assert "the same as the chosen side" in found.problems[1].reason
+
+
 async def test_an_image_inside_the_cluster_is_not_fetched(files_service, bus_as, blobs):
     org, gateway = new_org_id(), await bus_as("gateway")
     async with images({"/a.png": (200, PNG)}) as server:
@@ -118,8 +149,9 @@ def test_the_pieces_in_which_a_file_arrives_do_not_matter(piece):
     [
         (b"nope", "$", "not JSON"),
         (GOOD + b" {}", "$", "trailing characters"),
-        (b"[1]", "$", "Expected `object`, got `array`"),
-        (b'{"prompt": "x"}', "$", "missing required field `messages`"),
+        (b"[1]", "$", "a JSON list; expected an object on each line"),
+        (b"1", "$", "Expected `object`, got `int`"),
+        (b'{"prompt": "x"}', "$", "a row in none of the shapes that are known; expected messages"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "$.messages", "length >= 2"),
         (GOOD.replace(b"assistant", b"bot"), "$.messages[1].role", "expected one of system"),
         (GOOD.replace(b'"2+2?"', b"5"), "$.messages[0].content", "got `int`"),
@@ -227,3 +259,39 @@ async def test_a_file_that_was_deleted_before_its_check_gets_no_verdict(files_se
         await wait_for(gateway, f"file.*.{org}.{later}", "file.ready")
     facts = [e.type for e in await replay(gateway.nc, [f"file.*.{org}.{file}"])]
     assert facts == ["file.uploaded", "file.deleted"]
+
+
+async def test_parquet_is_checked_by_row_and_stored_as_the_rows_that_are_trained_on(files_service, bus_as, blobs):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    async def verdict(rows: Sequence[Mapping[str, object]]) -> FileReady | FileRejected:
+        out = pa.BufferOutputStream()
+        parquet.write_table(pa.Table.from_pylist([dict(row) for row in rows]), out)
+        file = await upload(gateway, blobs, org, out.getvalue().to_pybytes())
+        found = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+        assert isinstance(found, FileReady | FileRejected)
+        return found
+
+    org, gateway = new_org_id(), await bus_as("gateway")
+    shown = {**ROW, "images": [{"bytes": PNG, "path": None}]}
+    found = await verdict([shown, ROW])
+    assert isinstance(found, FileReady), found
+    assert (found.rows, found.images, found.converted) == (2, 1, {"parquet": 2})
+    assert found.rewritten is not None
+    rows = [json.loads(line) for line in (await blobs.get_bytes(found.rewritten)).splitlines()]
+    assert rows[1] == ROW
+    assert rows[0]["messages"][0]["content"][0]["image"].startswith(f"blob://orgs/{org}/images/")
+    turns = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+    other = await verdict([{"conversations": turns}])
+    assert isinstance(other, FileReady), other
+    assert other.converted == {"parquet": 1, "sharegpt": 1}
+    assert other.rewritten is not None
+    assert json.loads(await blobs.get_bytes(other.rewritten)) == ROW
+    wrong = await verdict([ROW, {"messages": ROW["messages"][:1]}])
+    assert isinstance(wrong, FileRejected)
+    assert (wrong.problems[0].line, wrong.problems[0].path) == (2, "$.messages")
+    file = await upload(gateway, blobs, org, b"PAR1 and no more")
+    broken = (await wait_for(gateway, f"file.*.{org}.{file}", "file.ready", "file.rejected")).event
+    assert isinstance(broken, FileRejected)
+    assert "not a Parquet file that can be read" in broken.problems[0].reason

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig, TrainConfig
+from synth.trainer.config import AdapterConfig, DpoConfig, RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.images import ImageLoader
+from synth.trainer.learner.data.pair_dataset import encode_pairs
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup, bind_store, init_process_group
@@ -22,6 +23,7 @@ from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
+from tests.unit.trainer.pair_rows import pair_rows, preference_pairs
 from tests.unit.trainer.sft_rows import addition_rows, sft_config, training_rows
 from tests.unit.trainer.vision import square_rows, vision_batch
 
@@ -34,6 +36,9 @@ _RL = {"minibatches": 2, **OPEN_GATES}
 CONFIGS: dict[str, TrainConfig] = {
     "sft full": sft_config(**_SFT, sharding="parameters"),
     "sft lora": sft_config(**_SFT, mode="lora", sharding="replicated"),
+    # Sides of a pair are trained together; what the reference says of them is computed by both ranks.
+    "dpo full": sft_config(**_SFT, sharding="parameters", dpo=DpoConfig()),
+    "dpo lora": sft_config(**_SFT, mode="lora", sharding="replicated", dpo=DpoConfig(label_smoothing=0.1)),
     # The reference is a frozen copy, sharded over the ranks as the policy is.
     "rl full": rl_config(**_RL, sharding="gradients", activation_checkpointing=True, reference="shared", kl_beta=0.1),
     # The reference is the policy with its adapter off; what FSDP gathers then must have gradients afterwards.
@@ -89,7 +94,8 @@ def train(
     rng.seed_everything(config.seed, threads=1, deterministic=True)
     loader = ImageLoader.load(models.vision, models.images) if name.startswith("vision") else None
     model_dir = models.text if loader is None else models.vision
-    policy = load_policy(model_dir, config, images=loader, dropout=isinstance(config, SftTrainConfig))
+    dropout = isinstance(config, SftTrainConfig) and config.dpo is None
+    policy = load_policy(model_dir, config, images=loader, dropout=dropout)
     if isinstance(config, RlTrainConfig):
         reference = load_reference(policy, config, process_group=process_group)
         policy.shard(process_group)
@@ -101,6 +107,8 @@ def train(
         images = None if loader is None else SftImages(loader, 1)
         data, validation = (
             encode_rows(training_rows(_rows(n, loader)), tokenizer, sequence_length=128, images=images)
+            if config.dpo is None
+            else encode_pairs(pair_rows(preference_pairs(n)), tokenizer, sequence_length=128)
             for n in (100, 10)
         )
         trainer = SftTrainer(policy, config, data, validation=validation)

@@ -30,7 +30,7 @@ from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config
 pytestmark = pytest.mark.timeout(300)
 DEADLINE_S = 60
 RANK_INVARIANT = tuple(name for name in CONFIGS if name != "sft dropout")
-RESUMED = ("rl full", "rl lora", "vision full")
+RESUMED = ("rl full", "rl lora", "vision full", "dpo full")
 #: Metrics of the clock and of the machine, which differ from run to run.
 _WALL_CLOCK_METRICS = ("seconds", "tokens_per_second", "peak_memory")
 

@@ -1,4 +1,4 @@
-"""What the verifier answers to who asks about a task app and waits."""
+"""What the verifier answers to who asks about a task app or a file, and waits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import msgspec
 import pytest
 
 from synth.bus.kv.secrets import EnvironmentKey
+from synth.bus.publish import Publisher
 from synth.bus.rpc import VERIFY, TaskAppReport, VerifyTaskApp, ask, serve_questions
 from synth.errors import Permanent, Transient
+from synth.events import BlobRef, FileReady
 from synth.http_guard import GuardPolicy, guarded_client
+from synth.ids import new_org_id
+from synth.verifier.files import wait_for_file
 from synth.verifier.task_app import TaskAppCheck
+from tests.service.jobs import upload
 from tests.service.verifier.task_apps import good, hang, opened_by, scripted
 
 KEYS = [EnvironmentKey(id=f"key_{n}", key=f"env_Secret{n}") for n in (1, 2, 3)]
@@ -124,3 +129,13 @@ async def test_nobody_but_the_answerer_may_answer(bus_as):
         await serve_questions(
             await bus_as("trainer"), VERIFY, VerifyTaskApp, answer, asyncio.Event(), max_concurrent=1, within=1
         )
+
+
+async def test_rows_that_were_written_anew_are_what_is_trained_on(bus_as, blobs):
+    org, bus = new_org_id(), await bus_as("verifier")
+    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
+    rows = BlobRef(uri="blob://orgs/a/files/f.rows", size=4, sha256="0" * 64)
+    ready = FileReady(rows=1, messages=2, characters=3, images=1, rewritten=rows)
+    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
+    found = await wait_for_file(bus, org, file, role="training_file", timeout=5, stop=asyncio.Event())
+    assert (found.rows, found.images) == (rows, 1)

@@ -212,24 +212,25 @@ async def test_an_sft_job_that_waited_too_long_for_its_file_is_refused(bus_as, s
     assert "has not been checked in time" in found.problems[0].what
 
 
-async def test_a_file_with_images_is_not_for_a_model_that_sees_none(verifier, bus_as, blobs, models_dir):
+@pytest.mark.parametrize(
+    ("method", "holds", "reason"),
+    [
+        ("sft", {"images": 1200, "rewritten": BLOB}, "'train.jsonl' shows images, and tiny-qwen3 sees none"),
+        ("sft", {"pairs": 1}, "'train.jsonl' holds preference pairs, and this is a supervised job"),
+        ("dpo", {}, "'train.jsonl' holds conversations, and DPO trains on preference pairs"),
+    ],
+)
+async def test_a_file_that_the_job_cannot_train_on_is_refused(
+    verifier, bus_as, blobs, models_dir, method, holds, reason
+):
     org, gateway = new_org_id(), await bus_as("gateway")
     file = await upload(gateway, blobs, org, b"rows")
-    ready = FileReady(rows=1, messages=2, characters=3, images=1200, rewritten=BLOB)
+    ready = FileReady(rows=1, messages=2, characters=3, **holds)
     await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
-    org, job = await validated(bus_as, models_dir, SFT, org=org, training_file=file)
-    found = await outcome(gateway, org, job)
+    config = SFT.replace('"sft"', f'"{method}"')
+    found = await outcome(gateway, *await validated(bus_as, models_dir, config, org=org, training_file=file))
     assert isinstance(found, JobRefused)
-    assert found.problems[0].what == "'train.jsonl' shows images, and tiny-qwen3 sees none"
-
-
-async def test_rows_that_were_written_anew_are_what_is_trained_on(bus_as, blobs):
-    org, bus = new_org_id(), await bus_as("verifier")
-    file = await upload(await bus_as("gateway"), blobs, org, b"rows")
-    ready = FileReady(rows=1, messages=2, characters=3, images=1, rewritten=BLOB)
-    await Publisher(await bus_as("files")).once(ready, org=org, key=file, id="verdict")
-    found = await wait_for_file(bus, org, file, role="training_file", timeout=5, stop=asyncio.Event())
-    assert (found.rows, found.images) == (BLOB, 1)
+    assert found.problems[0].what == reason
 
 
 async def test_a_job_on_a_rejected_file_is_refused_with_the_files_lines(verifier, bus_as, models_dir):

@@ -56,7 +56,7 @@ class Ingest:
             slots = asyncio.Semaphore(given.image_fetches_at_once)
             rewriter = Rewriter(self.blobs, ImageSource(client, self.blobs, given, slots), self.folder / "work")
             blob = await self.blobs.put_bytes("orgs/org_a/files/f", body)
-            return await rewriter.rewrite("org_a", blob, verdict)
+            return await rewriter.rewrite("org_a", blob, verdict, self.blobs.stream(blob))
 
     async def rows(self, verdict: FileReady | FileRejected) -> list[dict[str, Any]]:
         assert isinstance(verdict, FileReady), verdict

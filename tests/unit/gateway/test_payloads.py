@@ -116,6 +116,13 @@ def test_an_sdk_job_with_a_rank_is_an_adapter_and_one_without_is_not():
     assert made['{"n_epochs": 1}']["lora"] is None
 
 
+def test_a_training_type_of_dpo_trains_on_pairs():
+    hyperparameters = {"n_epochs": 1, "beta": 0.2, "lora_rank": 8}
+    body = {"training_type": "dpo", "model": "Qwen/Qwen3-0.6B", "training_file_id": "file_1"}
+    job = validated(parse_sft_job(body | {"hyperparameters": hyperparameters}))
+    assert (job["kind"], job["dpo"]["beta"], job["mode"], job["lr"]) == ("sft", 0.2, "lora", 1e-5)
+
+
 def test_the_model_and_the_address_beside_the_toml_win_over_it():
     config = tomllib.loads(RL)
     job = parse_rl_job(
@@ -215,7 +222,7 @@ def test_an_adapter_is_trained_where_any_of_three_places_says_so(hyper, training
         (parse_rl_job, {"job_type": "sft", "data": {}}, "job_type"),
         (parse_rl_job, {"data": {"config": {}, "model": 3}}, "data.model"),
         (parse_sft_job, {"training_type": "rl_online"}, "training_type"),
-        (parse_sft_job, {"training_type": "dpo"}, "training_type"),
+        (parse_sft_job, {"training_type": "ppo"}, "training_type"),
         (parse_sft_job, {"hyperparameters": [1]}, "hyperparameters"),
         (
             parse_sft_job,

@@ -69,7 +69,7 @@ def test_what_published_clients_sent_comes_back(registry: Registry):
 @pytest.mark.parametrize(
     ("name", "table"),
     [
-        *((name, "") for name in ("rl", "sft", "eval", "eval at the top")),
+        *((name, "") for name in ("rl", "sft", "dpo", "eval", "eval at the top")),
         *(("rl with an adapter", "lora"), ("rl of a model that sees", "model"), ("sft with an adapter", "lora")),
     ],
 )

@@ -41,6 +41,7 @@ _SCHEMAS: dict[str, tuple[Kind, type[BaseModel], dict[str, Any]]] = {
         {**_RL, "model": {"base": "Qwen/Qwen3-VL-2B-Instruct", "max_images_per_message": 2}},
     ),
     "sft": ("sft", SftConfig, _SFT),
+    "dpo": ("sft", SftConfig, {**_SFT, "algorithm": {"type": "offline", "method": "dpo", "variety": "fft"}}),
     "sft with an adapter": ("sft", SftConfig, {**_SFT, "lora": {"r": 4}}),
     "eval": ("eval", EvalConfig, {"eval": _EVAL}),
     "eval at the top": ("eval", FlatEvalConfig, _EVAL),
@@ -62,6 +63,7 @@ _SETTLED = {
         for table in (("training", "validation"), ("hyperparameters",), ("hyperparameters", "parallelism"))
         for key in ("metric_for_best_model", "greater_is_better")
     ),
+    ("hyperparameters", "loss_type"),
 }
 
 

@@ -25,6 +25,7 @@ PARTS: dict[type[msgspec.Struct], set[str]] = {
     resolved.EvaluationSettings: {"evaluation"},
     resolved.WatchSettings: {"watch", "settings"},
     resolved.LoraSettings: {"lora"},
+    resolved.DpoSettings: {"dpo"},
     resolved.VisionSettings: {"vision"},
     resolved.Parallelism: {"parallelism"},
     rewards.RewardSettings: {"rewards"},

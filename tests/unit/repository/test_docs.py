@@ -92,7 +92,7 @@ def test_every_make_target_that_a_page_names_exists():
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_job_file_that_a_page_shows_is_accepted(page: Path):
     for block in blocks(page, "toml"):
-        assert load_job(block, name=name(page)).kind in ("rl", "filter")
+        assert load_job(block, name=name(page)).kind in ("rl", "sft", "filter")
 
 
 async def test_the_task_app_that_the_page_shows_plays_its_game(monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ ON_A_GPU = [file for file in FILES if file.parent.name == "gpu"]
 def checked(file: Path, dataset: Path) -> ValidationReport:
     """What `config check` finds without a cluster."""
     dataset.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
-    flags = Flags(dataset=dataset if "sft" in file.name else None)
+    flags = Flags(dataset=dataset if file.name.startswith(("sft", "dpo")) else None)
     _, found = validate_text(read_config(file), name=str(file), flags=flags, registry=LenientRegistry())
     return found
 

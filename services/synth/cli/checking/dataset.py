@@ -8,31 +8,44 @@ from pathlib import Path
 
 from synth.cli.transfer.upload import line_problems
 from synth.datasets.check import FileCheck
+from synth.datasets.parquet import ParquetUnreadable
+from synth.datasets.sources import read_pieces, source_files
 from synth.errors import Problem
 from synth.events import FileRejected
-
-#: Bytes that are held at one time; a file of any size is read.
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What is wrong with the lines of a file. image_rows: how many rows show images, which were not fetched."""
+    """What is wrong with the lines of a file. image_rows: how many rows show images, which were not fetched.
+
+    pairs: whether they are preference pairs.
+    """
 
     problems: list[Problem]
     image_rows: int
+    pairs: bool
 
 
 def check_dataset(path: Path, *, read: Callable[[int], None] = lambda n: None) -> DatasetReport:
-    """Check every line of a file that is there. read: told how many bytes have been."""
+    """Check every line of a file or folder that is there. read: told how many bytes have been, of those on the disk.
+
+    Raises `UserError` as `source_files`.
+    """
     check = FileCheck()
-    done = 0
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            check.feed(piece)
-            done += len(piece)
-            read(done)
+    before = 0
+    for file in source_files(path):
+        size, done = file.stat().st_size, 0
+        try:
+            for piece in read_pieces(file):
+                check.feed(piece)
+                done += len(piece)
+                # A Parquet file is smaller than its lines.
+                read(before + min(done, size))
+        except ParquetUnreadable as error:
+            return DatasetReport([Problem(what=str(error), where=str(file))], 0, pairs=False)
+        before += size
     verdict = check.finish()
     if isinstance(verdict, FileRejected):
-        return DatasetReport(line_problems(verdict.problems, verdict.bad_lines, str(path)), check.image_rows)
-    return DatasetReport([], check.image_rows)
+        problems = line_problems(verdict.problems, verdict.bad_lines, str(path))
+        return DatasetReport(problems, check.image_rows, check.pairs > 0)
+    return DatasetReport([], check.image_rows, check.pairs > 0)

@@ -14,7 +14,8 @@ from synth.cli.checking.dataset import check_dataset
 from synth.cli.job_files import Flags, LenientRegistry, datasets_of, name_of, read_config, validate_text
 from synth.cli.submission import CheckedJob
 from synth.cli.tui import output
-from synth.datasets.images import images_refused
+from synth.datasets.refused import images_refused, rows_refused
+from synth.datasets.sources import source_files
 from synth.errors import Problem
 from synth.jobs.resolve.job import ValidationReport, require_job
 from synth.jobs.resolved import Job, SftJob, job_from_data
@@ -66,10 +67,13 @@ def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile
     problems: list[Problem] = []
     warnings: list[str] = []
     for _, path in datasets_of(job):
-        total = path.stat().st_size
+        total = sum(file.stat().st_size for file in source_files(path))
         with output.status(f"checking {path} ({output.size(total)})") as status:
             report = check_dataset(path, read=lambda n, p=path, t=total: status(f"checking {p}: {100 * n // t} %"))
         problems += report.problems
+        wrong = rows_refused(path.name, pairs=report.pairs, dpo=job.dpo is not None, where=str(path))
+        if not report.problems and wrong is not None:
+            problems.append(wrong)
         if not report.problems and report.image_rows and sees is False:
             problems.append(images_refused(path.name, job.model, where=str(path)))
         elif not report.problems and report.image_rows:

@@ -12,13 +12,15 @@ from synth.cli.tui import output
 from synth.cli.tui.completion import complete_files
 from synth.cli.tui.output import Cell, Format, Output
 
+_DATASET = "JSONL or Parquet of conversations or pairs, or a folder of Hugging Face's datasets."
+
 app = typer.Typer(help="Datasets: upload, ls, get, rm.", no_args_is_help=True)
 
 
 @app.command("upload")
 def upload(
     ctx: typer.Context,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL of conversations.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=_DATASET, show_default=False)],
     timeout: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds to wait for the check.")] = 600.0,
     fmt: Output = Format.TABLE,
 ) -> None:
@@ -88,6 +90,8 @@ def get(
         ("tokens", _about(found.tokens) if found.tokens else ""),
         ("lengths", _lengths(found.lengths)),
         ("images", output.count(found.images) if found.images else ""),
+        ("pairs", output.count(found.pairs) if found.pairs else ""),
+        ("converted", ", ".join(f"{output.count(n)} {shape}" for shape, n in found.converted.items())),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),
     ]

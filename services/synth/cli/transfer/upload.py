@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 
@@ -9,28 +10,56 @@ from synth.api.schemas import File
 from synth.cli.api.client import Client
 from synth.cli.errors import TimedOut, UsageProblem
 from synth.cli.tui import output
-from synth.errors import Problem
+from synth.datasets.parquet import ParquetUnreadable
+from synth.datasets.sources import read_pieces, source_files
+from synth.errors import Problem, UserError
 from synth.events import LineProblem
 
 
 def upload_ready(client: Client, path: Path, *, timeout: float) -> File:
-    """Upload a JSONL file and wait until it is ready. Raises `UsageProblem` with the lines that are wrong.
+    """Upload a JSONL or Parquet file and wait until it is ready. Raises `UsageProblem` with the lines that are wrong.
 
-    timeout: seconds for the check, once the bytes are there.
+    path: a folder of Hugging Face's datasets is uploaded as one JSONL of its train split. timeout: seconds for the
+    check, once the bytes are there.
     """
     check_readable(path)
+    if path.is_dir():
+        with tempfile.TemporaryDirectory(prefix="synth-") as folder:
+            return _upload_ready(client, _as_one_file(path, Path(folder)), path, timeout=timeout)
+    return _upload_ready(client, path, path, timeout=timeout)
+
+
+def _as_one_file(folder: Path, out: Path) -> Path:
+    files = source_files(folder)
+    left = sum(1 for f in folder.rglob("*") if f.suffix == files[0].suffix) - len(files)
+    more = f"; {left} of other splits are left out" if left else ""
+    output.hint(f"{folder}: {len(files)} files, {files[0].relative_to(folder)} the first{more}")
+    path = out / f"{folder.resolve().name}.jsonl"
+    with path.open("wb") as lines, output.status(f"reading {folder}") as status:
+        for k, file in enumerate(files, start=1):
+            status(f"reading {file.name} ({k} of {len(files)})")
+            try:
+                lines.writelines(read_pieces(file))
+            except ParquetUnreadable as error:
+                raise UsageProblem(str(error), where=str(file)) from error
+    return path
+
+
+def _upload_ready(client: Client, path: Path, named: Path, *, timeout: float) -> File:
+    """named: what the user called it."""
     total = path.stat().st_size
-    with output.status(f"uploading {path} ({output.size(total)})") as status:
+    with output.status(f"uploading {named} ({output.size(total)})") as status:
 
         def sent(done: int) -> None:
-            status(f"uploading {path}: {100 * done // total} % of {output.size(total)}")
+            status(f"uploading {named}: {100 * done // total} % of {output.size(total)}")
 
         file = client.upload(path, purpose="fine-tune", sent=sent)
-        status(f"checking {path}")
+        status(f"checking {named}")
         file = wait_ready(client, file, timeout=timeout)
     if file.status == "failed":
-        raise UsageProblem.of(line_problems(file.problems, file.bad_lines, str(path)))
-    output.hint(f"{path}: {file.rows} rows, {file.id}")
+        raise UsageProblem.of(line_problems(file.problems, file.bad_lines, str(named)))
+    converted = ", ".join(f"{count} {shape}" for shape, count in file.converted.items())
+    output.hint(f"{named}: {file.rows} rows{f', of which converted: {converted}' if converted else ''}, {file.id}")
     return file
 
 
@@ -48,10 +77,15 @@ def wait_ready(client: Client, file: File, *, timeout: float) -> File:
 
 
 def check_readable(path: Path) -> None:
-    """Raises `UsageProblem` when there is no such file, or nothing in it."""
+    """Raises `UsageProblem` when there is no such file, or nothing in it, and for a folder that is no dataset."""
+    if path.is_dir():
+        try:
+            source_files(path)
+        except UserError as error:
+            raise UsageProblem.of(error.problems) from error
+        return
     if not path.is_file():
-        what = "this is a directory" if path.is_dir() else "there is no such file"
-        raise UsageProblem(what, expected="a JSONL file of conversations", where=str(path))
+        raise UsageProblem("there is no such file", expected="a JSONL or Parquet file, or a folder", where=str(path))
     if path.stat().st_size == 0:
         raise UsageProblem("the file is empty", expected="a JSONL file of conversations", where=str(path))
 

@@ -61,7 +61,10 @@ def summary(found: ValidationReport) -> str:
         what = f"RL ({job.mode}) of {job.model}, {job.iterations} iterations of {each} at {job.rollout.task_url}"
     elif isinstance(job, SftJob):
         length = f"{job.steps} steps" if job.steps else f"{job.epochs} epoch{'s' * (job.epochs > 1)}"
-        what = f"SFT ({job.mode}) of {job.model} on {job.training_file}, {length} of {job.batch_size} rows a step"
+        method, rows = ("SFT", "rows") if job.dpo is None else ("DPO", "pairs")
+        what = (
+            f"{method} ({job.mode}) of {job.model} on {job.training_file}, {length} of {job.batch_size} {rows} a step"
+        )
     elif isinstance(job, EvalJob):
         what = f"evaluation of {job.model} on {len(job.seeds)} seeds at {job.rollout.task_url}"
     else:

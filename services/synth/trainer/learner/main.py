@@ -27,6 +27,7 @@ from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
 from synth.trainer.learner.checkpoint.fingerprint import fingerprint
 from synth.trainer.learner.data.images import ImageLoader
+from synth.trainer.learner.data.pair_dataset import encode_pair_file
 from synth.trainer.learner.data.sft_dataset import encode_file, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
 from synth.trainer.learner.model.policy import Policy, load_policy
@@ -164,7 +165,7 @@ def _canary(trainer: RlTrainer, config: RlTrainConfig) -> Canary | None:
 
 
 def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> None:
-    """SFT: tokenise, load, send `ready`, then train step after step to the end, and write the model."""
+    """SFT or DPO: tokenise, load, send `ready`, then train step after step to the end, and write the model."""
     if start.dataset is None:
         raise TrainingFailed("bad_message", "`start` of an SFT run has no dataset")
     work = Path(start.work_dir)
@@ -172,11 +173,12 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     tokenizer = load_tokenizer(Path(start.model_dir))
     loader = _image_loader(start)
     process_group = channel.init_process_group(config)
+    encode = encode_file if config.dpo is None else encode_pair_file
     with process_group.main_process_first():
         data, validation = (
             None
             if path is None
-            else encode_file(
+            else encode(
                 Path(path),
                 tokenizer,
                 sequence_length=config.sequence_length,
@@ -190,7 +192,8 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
     assert data is not None
     turns = _turns(start, config, channel)
     turns.take()
-    policy = _load(start, config, channel, dropout=True)
+    # With dropout a policy that is its own reference would differ from it.
+    policy = _load(start, config, channel, dropout=config.dpo is None)
     policy.shard(process_group)
     best_file = work / "best.safetensors"
     trainer = SftTrainer(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from synth.trainer.config import RlTrainConfig, config_as_json
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
@@ -48,7 +50,8 @@ class TrainingState:
 
     step: steps done. reports: the metrics of each step that no checkpoint stores yet. probe: up to 8 sequences of the
     last batch, whose loss a resumed run must reproduce. probe_temperature: that at which the probe is scored. best: the
-    lowest validation loss and its step. canary: the canary's token ids.
+    lowest validation loss and its step. canary: the canary's token ids. reference: what a job compares its policy with
+    that has no reference model at hand, by name.
     """
 
     policy: Policy
@@ -58,6 +61,7 @@ class TrainingState:
     probe_temperature: float = 1.0
     best: tuple[float, int] | None = None
     canary: list[int] | None = None
+    reference: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def __post_init__(self) -> None:
         self.optimizer = Optimizer(
@@ -98,6 +102,7 @@ class TrainingState:
             optimizer=optimizer,
             probe={} if self.probe is None else sequences_to_tensors(self.probe),
             images=self._probe_images(),
+            reference=self.reference,
             best_file=best_file,
         )
         self.reports = {}
@@ -121,6 +126,7 @@ class TrainingState:
         self.optimizer.load_state_dict(found.optimizer)
         self.step, self.best = state.step, state.best
         self.probe_temperature, self.canary = state.probe_temperature, state.canary
+        self.reference = found.reference
         if found.probe:
             self.probe = sequences_from_tensors(found.probe)
             self._take_images(found.images)

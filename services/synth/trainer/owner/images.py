@@ -13,14 +13,22 @@ from pathlib import Path
 import msgspec
 
 from synth.blobs import BlobMissing, BlobStore
-from synth.chat.messages import TrainingRow
+from synth.chat.messages import TrainingMessage, TrainingRow
 from synth.errors import Problem, UserError
 from synth.events import BlobRef
 from synth.trainer.owner.errors import JobFailure
 from synth.trainer.row_images import digest_of, shown_blobs
 from synth.trajectories import read_batch_images
 
-_rows = msgspec.json.Decoder(TrainingRow)
+
+class _ShownRow(TrainingRow, frozen=True, gc=False, kw_only=True):
+    """A conversation, or a preference pair."""
+
+    chosen: tuple[TrainingMessage, ...] = ()
+    rejected: tuple[TrainingMessage, ...] = ()
+
+
+_rows = msgspec.json.Decoder(_ShownRow)
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,8 @@ def dataset_images(dataset: Path, *, most: int) -> list[str]:
             if b"image" not in line:
                 continue
             try:
-                found |= dict.fromkeys(shown_blobs(_rows.decode(line).messages, most=most))
+                row = _rows.decode(line)
+                found |= dict.fromkeys(shown_blobs([*row.messages, *row.chosen, *row.rejected], most=most))
             except UserError as error:
                 raise JobFailure("bad_dataset", Problem(what=f"row {number}: {error}")) from error
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -192,7 +192,13 @@ class ResolveContext:
         return self.record("mode", "qlora", place)
 
     def lora_settings(
-        self, mode: Mode, named: Sequence[BaseModel | None], spec: ModelSpec | None, *, rl: bool
+        self,
+        mode: Mode,
+        named: Sequence[BaseModel | None],
+        spec: ModelSpec | None,
+        *,
+        rl: bool,
+        dpo: bool = False,
     ) -> LoraSettings | None:
         """The adapter's settings; None for a full fine-tune. named: the tables that may say, the first wins."""
         if mode == "full":
@@ -202,9 +208,9 @@ class ResolveContext:
             keys = [(t, key if isinstance(t, LoraSection) else _LORA_IN_HYPERPARAMETERS[key]) for t in named]
             return self.first(f"lora.{key}", keys, default)
 
-        dropout = setting("dropout", 0.0 if rl else LoraSection().dropout)
-        if rl and dropout:
-            why = "with dropout the first ratio is not 1"
+        dropout = setting("dropout", 0.0 if rl or dpo else LoraSection().dropout)
+        if (rl or dpo) and dropout:
+            why = "with dropout the first ratio is not 1" if rl else "with dropout the policy is not its own reference"
             self.warnings.append(f"{self.origins['lora.dropout']} = {dropout} becomes 0: {why}")
             dropout = self.record_change("lora.dropout", 0.0, f"{dropout} becomes 0: {why}")
         targets: str | list[str] | None = setting("target_modules", None)

@@ -1,4 +1,4 @@
-"""The SFT job: what is trained, on how many rows a step, for how many steps."""
+"""The SFT or DPO job: what is trained, on how many rows a step, for how many steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolve.parallelism import sft_parallelism
 from synth.jobs.resolve.vision import check_images, limit_micro_batch, resolve_vision
-from synth.jobs.resolved import Mode, SftJob
+from synth.jobs.resolved import DpoSettings, Mode, SftJob
 from synth.jobs.schema.sections import default_of
 from synth.jobs.schema.sft import BestModelSection, HyperparametersSection, ParallelismSection, SftConfig
 
 LEARNING_RATE = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4}
+DPO_LEARNING_RATE = {"full": 1e-6, "lora": 1e-5, "qlora": 1e-5}
+_OF_DPO = ("beta", "label_smoothing", "loss_type")
 
 
 def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -> SftJob | None:
@@ -29,7 +31,7 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     context.check_algorithm(
         config.algorithm,
         type="offline",
-        methods=("sft", "supervised_finetune"),
+        methods=("sft", "supervised_finetune", "dpo"),
         varieties=("fft", "lora", "qlora"),
     )
     spec = context.find_model(config.job.model, ("job", "model"), use="sft")
@@ -38,11 +40,12 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
     check_images(spec, [(table, "supports_vision") for table in images], [(config.job, "modalities")], context)
     mode = _mode(config, context)
     hyper = config.hyperparameters
+    dpo = _dpo(config, context)
     training_file = _training_file(config, context, uploaded=uploaded)
     validation = _validation_file(config, context)
     epochs, steps = _duration(hyper, context)
     batch_size = _batch_size(hyper, context)
-    lora = context.lora_settings(mode, [config.lora, config.training.lora, hyper], spec, rl=False)
+    lora = context.lora_settings(mode, [config.lora, config.training.lora, hyper], spec, rl=False, dpo=dpo is not None)
     parallelism = sft_parallelism(hyper, context)
     if hyper.warmup_steps is not None and "warmup_ratio" in hyper.model_fields_set:
         context.warn(("hyperparameters", "warmup_ratio"), "has no effect: warmup_steps decides")
@@ -66,7 +69,7 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         steps=steps,
         batch_size=batch_size,
         sequence_length=context.take("sequence_length", hyper, "sequence_length"),
-        lr=context.take("lr", hyper, "learning_rate", LEARNING_RATE[mode]),
+        lr=context.take("lr", hyper, "learning_rate", (LEARNING_RATE if dpo is None else DPO_LEARNING_RATE)[mode]),
         schedule=context.take("schedule", hyper, "lr_scheduler"),
         min_lr_ratio=context.take("min_lr_ratio", hyper, "min_lr_ratio"),
         warmup_ratio=context.take("warmup_ratio", hyper, "warmup_ratio"),
@@ -80,7 +83,8 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
             hyper,
             context,
             tokens=context.take("micro_batch_tokens", hyper, "micro_batch_tokens"),
-            row=hyper.sequence_length,
+            # Both sides of a pair are in one forward.
+            row=hyper.sequence_length * (1 if dpo is None else 2),
         ),
         activation_checkpointing=context.first(
             "activation_checkpointing", [(hyper.parallelism or ParallelismSection(), "activation_checkpointing")]
@@ -89,6 +93,7 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
         validation_file=validation,
         validation_every=_validation_every(config, context),
         best_metric=_best_metric(config, validation, context),
+        dpo=dpo,
         checkpoint_every=context.take("checkpoint_every", hyper, "checkpoint_every"),
         checkpoints_kept=context.take("checkpoints_kept", hyper, "keep_checkpoints"),
         seed=context.seed(hyper),
@@ -102,6 +107,24 @@ def resolve_sft(config: SftConfig, context: ResolveContext, *, uploaded: bool) -
             frozen=[(table, "freeze_vision_tower") for table in images],
             mode=mode,
         ),
+    )
+
+
+def _dpo(config: SftConfig, context: ResolveContext) -> DpoSettings | None:
+    """The settings of DPO; None for a supervised job, in which its keys are an error."""
+    algorithm, hyper = config.algorithm, config.hyperparameters
+    if algorithm is None or algorithm.method != "dpo":
+        for key in _OF_DPO:
+            if is_written(hyper, key):
+                context.problem(
+                    ("hyperparameters", key),
+                    f"{key} is of DPO, and this is a supervised job",
+                    fix='remove it, or set [algorithm] method = "dpo" and train on preference pairs',
+                )
+        return context.record("dpo", None, "default")
+    return DpoSettings(
+        beta=context.take("dpo.beta", hyper, "beta"),
+        label_smoothing=context.take("dpo.label_smoothing", hyper, "label_smoothing"),
     )
 
 
@@ -169,7 +192,7 @@ def _training_file(config: SftConfig, context: ResolveContext, *, uploaded: bool
         context.problem(
             path,
             "there is no dataset",
-            expected="a JSONL file whose rows have `messages`",
+            expected="a JSONL file whose rows have `messages`, or for DPO preference pairs",
             fix="set it here, or pass --dataset",
         )
     elif uploaded and not written.startswith("file_"):

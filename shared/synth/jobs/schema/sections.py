@@ -64,11 +64,11 @@ class AlgorithmSection(Section):
     """`[algorithm]`: which family of training; the kind of job is read from it first."""
 
     type: Literal["online", "offline"]
-    """"online" for RL, "offline" for SFT"""
-    method: Literal["policy_gradient", "supervised_finetune", "sft"]
-    """"policy_gradient" for RL, "supervised_finetune" or "sft" for SFT"""
+    """"online" for RL, "offline" for SFT and DPO"""
+    method: Literal["policy_gradient", "supervised_finetune", "sft", "dpo"]
+    """"policy_gradient" for RL, "supervised_finetune" or "sft" for SFT, "dpo" for DPO on preference pairs"""
     variety: Literal["gspo", "gspo_token", "grpo", "dppo", "fft", "lora", "qlora"]
-    """the loss for RL: "gspo", "gspo_token", "grpo" or "dppo"; "fft", "lora" or "qlora" for SFT"""
+    """the loss for RL: "gspo", "gspo_token", "grpo" or "dppo"; "fft", "lora" or "qlora" for SFT and DPO"""
 
 
 class TopologySection(Section):
@@ -109,7 +109,7 @@ class LoraSection(Section):
     alpha: Positive = 32
     """scale: the update is multiplied by alpha / r"""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """on the adapter's input, SFT only: RL forces 0, or the first ratio would not be 1"""
+    """on the adapter's input, SFT only: RL and DPO force 0, or the policy would not begin as its own reference"""
     target_modules: Annotated[list[Name], Field(min_length=1)] | None = None
     """modules to adapt; those of the model's family ("all-linear" for text) when not said"""
 

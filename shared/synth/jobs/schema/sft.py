@@ -1,4 +1,4 @@
-"""The TOML of an SFT job: names as in the published client's contract, ours where it has none."""
+"""The TOML of an SFT or a DPO job: names as in the published client's contract, ours where it has none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JobSection(Section):
     model: Name | None = None
     """a base or fine-tuned model's id; `--model` replaces it"""
     data: Name | None = None
-    """the dataset, a JSONL of rows with `messages`: a path, or the id of an uploaded file"""
+    """the dataset, rows with `messages` or, for DPO, preference pairs: a path, or the id of an uploaded file"""
     data_path: Name | None = None
     """the same as `data`"""
     examples: Positive | None = None
@@ -128,15 +128,16 @@ class HyperparametersSection(BestModelSection):
     batch_size: Positive | None = None
     """rows a forward pass; rows a step where neither accumulation nor global_batch is given"""
     global_batch: Positive | None = 32
-    """rows an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps decide"""
+    """rows, for DPO pairs, an optimizer step; where it is not given, per_device_batch x gradient_accumulation_steps
+    decide"""
     per_device_batch: Positive | None = None
     """the same as batch_size"""
     gradient_accumulation_steps: Positive | None = None
     """forward passes a step"""
     sequence_length: Positive = 2048
-    """tokens a row, longer ones are cut and counted"""
+    """tokens a row, for DPO each side of a pair; longer ones are cut and counted"""
     learning_rate: LearningRate | None = None
-    """AdamW's; 1e-5 for full, 2e-4 for lora and qlora"""
+    """AdamW's; 1e-5 for full, 2e-4 for lora and qlora; for DPO 1e-6 and 1e-5"""
     lr_scheduler: Scheduler = "cosine"
     """after the warm-up"""
     min_lr_ratio: Fraction = 0.1
@@ -151,6 +152,12 @@ class HyperparametersSection(BestModelSection):
     """AdamW's"""
     grad_clip: PositiveFloat = 1.0
     """largest norm of the gradient"""
+    beta: PositiveFloat | None = 0.1
+    """of DPO: how strongly the policy is held near the model that it began as"""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | None = 0.0
+    """of DPO: the share of the pairs that are taken to be labelled the wrong way round"""
+    loss_type: Literal["sigmoid"] | None = "sigmoid"
+    """of DPO: the paper's loss, the only one there is"""
     train_kind: Literal["peft", "fft"] | None = None
     """peft: an adapter; fft: every weight"""
     packing: bool = True
@@ -198,7 +205,7 @@ class ModelConfigSection(ModelImagesSection):
 
 
 class SftConfig(Section):
-    """An SFT job."""
+    """An SFT or a DPO job."""
 
     type: Literal["sft"] | None = None
     """the kind of job, in older files"""

@@ -74,6 +74,20 @@ async def test_auto_is_the_platforms_default_and_a_rank_makes_an_adapter(sdk: Sd
     assert adapter.hyperparameters.learning_rate_multiplier == 0.5
 
 
+async def test_preferences_are_trained_on_with_dpo(sdk: Sdk):
+    method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "batch_size": 4, "learning_rate_multiplier": 2}}}
+    job = await sdk.supervised(method=method)
+    assert job.method.type == "dpo"
+    shown = job.method.dpo.hyperparameters
+    assert (shown.beta, shown.batch_size, shown.learning_rate_multiplier, shown.n_epochs) == (0.2, 4, 2, 1)
+    verdict = validate(await sdk.created(job.id), Registry())
+    assert isinstance(verdict, JobValidated)
+    assert verdict.job["dpo"] == {"beta": 0.2, "label_smoothing": 0.0}
+    assert (verdict.job["mode"], verdict.job["lr"]) == ("full", pytest.approx(2e-6))
+    auto = await sdk.supervised(method={"type": "dpo", "dpo": {"hyperparameters": {"beta": "auto"}}})
+    assert auto.method.dpo.hyperparameters.beta == 0.1
+
+
 async def test_a_reinforcement_job_learns_from_seeds_of_the_task_app(sdk: Sdk):
     method = rl(n_epochs=2, batch_size=8, compute_multiplier=0.5, eval_interval=3, eval_samples=4)
     # The grader is not one of the SDK's types, which it says only when it is told to be strict.

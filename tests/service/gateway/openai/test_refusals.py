@@ -33,7 +33,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an unknown file": ({"training_file": "file_0"}, "training_file", "file_0"),
     "seeds to copy from": ({"training_file": "seeds:0-9"}, "training_file", "reinforcement"),
-    "preferences": ({"method": {"type": "dpo", "dpo": {}}}, "method.type", "'dpo' is not served"),
+    "an unknown method": ({"method": {"type": "ppo"}}, "method.type", "'ppo' is not served"),
+    "a beta of 0": (
+        {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0}}}},
+        "method.dpo.hyperparameters.beta",
+        "greater than 0",
+    ),
+    "a beta of a supervised job": ({"method": sft(beta=0.1)}, "method.supervised.hyperparameters.beta", "no such"),
+    "dpo with hyperparameters of supervised jobs": (
+        {"method": {"type": "dpo"}, "hyperparameters": {"n_epochs": 1}},
+        "hyperparameters",
+        "move them to method.dpo.hyperparameters",
+    ),
     "a file and a model at once": (
         {"model": "gpt-9", "training_file": "file-abc"},
         "training_file",

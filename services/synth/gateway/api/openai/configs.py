@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from synth.errors import Problem, UserError
 from synth.gateway.api.openai.requests import (
+    DpoHyperparameters,
     FineTuningRequest,
     Reinforcement,
     ReinforcementHyperparameters,
@@ -21,6 +22,7 @@ from synth.gateway.api.openai.requests import (
 )
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
+from synth.jobs.resolve.sft import DPO_LEARNING_RATE as DPO_RATE
 from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
 from synth.jobs.schema.rl import TrainingSection
 from synth.jobs.seeds import Seeds, parse_seeds
@@ -72,15 +74,15 @@ def translate_request(request: FineTuningRequest) -> TranslatedJob:
         )
     method = request.method
     kind = method.type if method else "supervised"
-    if kind not in ("supervised", "reinforcement"):
+    if kind not in ("supervised", "dpo", "reinforcement"):
         raise UserError(Problem(what=f"the method {kind!r} is not served here", expected=_METHODS, where="method.type"))
     others = {name for name in ("supervised", "reinforcement", "dpo") if method and getattr(method, name) is not None}
     if unwanted := sorted(others - {kind}):
         raise UserError(
             Problem(what=f"settings of another method than {kind!r}", fix="remove them", where=f"method.{unwanted[0]}")
         )
-    if kind == "supervised":
-        return TranslatedJob("sft", _sft(request))
+    if kind != "reinforcement":
+        return TranslatedJob("sft", _sft(request, kind))
     reinforcement = method.reinforcement if method else None
     if reinforcement is None:
         raise UserError(
@@ -89,32 +91,36 @@ def translate_request(request: FineTuningRequest) -> TranslatedJob:
     return TranslatedJob("rl", _rl(request, reinforcement))
 
 
-def place_in_request(problem: Problem) -> Problem:
+def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
     """Move a problem with the configuration to the field of the request that it comes from."""
     for ours, theirs in _PLACES.items():
         _, found, rest = problem.where.partition(ours)
         if found:
+            if request.method is not None and request.method.type == "dpo":
+                theirs = theirs.replace("method.supervised", "method.dpo")
             fix = problem.fix.replace("--allow-experimental", _EXPERIMENTAL)
             return Problem(what=problem.what, expected=problem.expected, fix=fix, where=f"{theirs}{rest}")
     return problem
 
 
 _EXPERIMENTAL = 'extra_body={"allow_experimental": True}'
-_METHODS = '"supervised" or "reinforcement"'
+_METHODS = '"supervised", "dpo" or "reinforcement"'
 _GRADER = '{"grader": {"type": "task_app", "url": "https://…", "env_name": "…"}}'
 
 
-def _sft(request: FineTuningRequest) -> dict[str, Any]:
-    method = request.method.supervised if request.method else None
-    if method is not None and request.hyperparameters is not None:
+def _sft(request: FineTuningRequest, kind: str) -> dict[str, Any]:
+    """A job on a file: supervised, or by the kind DPO."""
+    method = (request.method.dpo if kind == "dpo" else request.method.supervised) if request.method else None
+    if request.hyperparameters is not None and (method is not None or kind == "dpo"):
         raise UserError(
             Problem(
-                what="hyperparameters are given twice",
-                fix="keep those of method.supervised",
+                what="hyperparameters are given twice" if method else "these are of supervised jobs",
+                fix=f"keep those of method.{kind}" if method else f"move them to method.{kind}.hyperparameters",
                 where="hyperparameters",
             )
         )
     hyper = method.hyperparameters if method else request.hyperparameters or SupervisedHyperparameters()
+    dpo = kind == "dpo"
     if request.training_file.startswith(SEEDS):
         raise UserError(
             Problem(
@@ -124,7 +130,11 @@ def _sft(request: FineTuningRequest) -> dict[str, Any]:
             )
         )
     return {
-        "algorithm": {"type": "offline", "method": "sft", "variety": "lora" if hyper.lora_rank else "fft"},
+        "algorithm": {
+            "type": "offline",
+            "method": "dpo" if dpo else "sft",
+            "variety": "lora" if hyper.lora_rank else "fft",
+        },
         "job": {"model": request.model, "data": request.training_file},
         **({"data": {"validation_path": request.validation_file}} if request.validation_file else {}),
         "training": {"mode": "lora" if hyper.lora_rank else "full_finetune"},
@@ -132,7 +142,8 @@ def _sft(request: FineTuningRequest) -> dict[str, Any]:
         "hyperparameters": _without_none(
             n_epochs=hyper.n_epochs,
             global_batch=hyper.batch_size,
-            learning_rate=_rate(SFT_RATE, hyper),
+            learning_rate=_rate(DPO_RATE if dpo else SFT_RATE, hyper),
+            beta=hyper.beta if isinstance(hyper, DpoHyperparameters) else None,
             seed=request.seed,
         ),
         "tags": _without_none(suffix=request.suffix),

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from synth.bus.kv.secrets import ApiKey
+from synth.datasets.refused import rows_refused
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
 from synth.gateway.api.openai.configs import TranslatedJob, place_in_request, translate_request
@@ -55,7 +56,7 @@ async def create(
     gateway: GatewayDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Supervised on an uploaded file, or by reinforcement on seeds of a task app, which the method's grader names.
+    """Supervised or by DPO on an uploaded file, or by reinforcement on seeds of a task app, which the grader names.
 
     Everything that is wrong with the request is one 400.
     """
@@ -63,7 +64,7 @@ async def create(
         submission = translate_request(body)
     except UserError as error:
         raise _bad_request(error.problems) from error
-    problems = await _files(gateway, caller.org, body) if submission.kind == "sft" else []
+    problems = await _files(gateway, caller.org, body, submission) if submission.kind == "sft" else []
     bad_files = {problem.where for problem in problems}
     problems += [p for p in _configuration(gateway, body, submission) if p.where not in bad_files]
     if problems:
@@ -198,11 +199,11 @@ def _configuration(gateway: Gateway, body: FineTuningRequest, submission: Transl
         document = read_data(submission.config, name=_NAME)
         resolve_job(document, overrides=overrides, registry=gateway.registry, kind=submission.kind)
     except UserError as error:
-        return [place_in_request(problem) for problem in error.problems]
+        return [place_in_request(problem, body) for problem in error.problems]
     return []
 
 
-async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Problem]:
+async def _files(gateway: Gateway, org: str, body: FineTuningRequest, submission: TranslatedJob) -> list[Problem]:
     """The problems of the request's files: missing, or not fit to train on. One that is being checked has none."""
     problems: list[Problem] = []
     for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
@@ -217,6 +218,10 @@ async def _files(gateway: Gateway, org: str, body: FineTuningRequest) -> list[Pr
         if row.file.status == "failed":
             what = f"{row.file.filename!r} cannot be trained on: {file_problems(row.file)}"
             problems.append(Problem(what=what, fix="mend the file, and upload it again", where=param))
+        elif row.file.status == "ready":
+            dpo = submission.config["algorithm"]["method"] == "dpo"
+            wrong = rows_refused(row.file.filename, pairs=bool(row.file.pairs), dpo=dpo, where=param)
+            problems += [wrong] if wrong else []
     return problems
 
 

@@ -38,10 +38,18 @@ class SupervisedHyperparameters(_Body):
     batch_size: _AutoCount = None
     learning_rate_multiplier: _AutoFactor = Field(
         default=None,
-        description="Of the platform's default rate: supervised 1e-5 (adapters 2e-4), reinforcement 1e-6 (1e-5)",
+        description="Of the default rate: supervised 1e-5 (adapters 2e-4), dpo and reinforcement 1e-6 (1e-5)",
     )
     lora_rank: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Train an adapter of this rank; without it every weight is trained"
+    )
+
+
+class DpoHyperparameters(SupervisedHyperparameters):
+    """batch_size: pairs a step."""
+
+    beta: _AutoFactor = Field(
+        default=None, description="How strongly the policy is held near the model that it began as: 0.1"
     )
 
 
@@ -71,18 +79,22 @@ class Supervised(_Body):
     hyperparameters: SupervisedHyperparameters = SupervisedHyperparameters()
 
 
+class Dpo(_Body):
+    hyperparameters: DpoHyperparameters = DpoHyperparameters()
+
+
 class Reinforcement(_Body):
     grader: dict[str, Any] = Field(description='{"type": "task_app", "url": …, "env_name": …}')
     hyperparameters: ReinforcementHyperparameters = ReinforcementHyperparameters()
 
 
 class Method(_Body):
-    """type: supervised or reinforcement, with the table of that name."""
+    """type: supervised, dpo or reinforcement, with the table of that name."""
 
     type: str
     supervised: Supervised | None = None
     reinforcement: Reinforcement | None = None
-    dpo: Any = None
+    dpo: Dpo | None = None
 
 
 def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:

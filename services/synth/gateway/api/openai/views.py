@@ -13,6 +13,7 @@ from synth.gateway.presentation.vocabulary import STATUS
 from synth.gateway.read_model.projection import FileRow, JobRow
 from synth.jobs.lifecycle import State
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
+from synth.jobs.resolve.sft import DPO_LEARNING_RATE as DPO_RATE
 from synth.jobs.resolve.sft import LEARNING_RATE as SFT_RATE
 from synth.jobs.resolved import RlJob, SftJob
 
@@ -100,7 +101,7 @@ def job_object(row: JobRow, resolved: SftJob | RlJob | None) -> FineTuningJob:
         error=_error(job),
         fine_tuned_model=job.model if job.state is State.SUCCEEDED else None,
         finished_at=_unix(job.ended_at) if job.ended_at else None,
-        hyperparameters=_supervised(resolved) if isinstance(resolved, SftJob) else {},
+        hyperparameters=_of_a_file(resolved) if isinstance(resolved, SftJob) else {},
         model=job.source_model or (resolved.model if resolved else ""),
         organization_id=row.org,
         seed=resolved.seed if resolved else 0,
@@ -184,12 +185,15 @@ def _error(job: Job) -> JobError | None:
     )
 
 
-def _supervised(job: SftJob) -> dict[str, Any]:
+def _of_a_file(job: SftJob) -> dict[str, Any]:
+    """The hyperparameters of a job on a file: supervised, or DPO."""
+    rates = SFT_RATE if job.dpo is None else DPO_RATE
     return {
+        **({"beta": job.dpo.beta} if job.dpo else {}),
         # Where steps are given they decide, whatever the epochs say.
         "n_epochs": job.epochs if job.steps is None else "auto",
         "batch_size": job.batch_size,
-        "learning_rate_multiplier": round(job.lr / SFT_RATE[job.mode], 6),
+        "learning_rate_multiplier": round(job.lr / rates[job.mode], 6),
         "lora_rank": job.lora.r if job.lora else None,
     }
 
@@ -198,7 +202,8 @@ def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
     if job is None:
         return None
     if isinstance(job, SftJob):
-        return {"type": "supervised", "supervised": {"hyperparameters": _supervised(job)}}
+        method = "supervised" if job.dpo is None else "dpo"
+        return {"type": method, method: {"hyperparameters": _of_a_file(job)}}
     evaluation = job.evaluation
     hyperparameters = {
         "n_epochs": max(1, round(job.iterations * job.batch_size / len(job.train_seeds))),

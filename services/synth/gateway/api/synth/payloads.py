@@ -46,7 +46,7 @@ _VALIDATION = (
     "metric_for_best_model",
     "greater_is_better",
 )
-_SFT_TYPES = ("sft_offline", "sft", "fft", "qft")
+_SFT_TYPES = ("sft_offline", "sft", "fft", "qft", "dpo")
 #: What an older client sends beside the configuration that holds the same.
 _COPIES = ("training", "evaluation", "rollout", "topology", "vllm")
 
@@ -114,6 +114,9 @@ def parse_sft_job(body: Table) -> JobRequest:
         training["validation"] = validation | (training.get("validation") or {})
     files = data.pop("validation_files", None)
     config: Table = {"training": training, "hyperparameters": hyper, "data": data}
+    if kind == "dpo":
+        # What is trained of the model is said by the other keys.
+        config["algorithm"] = {"type": "offline", "method": "dpo", "variety": "fft"}
     if lora:
         config["lora"] = lora
     if compute := _table(effective, "compute", "metadata.effective_config."):

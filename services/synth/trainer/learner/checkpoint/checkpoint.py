@@ -25,13 +25,14 @@ from synth.trainer.learner import rng
 from synth.trainer.learner.checkpoint.fingerprint import Fingerprint
 from synth.weights.policy_file import load_tensors, save_tensors, sync_path, write_atomically
 
-OPTIMIZER, PROBE, RNG, BEST, _MANIFEST, _IMAGES = (
+OPTIMIZER, PROBE, RNG, BEST, REFERENCE, _MANIFEST, _IMAGES = (
     f"{RESUME_FOLDER}/{name}"
     for name in (
         "optimizer.safetensors",
         "probe.safetensors",
         "rng.json",
         "best.safetensors",
+        "reference.safetensors",
         "manifest.json",
         "images",
     )
@@ -74,7 +75,7 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that was read and verified.
 
     weights: by the names of the model's file. images: the files of the probe's images, each named by its sha256. rng:
-    from `rng.capture`.
+    from `rng.capture`. reference: of `TrainingState`.
     """
 
     state: CheckpointState
@@ -84,6 +85,7 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
     rng: dict[str, Any]
     best_file: Path | None
     images: list[Path]
+    reference: dict[str, Tensor]
 
 
 def save_checkpoint(
@@ -95,19 +97,23 @@ def save_checkpoint(
     optimizer: dict[str, Tensor],
     probe: dict[str, Tensor],
     images: Iterable[Path] = (),
+    reference: dict[str, Tensor],
     best_file: Path | None = None,
 ) -> None:
     """Write a checkpoint folder; it appears under its name only when all of it is durable.
 
     write_model: makes the folder, with the model in it. weights_file: the name of its float32 master weights.
     optimizer: from `Optimizer.state_dict`. probe: the arrays of a `Sequences`, empty before anything was trained.
-    images: the files of the probe's images, which the job may be without when it resumes.
+    images: the files of the probe's images, which the job may be without when it resumes. reference: of
+    `TrainingState`.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     write_model(partial)
     (partial / RESUME_FOLDER).mkdir()
     save_tensors(partial / OPTIMIZER, optimizer)
     save_tensors(partial / PROBE, probe)
+    if reference:
+        save_tensors(partial / REFERENCE, reference)
     for image in images:
         write_atomically(_made(partial / _IMAGES) / image.name, image.read_bytes())
     write_atomically(partial / RNG, msgspec.json.encode(rng.capture()))
@@ -146,6 +152,7 @@ def load_checkpoint(folder: Path) -> LoadedCheckpoint:
         probe=load_tensors(folder / PROBE)[0],
         rng=msgspec.json.decode((folder / RNG).read_bytes()),
         best_file=folder / BEST if BEST in manifest.files else None,
+        reference=load_tensors(folder / REFERENCE)[0] if REFERENCE in manifest.files else {},
         images=[folder / name for name in manifest.files if name.startswith(f"{_IMAGES}/")],
     )
 

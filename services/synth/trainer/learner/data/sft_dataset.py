@@ -11,13 +11,15 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
 from synth.chat.messages import TrainingRow, images_in
 from synth.chat.template import ChatTemplate
@@ -33,7 +35,7 @@ log = logging.getLogger(__name__)
 _FORMAT = "sft-4"
 #: In the counts of a model that sees alone.
 IMAGE_COUNTS = ("images_trimmed", "images_truncated")
-_decoder = msgspec.json.Decoder(TrainingRow)
+_RowT = TypeVar("_RowT", bound=TrainingRow)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class SftDataset:
     sequences: Sequences
     counts: dict[str, float]
 
+    def __len__(self) -> int:
+        """How many there are to draw a step's from."""
+        return len(self.sequences)
+
 
 @dataclass(frozen=True)
 class _Piece:
@@ -57,7 +63,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Rendered:
+class RenderedSequence:
     """A sequence as text, and the images that it shows."""
 
     pieces: list[_Piece]
@@ -77,17 +83,19 @@ def load_tokenizer(model_dir: Path) -> Any:
     return tokenizer
 
 
-def read_rows(dataset: Path) -> Iterable[TrainingRow]:
+def read_rows(dataset: Path, row: type[_RowT]) -> Iterator[_RowT]:
     """The rows of a JSONL file. Raises `TrainingFailed` (bad_dataset) with the line."""
+    decoder = msgspec.json.Decoder(row)
+    expected = "messages[]" if row is TrainingRow else "messages[], chosen[] and rejected[]"
     with dataset.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                yield _decoder.decode(line)
+                yield decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise TrainingFailed(
-                    "bad_dataset", f"{dataset.name}:{number}: not a chat row ({error!r}); expected messages[]"
+                    "bad_dataset", f"{dataset.name}:{number}: not a row to train on ({error!r}); expected {expected}"
                 ) from error
 
 
@@ -106,23 +114,29 @@ def encode_file(
     examples: only the first rows. images: for a model that sees. progress: called with the number of rows rendered.
     Raises `TrainingFailed` (bad_dataset, bad_image).
     """
-    seen = None if images is None else (images.loader.fingerprint, images.max_per_message)
-    key = _cache_key(dataset, tokenizer, (sequence_length, examples, seen))
+
+    def encode() -> tuple[dict[str, Tensor], dict[str, float]]:
+        rows = itertools.islice(read_rows(dataset, TrainingRow), examples)
+        data = encode_rows(rows, tokenizer, sequence_length=sequence_length, images=images, progress=progress)
+        return sequences_to_tensors(data.sequences), data.counts
+
+    key = cache_key(_FORMAT, dataset, tokenizer, (sequence_length, examples), images)
+    tensors, counts = read_or_encode(cache, key, encode)
+    return SftDataset(sequences_from_tensors(tensors), counts)
+
+
+def read_or_encode(
+    cache: Path | None, key: str, encode: Callable[[], tuple[dict[str, Tensor], dict[str, float]]]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The tensors and counts of a tokenised file: of the cache where it was written under this key, else made anew."""
     if cache is not None and cache.is_file():
         tensors, header = load_tensors(cache)
         if header.get("key") == key:
-            return SftDataset(sequences_from_tensors(tensors), json.loads(header["counts"]))
-    data = encode_rows(
-        itertools.islice(read_rows(dataset), examples),
-        tokenizer,
-        sequence_length=sequence_length,
-        images=images,
-        progress=progress,
-    )
+            return tensors, json.loads(header["counts"])
+    tensors, counts = encode()
     if cache is not None:
-        tensors = sequences_to_tensors(data.sequences)
-        save_tensors(cache, tensors, header={"key": key, "counts": json.dumps(data.counts)})
-    return data
+        save_tensors(cache, tensors, header={"key": key, "counts": json.dumps(counts)})
+    return tensors, counts
 
 
 def encode_rows(
@@ -141,77 +155,116 @@ def encode_rows(
     images: for a model that sees. Raises `TrainingFailed`: bad_dataset for a row that the template cannot render, for
     an image without `images`, and when nothing at all is trained; bad_image.
     """
-    template = ChatTemplate(tokenizer, sees=images is not None)
-    per_sequence: list[_Rendered] = []
-    count = {"rows": 0, "sequences": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
-    count |= {} if images is None else dict.fromkeys(IMAGE_COUNTS, 0)
+    encoder = RowEncoder(tokenizer, sequence_length, images)
+    rendered: list[RenderedSequence] = []
     for row in rows:
-        count["rows"] += 1
+        encoder.count["rows"] += 1
+        of_row = encoder.render(row)
+        encoder.count["untrained_rows"] += not of_row
+        rendered += of_row
+        if progress is not None:
+            progress(encoder.count["rows"])
+    encoded = encoder.encode(rendered)
+    kept = [sequence for sequence in encoded if sequence.is_trained]
+    encoder.count["untrained_rows"] += len(encoded) - len(kept)
+    if not kept:
+        raise encoder.nothing_trained("has an assistant token to train", "assistant messages with weight above 0")
+    return SftDataset(encoder.sequences(kept), encoder.counts(len(kept)))
+
+
+@dataclass(frozen=True)
+class EncodedSequence:
+    """A sequence as it is trained. ids: int32, weights: float32, one for each token. length: before it was cut."""
+
+    ids: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+    images: tuple[PromptImage, ...]
+    length: int
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any of its tokens is: its first one is never, as nothing predicts it."""
+        return bool(self.weights[1:].any())
+
+
+class RowEncoder:
+    """Renders rows and tokenises them, and counts what is cut or left out. count: see `SftDataset.counts`."""
+
+    def __init__(self, tokenizer: Any, sequence_length: int, images: SftImages | None) -> None:
+        self.count = {"rows": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
+        self.count |= {} if images is None else dict.fromkeys(IMAGE_COUNTS, 0)
+        self._template = ChatTemplate(tokenizer, sees=images is not None)
+        self._eos_id = tokenizer.eos_token_id
+        self._sequence_length = sequence_length
+        self._images = images
+
+    def render(self, row: TrainingRow) -> list[RenderedSequence]:
+        """The sequences of the row that was counted last. Raises `TrainingFailed` (bad_dataset, bad_image)."""
+        images, number = self._images, self.count["rows"]
         shown = images_in(row.messages)
         if shown and images is None:
             raise TrainingFailed(
                 "bad_dataset",
-                f"row {count['rows']} shows an image, and the model sees none; expected rows of text, or a vision "
+                f"row {number} shows an image, and the model sees none; expected rows of text, or a vision "
                 "model; upload the conversations without their images",
             )
         if shown and images is not None:
             row, trimmed = images.trim(row)
-            count["images_trimmed"] += trimmed
+            self.count["images_trimmed"] += trimmed
             if trimmed:
-                log.debug("row %d: %d images more than a message may have are left out", count["rows"], trimmed)
+                log.debug("row %d: %d images more than a message may have are left out", number, trimmed)
         try:
-            rendered = _render(row, template, images)
+            return _render(row, self._template, images)
         except UserError as error:
-            raise TrainingFailed("bad_dataset", f"row {count['rows']}: {error}") from error
-        count["untrained_rows"] += not rendered
-        per_sequence += rendered
-        if progress is not None:
-            progress(count["rows"])
-    texts = [piece.text for rendered in per_sequence for piece in rendered.pieces]
-    encoded = iter(template.encode_all(texts))
-    tokens: list[np.ndarray[Any, Any]] = []
-    weights: list[np.ndarray[Any, Any]] = []
-    kept_images: list[tuple[PromptImage, ...]] = []
-    for rendered in per_sequence:
-        ids, weight = _tokens(rendered.pieces, [next(encoded) for _ in rendered.pieces], tokenizer.eos_token_id)
-        kept = rendered.images
-        length = min(len(ids), sequence_length)
-        if images is not None:
-            try:
-                ids, weight = images.expand(ids, weight, kept)
-            except UserError as error:
-                raise TrainingFailed("bad_dataset", str(error)) from error
-            length, kept = images.whole_within(min(len(ids), sequence_length), ids, kept)
-            count["images_truncated"] += len(rendered.images) - len(kept)
-        count["truncated_rows"] += len(ids) > length
-        count["truncated_tokens"] += len(ids) - length
-        ids, weight = ids[:length], weight[:length]
-        if not weight[1:].any():
-            count["untrained_rows"] += 1
-            continue
-        tokens.append(ids)
-        weights.append(weight)
-        kept_images.append(kept)
-    if not tokens:
-        raise TrainingFailed(
-            "bad_dataset",
-            f"none of the {count['rows']} rows has an assistant token to train within {sequence_length} tokens; "
-            "expected assistant messages with weight above 0; raise sequence_length if rows are long",
+            raise TrainingFailed("bad_dataset", f"row {number}: {error}") from error
+
+    def encode(self, per_sequence: list[RenderedSequence]) -> list[EncodedSequence]:
+        """Tokenise, and cut what is too long. Raises `TrainingFailed` (bad_dataset)."""
+        texts = [piece.text for rendered in per_sequence for piece in rendered.pieces]
+        encoded = iter(self._template.encode_all(texts))
+        images = self._images
+        found: list[EncodedSequence] = []
+        for rendered in per_sequence:
+            ids, weights = _tokens(rendered.pieces, [next(encoded) for _ in rendered.pieces], self._eos_id)
+            kept = rendered.images
+            length = min(len(ids), self._sequence_length)
+            if images is not None:
+                try:
+                    ids, weights = images.expand(ids, weights, kept)
+                except UserError as error:
+                    raise TrainingFailed("bad_dataset", str(error)) from error
+                length, kept = images.whole_within(min(len(ids), self._sequence_length), ids, kept)
+                self.count["images_truncated"] += len(rendered.images) - len(kept)
+            self.count["truncated_rows"] += len(ids) > length
+            self.count["truncated_tokens"] += len(ids) - length
+            found.append(EncodedSequence(ids[:length], weights[:length], kept, len(ids)))
+        return found
+
+    def sequences(self, kept: list[EncodedSequence]) -> Sequences:
+        """These sequences end to end."""
+        shown = tuple(sequence.images for sequence in kept)
+        return Sequences(
+            tokens=np.concatenate([sequence.ids for sequence in kept]),
+            weights=np.concatenate([sequence.weights for sequence in kept]),
+            cu_seqlens=np.cumsum([0, *(len(sequence.ids) for sequence in kept)], dtype=np.int64),
+            images=shown if any(shown) else (),
+            banned=() if self._images is None else self._images.loader.banned,
         )
-    count["sequences"] = len(tokens)
-    return SftDataset(
-        Sequences(
-            tokens=np.concatenate(tokens),
-            weights=np.concatenate(weights),
-            cu_seqlens=np.cumsum([0, *(len(t) for t in tokens)], dtype=np.int64),
-            images=tuple(kept_images) if any(kept_images) else (),
-            banned=() if images is None else images.loader.banned,
-        ),
-        {name: float(value) for name, value in count.items()},
-    )
+
+    def counts(self, sequences: int) -> dict[str, float]:
+        """All counts. sequences: how many are trained."""
+        return {name: float(value) for name, value in (self.count | {"sequences": sequences}).items()}
+
+    def nothing_trained(self, what: str, expected: str) -> TrainingFailed:
+        """The error of a file of which no row is trained. what: each row lacks."""
+        return TrainingFailed(
+            "bad_dataset",
+            f"none of the {self.count['rows']} rows {what} within {self._sequence_length} tokens; "
+            f"expected {expected}; raise sequence_length if rows are long",
+        )
 
 
-def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) -> list[_Rendered]:
+def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) -> list[RenderedSequence]:
     """The sequences of a row, as alternating context and completion; those without a trained turn are left out."""
     prepared = template.prepare(row.conversation())
     sequences: list[list[_Piece]] = []
@@ -232,7 +285,7 @@ def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) 
         so_far = whole
         if images is not None:
             shown[-1] = images.shown_by(row.messages[:i])
-    rendered = map(_Rendered, sequences, shown)
+    rendered = map(RenderedSequence, sequences, shown)
     return [sequence for sequence in rendered if any(p.weight for p in sequence.pieces)]
 
 
@@ -250,8 +303,10 @@ def _tokens(pieces: list[_Piece], encoded: list[list[int]], eos_id: int) -> tupl
     return np.asarray(ids, dtype=np.int32), np.asarray(weights, dtype=np.float32)
 
 
-def _cache_key(dataset: Path, tokenizer: Any, options: tuple[Any, ...]) -> str:
-    digest = hashlib.sha256(f"{_FORMAT}\n{options}\n{tokenizer.chat_template}\n".encode())
+def cache_key(format: str, dataset: Path, tokenizer: Any, options: tuple[Any, ...], images: SftImages | None) -> str:
+    """What a tokenised file depends on, as a digest."""
+    seen = None if images is None else (images.loader.fingerprint, images.max_per_message)
+    digest = hashlib.sha256(f"{format}\n{(*options, seen)}\n{tokenizer.chat_template}\n".encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     with dataset.open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())

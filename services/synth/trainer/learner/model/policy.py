@@ -124,7 +124,7 @@ class Policy:
         with self._autocast():
             hidden_BLD = self._seen(micro) if is_qwen3_vl(self.model) else self._read(micro)
         hidden_ND, head_VD = hidden_BLD.flatten(0, 1)[micro.predict_N], self.model.get_output_embeddings().weight
-        if isinstance(self.config, SftTrainConfig):
+        if isinstance(self.config, SftTrainConfig) and self.config.dpo is None:
             # A ratio of two policies needs the precision that float32 masters leave in the hidden state; SFT does not.
             hidden_ND, head_VD = hidden_ND.to(_compute_dtype(self.config)), head_VD.to(_compute_dtype(self.config))
         return token_logprobs(

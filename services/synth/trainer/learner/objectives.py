@@ -1,0 +1,274 @@
+"""What training on the rows of a file minimises: the negative log-likelihood of conversations, or DPO's loss of pairs.
+
+Invariants: the loss of a step is a sum over its rows divided by a number that is known before the forward, however the
+step is divided into micro-batches and ranks; both sides of a pair are in one micro-batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from synth.trainer.config import DpoConfig, SftTrainConfig
+from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
+from synth.trainer.learner.data.pair_dataset import PairDataset
+from synth.trainer.learner.data.sft_dataset import SftDataset
+from synth.trainer.learner.distributed.process_group import add_metrics
+from synth.trainer.learner.losses.base import sequence_index
+from synth.trainer.learner.losses.dpo import DpoOutput, dpo_loss, preference_accuracy
+from synth.trainer.learner.model.mean_nll import mean_nll
+from synth.trainer.learner.model.policy import Policy
+from synth.trainer.learner.step_result import ProgressCallback
+from synth.trainer.learner.training_state import TrainingState
+
+
+class Objective(Protocol):
+    """What a step minimises, and what a validation measures. Every rank calls each method."""
+
+    def prepare(self) -> None:
+        """Do what has to be done before the first step of a job."""
+        ...
+
+    def sequences_of(self, indices: list[int]) -> list[int]:
+        """The sequences of these rows of the dataset."""
+        ...
+
+    def backward(self, indices: list[int]) -> dict[str, float]:
+        """Compute the gradient of these rows' loss. Returns its metrics over all ranks: loss, trained_tokens, …"""
+        ...
+
+    def validate(self) -> dict[str, float]:
+        """The metrics of the validation rows, without dropout, over all ranks: loss, …"""
+        ...
+
+
+class NllObjective:
+    """Σ weight·nll / Σ weight over the tokens of a step."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: SftTrainConfig,
+        data: SftDataset,
+        validation: SftDataset | None,
+        progress: ProgressCallback,
+    ) -> None:
+        self._policy = policy
+        self._config = config
+        self._sequences = data.sequences
+        self._validation = validation
+        self._progress = progress
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def sequences_of(self, indices: list[int]) -> list[int]:
+        """As `Objective`: a row is a sequence."""
+        return indices
+
+    def backward(self, indices: list[int]) -> dict[str, float]:
+        """As `Objective`."""
+        sequences, group = self._sequences, self._policy.process_group
+        weight = float(sum(sequences.weights[sequences.trained_positions(i)].sum() for i in indices))
+        plan = plan_micro_batches(
+            sequences.lengths(indices),
+            budget=self._config.micro_batch_tokens,
+            packing=self._config.packing,
+            num_ranks=group.size,
+        )
+        micro_batches = group.shard_micro_batches(plan)
+        sums = {"loss": 0.0, "trained_tokens": 0.0}
+        for done, (micro_indices, dummy) in enumerate(micro_batches, start=1):
+            micro = _collate(self._policy, sequences, micro_indices, dummy=dummy)
+            logp_N, _ = self._policy.logprobs(micro)
+            loss = -(logp_N * micro.gather(sequences.weights)).sum() / weight
+            if micro.dummy:
+                (loss * 0.0).backward()
+                continue
+            loss.backward()
+            add_metrics(sums, {"loss": float(loss.detach()), "trained_tokens": float(len(logp_N))})
+            self._progress("train", done, len(micro_batches))
+        return group.reduce_metrics(sums)
+
+    def validate(self) -> dict[str, float]:
+        """As `Objective`."""
+        assert self._validation is not None
+        loss = mean_nll(
+            self._policy,
+            self._validation.sequences,
+            on_micro_batch=lambda done, of: self._progress("validate", done, of),
+        )
+        return {"loss": loss}
+
+
+@dataclass(frozen=True)
+class _PairBatch:
+    """A micro-batch of whole pairs. weight_N: of its tokens. side_S: of each sequence, 2k is the k-th pair's chosen."""
+
+    pairs: list[int]
+    micro: MicroBatch
+    weight_N: Tensor
+    side_S: Tensor
+
+    def sum_sides(self, logp_N: Tensor) -> Tensor:
+        """float64 [P, 2]: the weighted sum of the log-probabilities of each pair's chosen and rejected side."""
+        sums = torch.zeros(2 * len(self.pairs), dtype=torch.float64, device=logp_N.device)
+        side_N = self.side_S[sequence_index(self.micro.cu_seqlens)]
+        return sums.index_add(0, side_N, (logp_N * self.weight_N).double()).view(-1, 2)
+
+
+class DpoObjective:
+    """DPO's loss, as a mean over the pairs of a step.
+
+    The reference is the policy as the job began. What it says of each pair is computed once, before the first step,
+    and kept in the training state, whose checkpoints hold it: no second model is in memory, and a job that resumes
+    compares with the same numbers.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        config: SftTrainConfig,
+        dpo: DpoConfig,
+        data: PairDataset,
+        validation: PairDataset | None,
+        progress: ProgressCallback,
+    ) -> None:
+        self._state = state
+        self._policy = state.policy
+        self._config = config
+        self._dpo = dpo
+        self._data = data
+        self._validation = validation
+        self._progress = progress
+
+    def prepare(self) -> None:
+        """Compute the reference's log-probabilities, unless the state has them from a checkpoint."""
+        if self._state.reference:
+            return
+        self._state.reference = {"data": self._score(self._data)}
+        if self._validation is not None:
+            self._state.reference["validation"] = self._score(self._validation)
+
+    def sequences_of(self, indices: list[int]) -> list[int]:
+        """As `Objective`: the sides of the pairs."""
+        return self._data.sequences_of(indices)
+
+    def backward(self, indices: list[int]) -> dict[str, float]:
+        """As `Objective`; also the implicit rewards, their margin and how often they prefer the chosen side."""
+        reference = self._state.reference["data"]
+        sums: dict[str, float] = {}
+        for batch in self._batches(self._data, indices, "train"):
+            logp_N, _ = self._policy.logprobs(batch.micro)
+            logp_P2 = batch.sum_sides(logp_N)
+            out = self._loss(logp_P2, reference[batch.pairs])
+            loss = out.loss_P.sum() / len(indices)
+            if batch.micro.dummy:
+                (loss * 0.0).backward()
+                continue
+            loss.backward()
+            add_metrics(sums, _pair_sums(out, logp_P2.detach()) | {"trained_tokens": float(len(logp_N))})
+        sums = self._policy.process_group.reduce_metrics(sums)
+        tokens = sums.pop("trained_tokens")
+        return _means(sums, len(indices)) | {"trained_tokens": tokens}
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """As `Objective`, with the same metrics as a step."""
+        assert self._validation is not None
+        reference, pairs = self._state.reference["validation"], list(range(len(self._validation)))
+        sums: dict[str, float] = {}
+        with _evaluating(self._policy):
+            for batch in self._batches(self._validation, pairs, "validate"):
+                logp_P2 = batch.sum_sides(self._policy.logprobs(batch.micro)[0])
+                if not batch.micro.dummy:
+                    add_metrics(sums, _pair_sums(self._loss(logp_P2, reference[batch.pairs]), logp_P2))
+        return _means(self._policy.process_group.reduce_metrics(sums), len(pairs))
+
+    def _loss(self, logp_P2: Tensor, reference_P2: Tensor) -> DpoOutput:
+        return dpo_loss(
+            logp_P2,
+            reference_P2.to(logp_P2.device),
+            beta=self._dpo.beta,
+            label_smoothing=self._dpo.label_smoothing,
+        )
+
+    @torch.no_grad()
+    def _score(self, data: PairDataset) -> Tensor:
+        """float64 [P, 2], on the CPU: the log-probability of each side of each pair under the policy as it is."""
+        scores = torch.zeros((len(data), 2), dtype=torch.float64)
+        with _evaluating(self._policy):
+            for batch in self._batches(data, list(range(len(data))), "reference"):
+                logp_P2 = batch.sum_sides(self._policy.logprobs(batch.micro)[0])
+                if not batch.micro.dummy:
+                    scores[batch.pairs] = logp_P2.cpu()
+        # Each pair was scored by one rank, and is 0 on the others.
+        self._policy.process_group.all_reduce_([scores])
+        return scores
+
+    def _batches(self, data: PairDataset, pairs: list[int], stage: str) -> Iterator[_PairBatch]:
+        """The micro-batches of this rank, with the progress of those that were before."""
+        group, packing = self._policy.process_group, self._config.packing
+        plan = plan_micro_batches(
+            {p: self._tokens(data, p) for p in pairs},
+            budget=self._config.micro_batch_tokens,
+            packing=packing,
+            num_ranks=group.size,
+        )
+        micro_batches = group.shard_micro_batches(plan)
+        for done, (micro_pairs, dummy) in enumerate(micro_batches, start=1):
+            sequences = data.sequences_of(micro_pairs)
+            micro = _collate(self._policy, data.sequences, sequences, dummy=dummy)
+            side_S = torch.tensor(data.sides_of(micro_pairs), device=self._policy.device)
+            yield _PairBatch(micro_pairs, micro, micro.gather(data.sequences.weights), side_S)
+            self._progress(stage, done, len(micro_batches))
+
+    def _tokens(self, data: PairDataset, pair: int) -> int:
+        """What a pair takes of a forward, padding included."""
+        lengths = data.sequences.lengths(data.sequences_of([pair])).values()
+        return sum(lengths) if self._config.packing == "packed" else max(lengths) * len(lengths)
+
+
+@contextlib.contextmanager
+def _evaluating(policy: Policy) -> Iterator[None]:
+    """The policy without dropout."""
+    policy.model.eval()
+    try:
+        yield
+    finally:
+        policy.model.train()
+
+
+def _pair_sums(out: DpoOutput, logp_P2: Tensor) -> dict[str, float]:
+    """What of some pairs is added up for their means."""
+    chosen_P, rejected_P = logp_P2.detach().unbind(1)
+    sums: dict[str, Tensor] = {
+        "loss": out.loss_P.detach(),
+        "rewards_chosen": out.chosen_P,
+        "rewards_rejected": out.rejected_P,
+        "rewards_margin": out.margin_P,
+        "preference_accuracy": preference_accuracy(out.margin_P),
+        "logprob_chosen": chosen_P,
+        "logprob_rejected": rejected_P,
+    }
+    return {name: float(values.sum()) for name, values in sums.items()}
+
+
+def _means(sums: dict[str, float], count: int) -> dict[str, float]:
+    return {name: value / count for name, value in sums.items()}
+
+
+def _collate(policy: Policy, sequences: Sequences, indices: list[int], *, dummy: bool) -> MicroBatch:
+    return collate(
+        sequences,
+        indices,
+        packing=policy.config.packing,
+        device=policy.device,
+        images=policy.images,
+        dummy=dummy,
+    )

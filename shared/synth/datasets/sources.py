@@ -1,0 +1,67 @@
+"""A dataset on this machine: a JSONL or Parquet file, or a folder as Hugging Face's datasets are laid out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from synth.datasets.parquet import is_parquet, parquet_lines
+from synth.errors import Problem, UserError
+
+_SUFFIXES = (".parquet", ".jsonl", ".json")
+_PIECE = 1 << 20
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|val|dev|eval)(?:[^a-z]|$)")
+
+
+def source_files(path: Path) -> list[Path]:
+    """The files of a dataset, in order: a file itself; of a folder those of its train split, or those of no split.
+
+    Raises `UserError` for a folder without rows, with those of other splits alone, or in two formats.
+    """
+    if not path.is_dir():
+        return [path]
+    visible = (f for f in path.rglob("*") if not any(p.startswith(".") for p in f.relative_to(path).parts))
+    files = sorted(f for f in visible if f.is_file() and f.suffix in _SUFFIXES and not _is_about(f))
+    splits = {file: _split(file, path) for file in files}
+    chosen = [file for file in files if splits[file] == "train"] or [f for f in files if splits[f] is None]
+    if not files:
+        what, fix = "the folder holds no rows", "name a file"
+    elif not chosen:
+        found = ", ".join(sorted({split for split in splits.values() if split}))
+        what, fix = f"the folder has no train split, but {found}", "name the files that you mean, one by one"
+    elif len({file.suffix for file in chosen}) > 1:
+        found = " and ".join(sorted({file.suffix for file in chosen}))
+        what, fix = f"the folder holds its rows as {found}", "keep one of the two formats, or name a file"
+    else:
+        return chosen
+    raise UserError(
+        Problem(what=what, expected=f"files of one train split: {', '.join(_SUFFIXES)}", fix=fix, where=str(path))
+    )
+
+
+def read_pieces(file: Path) -> Iterator[bytes]:
+    """A file's rows as JSONL, in pieces, at constant memory; the last line is ended. Raises `ParquetUnreadable`."""
+    if is_parquet(file):
+        yield from parquet_lines(file)
+        return
+    last = b"\n"
+    with file.open("rb") as opened:
+        while piece := opened.read(_PIECE):
+            yield piece
+            last = piece
+    if not last.endswith(b"\n"):
+        yield b"\n"
+
+
+def _is_about(file: Path) -> bool:
+    """Whether a file tells of the dataset rather than holding its rows."""
+    return file.name in ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+
+
+def _split(file: Path, folder: Path) -> str | None:
+    """The split that a file's name, or else a folder's above it, speaks of: `data/train-00000-of-00002.parquet`."""
+    for part in reversed(file.relative_to(folder).parts):
+        if found := _SPLIT.search(part.lower()):
+            return found[1]
+    return None
