@@ -29,6 +29,7 @@ from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import JudgeUsage, RolloutReview
 from synth.rollouts.collection.batching import ScoredRollout
+from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.collection.types import (
     AbandonedRollout,
     CollectRequest,
@@ -37,7 +38,6 @@ from synth.rollouts.collection.types import (
     PriorProgress,
     RolloutSpec,
 )
-from synth.rollouts.rewards.judged import add_review, with_sources
 from synth.trajectories import RecordedTrajectory, RolloutBatch
 
 

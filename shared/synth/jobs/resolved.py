@@ -178,6 +178,7 @@ class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     grad_norm_high: float
     reward_drop: float
     stale_share: float
+    judge_drift: float
 
 
 class DpoSettings(msgspec.Struct, frozen=True, kw_only=True):

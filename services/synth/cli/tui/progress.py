@@ -224,7 +224,7 @@ def describe_new(event: EventView, *, shown: int) -> list[str]:
     match event.type:
         case "train.step" if data and int(data["step"]) <= shown:
             return []
-        case "rollout.completed":
+        case "rollout.completed" | "rollout.judged":
             # A job has thousands of rollouts; those that failed are worth a line while it runs.
             return []
         case "train.progressed" if data:

@@ -106,6 +106,7 @@ EVENT_DESCRIPTIONS: dict[str, EventDescription | None] = {
         shown_if=lambda e: e.mode == "eval",
     ),
     "rollout.completed": None,
+    "rollout.judged": None,
     "rollout.failed": EventDescription(
         "sft.rollout.dropped",
         "rl.rollout.dropped",

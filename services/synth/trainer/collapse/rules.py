@@ -17,6 +17,7 @@ from typing import Literal
 from synth.errors import Problem
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
+from synth.trainer.collapse.judge_drift import JudgeDrift
 from synth.trainer.collapse.learning_signal import LearningSignal
 
 Values = Mapping[str, float]
@@ -170,6 +171,16 @@ RULES: tuple[Rule, ...] = (
         meaning="most of what is collected is thrown away",
         fix="lower async_level or max_concurrent_rollouts, or raise max_staleness",
     ),
+    Rule(
+        "judge_drift",
+        _metric("judge_drift"),
+        "above",
+        what="the judges' scores have risen since the first iterations, and the environment's reward has fallen by {} "
+        "of its standard deviations",
+        meaning="the policy learns to please the judges, and not to do what the environment pays",
+        fix="read some rollouts with `synthctl rollouts ls --sort best`; give the environment a higher weight, or the "
+        "rubric a criterion for what it misses",
+    ),
 )
 
 
@@ -179,6 +190,7 @@ class CollapseDetector:
     def __init__(self, settings: WatchSettings | None) -> None:
         self._rule_states = [] if settings is None else _rule_states(settings)
         self._reward = _RewardTrend(1 if settings is None else settings.window)
+        self._drift = JudgeDrift(1 if settings is None else settings.window)
         self._signal = LearningSignal()
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
@@ -186,6 +198,8 @@ class CollapseDetector:
         self._reward.add(values)
         if (drop := self._reward.drop) is not None:
             values = {**values, "reward_drop": drop}
+        if (drift := self._drift.add(values)) is not None:
+            values = {**values, "judge_drift": drift}
         learned = self._reward.learned
         found = [warned for state in self._rule_states if (warned := state.add(step, values, learned=learned))]
         if (warned := self._signal.add(step, values, learned=learned)) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
-from synth.jobs.resolve.rewards import resolve_eval_rewards
+from synth.jobs.resolve.rewards.settings import resolve_eval_rewards
 from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given, with_sight

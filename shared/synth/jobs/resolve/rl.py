@@ -14,7 +14,8 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
-from synth.jobs.resolve.rewards import given_step_rewards, resolve_rewards
+from synth.jobs.resolve.rewards.settings import resolve_rewards
+from synth.jobs.resolve.rewards.steps import given_step_rewards
 from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight

@@ -43,3 +43,6 @@ class WatchSection(Section):
     deviation so far"""
     stale_share: NonNegativeFloat = 0.5
     """share of sequences that were too old to be trained when their turn came, above this"""
+    judge_drift: NonNegativeFloat = 0.5
+    """fall of the environment's mean reward since the first iterations while the judges' scores rise, above this times
+    its largest standard deviation so far"""

@@ -10,8 +10,8 @@ import pytest
 from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.judging.contract import Review, RolloutReview
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.rewards.credit import has_signal, turn_advantages
-from synth.rollouts.rewards.judged import add_review, with_sources
 from synth.trajectories import Branch, RewardSources, RolloutBatch
 
 

@@ -224,3 +224,25 @@ def test_whatever_the_figures_a_rule_speaks_only_after_its_patience_and_never_tw
         said = [w.step for w in warnings if w.rule == rule]
         assert all(step >= patience for step in said)
         assert all(later - earlier >= 2 * patience for earlier, later in pairwise(said))
+
+
+def judged(step: int, *, env: float, outcome: float) -> dict[str, float]:
+    return {"reward_mean": env + outcome, "reward_env_mean": env, "reward_env_std": 0.2, "reward_outcome_mean": outcome}
+
+
+def test_a_policy_that_pleases_its_judges_and_not_its_environment_is_told():
+    settings = msgspec.convert(WatchSection(window=2, patience=2).model_dump(), WatchSettings)
+    watch = CollapseDetector(settings)
+    runs = [watch.add(n, judged(n, env=0.6 - 0.05 * n, outcome=0.1 * n)) for n in range(8)]
+    # By 0.05 · 3 / 0.2 = 0.75 deviations in the means of two steps at step 4, and more at step 5.
+    assert [w.rule for found in runs for w in found] == ["judge_drift"]
+    [warned] = runs[5]
+    assert "judges' scores have risen" in warned.problem.what
+
+
+def test_both_rising_or_both_falling_is_no_drift():
+    settings = msgspec.convert(WatchSection(window=2, patience=2).model_dump(), WatchSettings)
+    for slope in (0.05, -0.02):
+        watch = CollapseDetector(settings)
+        found = [watch.add(n, judged(n, env=0.5 + slope * n, outcome=0.5 + slope * n)) for n in range(8)]
+        assert not [w for each in found for w in each if w.rule == "judge_drift"]

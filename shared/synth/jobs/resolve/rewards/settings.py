@@ -1,35 +1,27 @@
-"""What a rollout earns: the environment's steps, the weights of the sources, and the credit that each turn gets."""
+"""What a rollout earns: the weights of the sources, and the credit that each turn gets."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Literal
 
 from pydantic import BaseModel
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolve.judging import JudgeTables, named_judges, resolve_judging
+from synth.jobs.resolve.context import ResolveContext
+from synth.jobs.resolve.rewards.judging import JudgeTables, named_judges, resolve_judging
+from synth.jobs.resolve.rewards.steps import resolve_steps, reward_tables, written_at
 from synth.jobs.resolved import Loss
-from synth.jobs.rewards import RewardSettings, RewardWeights, StepRewards
+from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
-from synth.jobs.schema.rewards import RewardsSection
 from synth.jobs.schema.rl import RlConfig, RolloutSection
 from synth.judging.settings import Judging
 
 _WEIGHTS = ("env", "event", "outcome")
-#: Keys of `[training]` that the task app is given, under its own names.
-_OF_THE_APP = {
-    "step_rewards_strategy": "strategy",
-    "step_rewards_indicator_lambda": "indicator_lambda",
-    "step_rewards_weights": "weights",
-    "step_rewards_k_limits": "k_limits",
-}
-_PER_ACHIEVEMENT = ("per_achievement", "complex")
 
 
 def resolve_rewards(config: RlConfig, loss: Loss, context: ResolveContext) -> RewardSettings:
     """The rewards of an RL job, collecting problems in `context`."""
-    steps = _steps(config, context)
+    steps = resolve_steps(config, context)
     weights, scores, judging = _sources(JudgeTables(config.judge, config.rubric, groups=True), config.rollout, context)
     per_turn = steps is not None or weights.event > 0
     return RewardSettings(
@@ -48,112 +40,6 @@ def resolve_eval_rewards(config: EvalConfig | FlatEvalConfig, context: ResolveCo
     for key in ("steps", "turn_discount"):
         context.record(f"rewards.{key}", None, "default")
     return RewardSettings(weights=weights, scores=scores, judging=judging)
-
-
-def _tables(config: RlConfig) -> list[RewardsSection]:
-    nested = config.training.rewards
-    return [config.training, *([nested] if nested is not None else [])]
-
-
-def _steps(config: RlConfig, context: ResolveContext) -> StepRewards | None:
-    tables = _tables(config)
-
-    def take(field: str, key: str) -> Any:
-        return context.first(f"rewards.steps.{field}", [(table, key) for table in tables])
-
-    def look(field: str, key: str) -> tuple[Any, str]:
-        value = take(field, key)
-        return value, context.origins.pop(f"rewards.steps.{field}")
-
-    mode, mode_origin = look("mode", "step_rewards_mode")
-    enabled, enabled_origin = look("enabled", "step_rewards_enabled")
-    if not _steps_are_on(enabled, mode):
-        if enabled is None and mode is None:
-            _refuse_details(tables, context)
-        return context.record("rewards.steps", None, enabled_origin if enabled is not None else mode_origin)
-    strategy, _ = look("strategy", "step_rewards_strategy")
-    kind = take("kind", "event_rewards_kind") or "unique"
-    for key in ("step_rewards_weights", "step_rewards_k_limits"):
-        if getattr(config.training, key) and strategy not in _PER_ACHIEVEMENT:
-            context.problem(
-                ("training", key),
-                f"{key} is for the strategy per_achievement, and step_rewards_strategy is {strategy!r}",
-                expected='step_rewards_strategy = "per_achievement"',
-                fix="set it, or remove this key",
-            )
-    if kind == "absolute" and strategy in _PER_ACHIEVEMENT:
-        context.problem(
-            _written(tables, "event_rewards_kind", context),
-            f"event_rewards_kind = 'absolute' counts each achievement alike, and strategy {strategy!r} weighs them",
-            expected="one of the two",
-            fix='remove event_rewards_kind, or set step_rewards_strategy = "consistent"',
-        )
-    return StepRewards(
-        mode=context.record("rewards.steps.mode", mode or "decision_stepwise", mode_origin),
-        kind=kind,
-        indicator_lambda=take("indicator_lambda", "step_rewards_indicator_lambda") or 0.0,
-        beta=take("beta", "step_rewards_beta") or 0.0,
-    )
-
-
-def _steps_are_on(enabled: bool | None, mode: str | None) -> bool:
-    return enabled is not False and mode != "off" and (enabled is True or mode is not None)
-
-
-def _refuse_details(tables: list[RewardsSection], context: ResolveContext) -> None:
-    """Keys of step rewards that nobody has switched on. One that only names the default says nothing."""
-    for key in (*_OF_THE_APP, "step_rewards_beta", "event_rewards_kind"):
-        for table in tables:
-            value = getattr(table, key, None)
-            if value in (None, 0, "unique", {}):
-                continue
-            context.problem(
-                context.at(table, key),
-                f"{key} = {value!r} has no effect: step rewards are off",
-                expected="step_rewards_enabled = true",
-                fix="set it, or remove this key",
-            )
-
-
-def given_step_rewards(
-    config: RlConfig, policy: dict[str, Any], env: dict[str, Any], context: ResolveContext
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configurations of policy and environment with what the task app has to know of the job's step rewards.
-
-    It goes into the table `step_rewards` that the file has for the app, else into that of the policy. A key that both
-    have with two values is a problem.
-    """
-    tables = _tables(config)
-    enabled = next((t.step_rewards_enabled for t in tables if t.step_rewards_enabled is not None), None)
-    mode = next((t.step_rewards_mode for t in tables if t.step_rewards_mode is not None), None)
-    if not _steps_are_on(enabled, mode):
-        return policy, env
-    wanted: dict[str, Any] = {"enabled": True, "mode": mode or "decision_stepwise"}
-    for key, name in _OF_THE_APP.items():
-        value = next((v for t in tables if (v := getattr(t, key, None)) is not None), None)
-        if value is not None:
-            wanted[name] = value
-    own = {"policy": policy.get("step_rewards"), "env": env.get("step_rewards")}
-    for place, table in own.items():
-        for name, value in wanted.items():
-            other = cast(dict[str, Any], table).get(name, value) if isinstance(table, dict) else value
-            if other != value and not _same_strategy(name, value, other):
-                context.problem(
-                    ("rollout", f"{place}_config", "step_rewards", name),
-                    f"the task app would be given step_rewards.{name} = {other!r} and, by [training], {value!r}",
-                    expected="one value",
-                    fix="remove one of the two",
-                )
-    if isinstance(own["policy"], dict):
-        return policy | {"step_rewards": wanted | cast(dict[str, Any], own["policy"])}, env
-    if isinstance(own["env"], dict):
-        return policy, env | {"step_rewards": wanted | cast(dict[str, Any], own["env"])}
-    return policy | {"step_rewards": wanted}, env
-
-
-def _same_strategy(name: str, a: Any, b: Any) -> bool:
-    """Whether two words for a strategy mean the same one."""
-    return name == "strategy" and (a in _PER_ACHIEVEMENT) == (b in _PER_ACHIEVEMENT)
 
 
 def _sources(
@@ -220,20 +106,20 @@ def _weights(tables: JudgeTables, context: ResolveContext) -> RewardWeights:
 
 
 def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per_turn: bool) -> float | None:
-    tables = _tables(config)
+    tables = reward_tables(config)
     credit = context.first("rewards.turn_credit", [(table, "turn_credit") for table in tables])
     discount = context.first("rewards.turn_discount", [(table, "turn_discount") for table in tables])
     origin = context.origins.pop("rewards.turn_credit")
     by_turn = credit == "return_to_go" or (credit is None and per_turn and loss != "gspo")
     if discount is not None and not by_turn:
         context.problem(
-            _written(tables, "turn_discount", context),
+            written_at(tables, "turn_discount", context),
             f"turn_discount = {discount:g} has no effect: a token has the advantage of its whole rollout",
             expected='turn_credit = "return_to_go"',
             fix="set it, or remove turn_discount",
         )
     if credit == "return_to_go":
-        place = _written(tables, "turn_credit", context)
+        place = written_at(tables, "turn_credit", context)
         if loss == "gspo":
             context.problem(
                 place,
@@ -251,8 +137,3 @@ def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per
     if not by_turn:
         return context.record("rewards.turn_discount", None, origin)
     return 1.0 if discount is None else float(discount)
-
-
-def _written(tables: list[RewardsSection], key: str, context: ResolveContext) -> Path:
-    """Where a key stands, in the first of the tables that has it."""
-    return context.at(next((t for t in tables if is_written(t, key)), tables[0]), key)
