@@ -42,6 +42,9 @@ HEALTHY: Values = {
     "sequences": 96.0,
     "sequences_stale": 3.0,
     "skipped": 0.0,
+    "reward_env_mean": 0.4,
+    "reward_env_std": 0.5,
+    "reward_outcome_mean": 0.4,
 }
 #: What one sign of each kind looks like.
 SIGNS: dict[str, Values] = {
@@ -57,6 +60,7 @@ SIGNS: dict[str, Values] = {
     "grad_norm_high": {"grad_norm": 40.0},
     "reward_drop": {"reward_mean": 0.0, "reward_std": 0.0},
     "stale_share": {"sequences_stale": 90.0},
+    "judge_drift": {"reward_env_mean": -5.0, "reward_outcome_mean": 0.9},
 }
 
 
