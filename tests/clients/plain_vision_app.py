@@ -73,7 +73,10 @@ async def rollout(request: Request) -> JSONResponse:
             message = reply.json()["choices"][0]["message"]
             messages.append({k: v for k, v in message.items() if v is not None})
             written = message.get("content") or str(message.get("tool_calls"))
-            steps.append({"obs": {}, "tool_calls": [], "reward": len(written) % 8 / 8, "done": turn + 1 == TURNS})
+            paid = len(written) % 8 / 8
+            # As the published apps say it, for jobs that reward each decision.
+            info = {"stepwise": {"decision_index": turn, "reward": paid, "indicator": 0}}
+            steps.append({"obs": {}, "tool_calls": [], "reward": paid, "done": turn + 1 == TURNS, "info": info})
     total = sum(step["reward"] for step in steps)
     trajectory = {
         "env_id": NAME,

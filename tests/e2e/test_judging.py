@@ -159,3 +159,17 @@ def test_a_judge_that_gives_no_scores_ends_the_job_with_the_reason(
     assert said in problem["what"]
     rewards = [e["reward"] for e in platform.events(made, "rollout.judged") if e["problem"]]
     assert all(reward is None for reward in rewards), "no score is not a score of 0"
+
+
+def test_a_judge_that_nobody_could_ask_is_refused_before_the_job_starts(
+    platform: Platform, flat_app: Served, judge: JudgeServer
+):
+    text = judged(flat_app, judge, weights=OUTCOME, env="paying")
+    for said, named in (("nobody", 'provider = "nobody"'), ("unstored", f'url = "{judge.url}"\nkey = "unstored"')):
+        wrong = text.replace(f'url = "{judge.url}"', named)
+        checked = platform.shell.run("config", "check", platform.write(wrong))
+        assert (checked.returncode, said in checked.stderr) == (2, True), checked
+        code, job = platform.outcome(platform.submit(wrong))
+        assert (code, job["code"]) == (3, "refused")
+        assert said in job["problems"][0]["what"]
+    assert judge.calls == []

@@ -38,11 +38,14 @@ class QuestionWorker:
 
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
         """The reviews of the question's rollouts. usage: counted in it as calls are made. Raises `JudgeTrouble`."""
-        _check(question)
+        if question.rollouts:
+            _check(question)
         judges = [
             ReadyJudge(model, await self._endpoints.resolve(model, org=question.org))
             for model in question.judging.judges
         ]
+        if not question.rollouts:
+            return []
         rollouts = [await self._load(rollout) for rollout in question.rollouts]
         return await _Run(self._voting, self._secret, question, judges, rollouts, usage).reviews()
 

@@ -19,7 +19,7 @@ from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
 from synth.datasets.refused import images_refused, rows_refused
-from synth.errors import Permanent, Problem, UserError
+from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import RESUMED, State
@@ -29,6 +29,7 @@ from synth.runtime import logs
 from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
 from synth.verifier.image_processor import processor_problems
+from synth.verifier.judges import judges_refused
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
@@ -95,6 +96,10 @@ class VerifierHandlers:
         await _collect(problems, find_model(self.bus, asked.org, job.model, self.registry))
         problems += processor_problems(job, self.registry, where="vision_processor_id")
         if not isinstance(job, SftJob):
+            try:
+                problems += await judges_refused(self.bus, asked.org, job)
+            except Transient as error:
+                problems.append(Problem(what=str(error), fix="start `synthd judge`, then ask again", where="[judge]"))
             return CheckVerdict(problems=problems)
         for role, file_id in _files_of(job):
             # A path: whoever asks has the file, and uploads it with the job.
@@ -143,6 +148,7 @@ class VerifierHandlers:
             names = app.env_names if app else ()
             if wrong := wrong_env_name(job.rollout.env_name, names, where=place, url=task_url):
                 problems.append(wrong)
+            problems += await judges_refused(self.bus, org, job)
         if problems or source is None:
             return JobRefused(problems=problems)
         return JobVerified(

@@ -40,7 +40,7 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     VERIFY: (("gateway",), "verifier"),
     VALIDATE: (("gateway",), "validator"),
     CHECK: (("gateway",), "verifier"),
-    JUDGE: (("gateway", "rollouts"), "judge"),
+    JUDGE: (("gateway", "verifier", "rollouts"), "judge"),
 }
 
 #: What a task app answers to a key that is not its own.

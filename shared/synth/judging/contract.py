@@ -21,6 +21,8 @@ class RolloutToJudge(msgspec.Struct, frozen=True, kw_only=True):
 class JudgeRollouts(msgspec.Struct, frozen=True, kw_only=True):
     """What do the judges say of these rollouts? One rollout, or with `judging.ranking` all of a group that count.
 
+    Without any rollout: could they be asked at all? Then no model is asked.
+
     job_id: whose limits, budget and log lines they are; "" for a question of the API itself. rubric: the one that is
     applied, whatever `judging` has.
     The same question asked again is answered from the cache, or joins the one that is under way.

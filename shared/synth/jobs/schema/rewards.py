@@ -63,7 +63,8 @@ class JudgeOptionsSection(Section):
     rubric_id: Name | None = None
     """the name of the rubric that `rubric_overrides` or the task app has; rubrics are not stored elsewhere"""
     rubric_overrides: Free | None = None
-    """`event` and `outcome`, each with `goal_text`, `aggregation` and `criteria`, in place of the task app's rubric"""
+    """`event` and `outcome`, each with `goal_text`, `aggregation` and `criteria`, in place of those of `[rubric]` or of
+    the task app"""
     tracks: list[Name] | None = None
     """the criteria that are scored, by the first part of their ids (`progress` of `progress.depth`); all of them when
     not said"""
@@ -103,8 +104,8 @@ class JudgeSection(Section):
 
     enabled: bool | None = None
     """whether it is asked; true where a model is named"""
-    type: Literal["rubric"] | None = None
-    """of judge: one that applies a rubric"""
+    type: Name | None = None
+    """who serves the judge's model, where `[judge.options] provider` does not say"""
     timeout_s: PositiveFloat | None = None
     """the same as `[judge.options] timeout_s`"""
     reward_blend: RubricWeightsSection | None = None
@@ -143,7 +144,7 @@ class RubricSection(Section):
     enabled: bool | None = None
     """whether they do; true where `weights` are given"""
     model: Name | None = None
-    """the judge's model, where `[judge]` names none"""
+    """the judge's model, where `[judge]` names none; the same one where it does"""
     api_base: str | None = None
     """the OpenAI-compatible API that serves it, `https://…/v1`"""
     api_key_env: str | None = None

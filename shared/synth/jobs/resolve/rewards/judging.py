@@ -34,6 +34,12 @@ def named_judges(tables: JudgeTables, context: ResolveContext) -> list[JudgeMode
     options = judge.options if judge is not None else None
     by_options = options is not None and options.model is not None
     of_rubric = rubric is not None and rubric.enabled is not False and rubric.model is not None
+    if rubric is not None and of_rubric and options is not None and rubric.model == options.model:
+        # One judge, named twice: the address is that of the published platform's judges.
+        of_rubric = False
+        for key in ("api_base", "api_key_env"):
+            if is_written(rubric, key):
+                context.warn(("rubric", key), "has no effect: [judge.options] names who serves the judge's model")
     ways = [by_options, of_rubric, bool(judge and judge.judges)]
     if sum(ways) > 1:
         context.problem(
@@ -45,7 +51,9 @@ def named_judges(tables: JudgeTables, context: ResolveContext) -> list[JudgeMode
     if judge is not None and judge.judges:
         judges = [JudgeModel(**section.model_dump()) for section in judge.judges]
     elif options is not None and options.model is not None:
-        judges = [JudgeModel(model=options.model, provider=options.provider)]
+        provider = context.first("judge.provider", [(options, "provider"), (judge, "type")])
+        context.origins.pop("judge.provider")
+        judges = [JudgeModel(model=options.model, provider=provider)]
     elif of_rubric and rubric is not None and rubric.model is not None:
         judges = [JudgeModel(model=rubric.model, url=rubric.api_base, key=rubric.api_key_env)]
     else:
@@ -155,9 +163,10 @@ def _rubric(
         for track in ("event", "outcome")
         if section is not None and (found := getattr(section, track)) is not None and found.criteria
     }
-    if table and own:
-        context.problem(place, "[rubric] has criteria, too", expected="one rubric", fix="remove one of the two")
-    if own:
+    if table:
+        for track in own:
+            context.warn(("rubric", track, "criteria"), "has no effect: [judge.options] rubric_overrides decides")
+    elif own:
         table, place = own, ("rubric",)
     named = options.rubric_id or next(
         (t.rubric_id for t in (section.event, section.outcome) if t and t.rubric_id) if section else iter(()), None
