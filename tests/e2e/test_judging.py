@@ -154,7 +154,7 @@ def test_a_judge_that_gives_no_scores_ends_the_job_with_the_reason(
     judge.script = script
     made = platform.submit(judged(flat_app, judge, weights=OUTCOME, options=options, env="paying"))
     code, job = platform.outcome(made)
-    assert (code, job["state"]) == (3, "failed")
+    assert (code, job["state"], job["code"]) == (3, "failed", "judge_failed")
     [problem] = job["problems"]
     assert said in problem["what"]
     rewards = [e["reward"] for e in platform.events(made, "rollout.judged") if e["problem"]]

@@ -35,6 +35,7 @@ from synth.rollouts.collection.types import (
     CollectRequest,
     CompletedRollout,
     DurableRollout,
+    EnvironmentBroken,
     PriorProgress,
     RolloutSpec,
 )
@@ -110,7 +111,7 @@ class RolloutLog:
         for index, event in self._completed.get(key, {}).items():
             judged = self._judged.get(key, {}).get(index)
             if judged is not None and judged.problem is not None:
-                abandoned[index] = AbandonedRollout(judged.problem, event.tries)
+                abandoned[index] = AbandonedRollout(judged.problem, event.tries, unjudged=True)
                 continue
             trajectory = RecordedTrajectory.from_bytes(await self._blobs.get_bytes(event.trajectory))
             durable = self._durable(event, trajectory)
@@ -268,9 +269,9 @@ class RolloutLog:
         await self._publisher.once(event, org=self._org, key=self._job_id, id=f"eval:{event.iteration}")
         self._finished.add(("eval", event.iteration))
 
-    async def publish_blocked(self, iteration: int, problem: Problem) -> None:
-        """Announce that the job's environment is broken; its owner ends the job."""
-        event = RolloutBlocked(iteration=iteration, problem=problem)
+    async def publish_blocked(self, iteration: int, broken: EnvironmentBroken) -> None:
+        """Announce that the job's environment is broken, or its judges; its owner ends the job."""
+        event = RolloutBlocked(iteration=iteration, problem=broken.problem, code=broken.code)
         await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{self._term}:{iteration}")
 
 

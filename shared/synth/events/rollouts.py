@@ -134,7 +134,11 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
 
 @event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW})
 class RolloutBlocked(Event, frozen=True, kw_only=True):
-    """Too many rollouts failed: the collector has stopped, and the owner fails the job with this cause."""
+    """Too many rollouts failed, or could not be judged: the collector has stopped, and the owner fails the job.
+
+    problem, code: the cause, and its word: "task_app_failed" or "judge_failed".
+    """
 
     iteration: int
     problem: Problem
+    code: str = "task_app_failed"

@@ -11,7 +11,10 @@ from synth.bus.replay import replay
 from synth.errors import Problem
 from synth.events import RolloutCompleted, RolloutFailed
 from synth.ids import new_org_id
-from synth.jobs.rewards import RewardSettings
+from synth.jobs.rewards import RewardSettings, RewardWeights
+from synth.judging.contract import JudgeUsage, Review, RolloutReview
+from synth.judging.settings import JudgeModel, Judging
+from synth.rollouts.collection.batching import ScoredRollout
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.types import (
@@ -126,3 +129,69 @@ async def test_a_completed_rollout_is_not_late_because_a_replaced_collector_aban
     result = await App().collect(request, prior_progress)
     assert isinstance(result, RequestResult)
     assert batch_counts(request, result) == (1, 0, 2)
+
+
+async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_and_not_played_again(
+    bus_as, blobs: BlobStore
+):
+    job, bus = "job_judged", await bus_as("rollouts")
+    rewards = RewardSettings(
+        weights=RewardWeights(env=0.0, outcome=1.0), scores="judges", judging=Judging(judges=[JudgeModel(model="m")])
+    )
+    request = CollectRequest(iteration=1, mode="train", seeds=[1, 2], group_size=2, oldest_version=0)
+
+    class Judge:
+        """Scores by index, in the log; hangs from the third rollout on."""
+
+        by_group = False
+
+        def __init__(self, log: RolloutLog, *, hangs: bool) -> None:
+            self._log, self._hangs = log, hangs
+            self.asked: list[int] = []
+            self.stuck = asyncio.Event()
+
+        async def judge(
+            self, request: CollectRequest, rollouts: list[DurableRollout]
+        ) -> list[ScoredRollout | AbandonedRollout]:
+            [durable] = rollouts
+            self.asked.append(durable.index)
+            if self._hangs and len(self.asked) > 2:
+                self.stuck.set()
+                await asyncio.Event().wait()
+            review = RolloutReview(rollout_id=durable.rollout.rollout_id, outcome=Review(total=durable.index / 8))
+            judged = await self._log.judged(request, durable, review, JudgeUsage(calls=1))
+            assert judged is not None
+            return [judged]
+
+    def collector(app: App, log: RolloutLog, judge: Judge) -> Collector:
+        return Collector(
+            job,
+            concurrency=JobConcurrency(1),
+            max_tries=1,
+            run_try=app.run_try,
+            complete=log.complete,
+            abandon=log.abandon,
+            progress=lambda done, of: None,
+            judge=judge,
+        )
+
+    first, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+    stuck = Judge(log, hangs=True)
+    dying = asyncio.create_task(collector(first, log, stuck).collect(request, await log.prior_progress(request)))
+    async with asyncio.timeout(20):
+        await stuck.stuck.wait()
+    dying.cancel()
+    await asyncio.wait([dying])
+    second, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+    await log.read()
+    prior = await log.prior_progress(request)
+    assert len(prior.done) == 2
+    assert prior.unjudged
+    assert log.judge_usage.calls == 2
+    judge = Judge(log, hangs=False)
+    async with asyncio.timeout(20):
+        result = await collector(second, log, judge).collect(request, prior)
+    assert isinstance(result, RequestResult)
+    assert sorted(judge.asked) == sorted({0, 1, 2, 3} - set(prior.done))
+    assert not set(second.played) & (set(prior.done) | set(prior.unjudged))
+    assert sorted(r.reward for r in result.rollouts) == [0.0, 0.125, 0.25, 0.375]

@@ -106,9 +106,9 @@ class RequestRunner:
             first = _first(group)
             if not isinstance(first, CollectionBlocked):
                 raise first from group
-            return EnvironmentBroken(first.problem)
+            return first.broken
         if self._abandoned and not self._done:
-            return EnvironmentBroken(next(reversed(self._abandoned.values())).problem)
+            return _broken_by(next(reversed(self._abandoned.values())))
         late = Counter(index // self._request.group_size for index, a in self._abandoned.items() if a.late)
         return RequestResult(
             rollouts=list(self._done.values()),
@@ -227,7 +227,7 @@ class RequestRunner:
         self._abandoned[index] = replace(abandoned, transcript=b"")
         self._report_progress()
         if len(self._abandoned) > max(1, int(self._num_rollouts * MAX_FAILED_SHARE)):
-            raise CollectionBlocked(abandoned.problem)
+            raise CollectionBlocked(_broken_by(abandoned))
 
     def _report_progress(self) -> None:
         self._progress(len(self._done) + len(self._abandoned), self._num_rollouts)
@@ -236,6 +236,10 @@ class RequestRunner:
         if any(s.index in self._abandoned and not self._abandoned[s.index].late for s in specs):
             return False
         return group_has_signal([self._done[s.index] for s in specs if s.index in self._done], self._turn_discount)
+
+
+def _broken_by(abandoned: AbandonedRollout) -> EnvironmentBroken:
+    return EnvironmentBroken(abandoned.problem, "judge_failed" if abandoned.unjudged else "task_app_failed")
 
 
 async def _ended_or_expired(running: set[asyncio.Task[None]], deadline: Deadline) -> None:

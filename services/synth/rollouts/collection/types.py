@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from synth.errors import Problem
 from synth.events import BlobRef
@@ -115,12 +115,14 @@ class DurableRollout:
 class AbandonedRollout:
     """A rollout that its group goes without. late: nothing failed, it was cut off at the deadline of its group.
 
-    transcript: of its last try. failures: why the tries before it failed.
+    unjudged: it was played, and its judges gave no scores. transcript: of its last try. failures: why the tries before
+    it failed.
     """
 
     problem: Problem
     tries: int
     late: bool = False
+    unjudged: bool = False
     transcript: bytes = b""
     failures: list[Problem] = field(default_factory=list[Problem])
 
@@ -153,17 +155,21 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class EnvironmentBroken:
-    """A request that cannot be collected: its environment or its judges fail too often. problem: the last failure."""
+    """A request that cannot be collected: its environment or its judges fail too often. problem: the last failure.
+
+    code: whose failure it is.
+    """
 
     problem: Problem
+    code: Literal["task_app_failed", "judge_failed"] = "task_app_failed"
 
 
 class CollectionBlocked(Exception):
-    """Ends the collection of a request. problem: why."""
+    """Ends the collection of a request."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.text())
-        self.problem = problem
+    def __init__(self, broken: EnvironmentBroken) -> None:
+        super().__init__(broken.problem.text())
+        self.broken = broken
 
 
 class Judge(Protocol):

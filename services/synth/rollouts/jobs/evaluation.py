@@ -63,7 +63,7 @@ async def _evaluate(context: CollectionContext, job: EvalJob) -> Event:
     await context.event_log.read()
     done = context.event_log.evaluation(0) or await _collect(context, job)
     if isinstance(done, EnvironmentBroken):
-        return JobFailed(code="task_app_failed", problem=done.problem)
+        return JobFailed(code=done.code, problem=done.problem)
     return JobSucceeded(steps=0, values=done.values)
 
 

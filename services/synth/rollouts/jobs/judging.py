@@ -21,7 +21,13 @@ from synth.errors import Problem, Transient
 from synth.judging.contract import JudgeAnswer, JudgeRollouts, JudgeUsage, RolloutReview, RolloutToJudge
 from synth.judging.settings import Judging, Rubric
 from synth.rollouts.collection.batching import ScoredRollout
-from synth.rollouts.collection.types import AbandonedRollout, CollectionBlocked, CollectRequest, DurableRollout
+from synth.rollouts.collection.types import (
+    AbandonedRollout,
+    CollectionBlocked,
+    CollectRequest,
+    DurableRollout,
+    EnvironmentBroken,
+)
 from synth.rollouts.event_log import RolloutLog
 from synth.runtime import logs
 
@@ -84,7 +90,11 @@ class RolloutJudge:
             usage = answer.usage if n == 0 else JudgeUsage()
             review = None if problem else answer.reviews[n]
             rollout = await self.event_log.judged(request, durable, review, usage, problem=problem)
-            judged.append(rollout or AbandonedRollout(problem or Problem(what="no review"), durable.rollout.tries))
+            if rollout is None:
+                assert problem is not None
+                judged.append(AbandonedRollout(problem, durable.rollout.tries, unjudged=True))
+            else:
+                judged.append(rollout)
         return judged
 
     async def _ask_until_answered(self, question: JudgeRollouts) -> JudgeAnswer:
@@ -103,10 +113,10 @@ class RolloutJudge:
                 if answer.failure is None or answer.failure.kind == "unreadable":
                     return msgspec.structs.replace(answer, usage=spent)
                 if answer.failure.kind == "refused":
-                    raise CollectionBlocked(answer.failure.problem)
+                    raise _blocked(answer.failure.problem)
                 problem, pause = answer.failure.problem, min(_LONGEST_PAUSE_S, answer.failure.retry_after_s)
             if (waited := time.monotonic() - began) > self.judging.max_outage_s:
-                raise CollectionBlocked(
+                raise _blocked(
                     Problem(
                         what=f"no judge has answered for {waited:.0f} s: {problem.what}",
                         expected="an answer within [judge].max_outage_s",
@@ -153,7 +163,7 @@ class RolloutJudge:
 
 
 def _budget_spent(name: str, used: float, most: float) -> CollectionBlocked:
-    return CollectionBlocked(
+    return _blocked(
         Problem(
             what=f"the judges' budget is spent: {used:g} of [judge].{name} = {most:g}",
             expected="a budget for all rollouts of the job",
@@ -161,6 +171,10 @@ def _budget_spent(name: str, used: float, most: float) -> CollectionBlocked:
             where=f"[judge].{name}",
         )
     )
+
+
+def _blocked(problem: Problem) -> CollectionBlocked:
+    return CollectionBlocked(EnvironmentBroken(problem, "judge_failed"))
 
 
 def ask_judge(bus: Connection) -> Ask:

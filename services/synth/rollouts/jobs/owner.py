@@ -27,6 +27,7 @@ from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
+from synth.rollouts.collection.types import EnvironmentBroken
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import CollectionContext
@@ -71,7 +72,7 @@ class CollectTaskOwner:
         job = job_from_data(history.need(JobValidated).job)
         if isinstance(job, RlJob):
             event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
-            await event_log.publish_blocked(0, problem)
+            await event_log.publish_blocked(0, EnvironmentBroken(problem))
         else:
             await fail(self.bus, task, JobFailed(code="internal", problem=problem), self.settings.replica)
 

@@ -36,7 +36,7 @@ async def collect_iterations(context: CollectionContext, job: RlJob) -> None:
         # The failure of one request is that of the task: the worker needs the error itself.
         if not isinstance(group.exceptions[0], Permanent):
             raise group.exceptions[0] from group
-        await context.event_log.publish_blocked(0, Problem(what=str(group.exceptions[0])))
+        await context.event_log.publish_blocked(0, EnvironmentBroken(Problem(what=str(group.exceptions[0]))))
 
 
 async def _serve_until_over(context: CollectionContext, job: RlJob) -> None:
@@ -106,12 +106,12 @@ class _RunningRequests:
     async def _collect_batch(self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None) -> None:
         found = await self._collect_rollouts(request, priority)
         if isinstance(found, EnvironmentBroken):
-            await self._context.event_log.publish_blocked(request.iteration, found.problem)
+            await self._context.event_log.publish_blocked(request.iteration, found)
             return
         result, values = found
         job = self._job
         if (missing := _no_step_rewards(result.rollouts, job)) is not None:
-            await self._context.event_log.publish_blocked(request.iteration, missing)
+            await self._context.event_log.publish_blocked(request.iteration, EnvironmentBroken(missing))
             return
         if previous is not None:
             await asyncio.wait([previous])
@@ -136,7 +136,7 @@ class _RunningRequests:
                 late=result.late,
             )
         except ProcessorsDiffer as error:
-            await self._context.event_log.publish_blocked(request.iteration, error.problem)
+            await self._context.event_log.publish_blocked(request.iteration, EnvironmentBroken(error.problem))
             return
         await self._context.event_log.publish_batch(batch, values)
         log.info("batch", iteration=request.iteration, sequences=batch.sequences, reward=values.get("reward_mean"))

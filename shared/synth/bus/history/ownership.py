@@ -118,7 +118,7 @@ class Ownership:
 
 def failure_of(obstacle: RolloutBlocked | PolicyRefused) -> JobFailed:
     """How a job ends whose environment is broken, or whose policy no engine can serve."""
-    code = "task_app_failed" if isinstance(obstacle, RolloutBlocked) else "cannot_serve"
+    code = obstacle.code if isinstance(obstacle, RolloutBlocked) else "cannot_serve"
     return JobFailed(code=code, problem=obstacle.problem)
 
 
