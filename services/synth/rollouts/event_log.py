@@ -108,8 +108,9 @@ class RolloutLog:
         done: dict[int, ScoredRollout] = {}
         unjudged: dict[int, DurableRollout] = {}
         abandoned: dict[int, AbandonedRollout] = {}
+        reviews = self._reviews(key)
         for index, event in self._completed.get(key, {}).items():
-            judged = self._judged.get(key, {}).get(index)
+            judged = reviews.get(index)
             if judged is not None and judged.problem is not None:
                 abandoned[index] = AbandonedRollout(judged.problem, event.tries, unjudged=True)
                 continue
@@ -125,6 +126,24 @@ class RolloutLog:
         # A collector that did not know yet that it was replaced may have abandoned what another one completed.
         failed = {i: a for i, a in self._abandoned.get(key, {}).items() if i not in done and i not in unjudged}
         return PriorProgress(done, failed | abandoned, unjudged)
+
+    def _reviews(self, key: tuple[str, int]) -> dict[int, RolloutJudged]:
+        """What judges said of a request's rollouts, of the transcripts that are in the log, by index.
+
+        Without the groups that are ranked and of which a rollout has no place yet: places are among all of a group.
+        """
+        completed = self._completed.get(key, {})
+        found = {
+            index: judged
+            for index, judged in self._judged.get(key, {}).items()
+            if index in completed
+            and (transcript := completed[index].transcript) is not None
+            and judged.transcript == transcript.sha256
+        }
+        if self._rewards.judging is None or not self._rewards.judging.ranking:
+            return found
+        half = {event.group for index, event in completed.items() if index not in found}
+        return {index: judged for index, judged in found.items() if completed[index].group not in half}
 
     def _durable(self, event: RolloutCompleted, trajectory: RecordedTrajectory) -> DurableRollout:
         rollout = ScoredRollout(
@@ -202,6 +221,7 @@ class RolloutLog:
             events=scores.get("event"),
             outcome=scores.get("outcome"),
             review=blob,
+            transcript=durable.transcript.sha256 if durable.transcript else "",
             problem=problem,
             calls=usage.calls,
             tokens=usage.prompt_tokens + usage.completion_tokens,

@@ -23,13 +23,13 @@ from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import RESUMED, State
-from synth.jobs.resolved import EvalJob, Job, SftJob, job_from_data, training_start
+from synth.jobs.resolved import EvalJob, Job, RlJob, SftJob, job_from_data, training_start
 from synth.models import Registry
 from synth.runtime import logs
 from synth.taskapp.env_names import wrong_env_name
 from synth.verifier.files import ReadyFile, look_at_file, wait_for_file
 from synth.verifier.image_processor import processor_problems
-from synth.verifier.judges import judges_refused
+from synth.verifier.judges import judges_refused, rubric_lacks, seed_of_rubric
 from synth.verifier.settings import VerifierSettings
 from synth.verifier.task_app import TaskAppCheck, VerifiedTaskApp
 from synth.verifier.tasks import first_tasks
@@ -143,12 +143,13 @@ class VerifierHandlers:
                 files |= {role: ready.rows} if ready else {}
         else:
             task_url = job.rollout.task_url
-            app = await _collect(problems, self._task_app(org, task_url))
+            app = await _collect(problems, self._task_app(org, job))
             place = origins.get("rollout.env_name", "env_name")
             names = app.env_names if app else ()
             if wrong := wrong_env_name(job.rollout.env_name, names, where=place, url=task_url):
                 problems.append(wrong)
-            problems += await judges_refused(self.bus, org, job)
+            problems += rubric_lacks(job, app.rubric if app else None)
+            problems += await judges_refused(self.bus, org, job, retry_for_s=self.settings.retry_for_s)
         if problems or source is None:
             return JobRefused(problems=problems)
         return JobVerified(
@@ -158,10 +159,12 @@ class VerifierHandlers:
             task_name=app.name if app else None,
             training_data=files.get("training_file"),
             validation_data=files.get("validation_file"),
+            rubric=app.rubric if app else None,
         )
 
-    async def _task_app(self, org: str, url: str) -> VerifiedTaskApp:
-        return await self._check(url).run(await self.secrets.environment_keys(org))
+    async def _task_app(self, org: str, job: RlJob | EvalJob) -> VerifiedTaskApp:
+        keys = await self.secrets.environment_keys(org)
+        return await self._check(job.rollout.task_url).run(keys, rubric_of=seed_of_rubric(job))
 
     def _check(self, url: str) -> TaskAppCheck:
         return TaskAppCheck(

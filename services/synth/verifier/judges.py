@@ -1,23 +1,73 @@
-"""Whether the judges of a job can be asked: their provider is set up, and their key is stored."""
+"""Whether the judges of a job can be asked: their provider is set up, their key is stored, and there is a rubric."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from synth.bus.connection import Connection
 from synth.bus.rpc import ANSWER_WITHIN_S, JUDGE, ask
-from synth.errors import Problem
+from synth.errors import Problem, Transient
 from synth.jobs.resolved import EvalJob, Job, RlJob
 from synth.judging.contract import JudgeAnswer, JudgeRollouts
-from synth.judging.settings import Rubric
+from synth.judging.settings import Judging, Rubric
+from synth.runtime import logs
+
+log = logs.get("verifier")
+_PAUSE_S = 1.0
 
 
-async def judges_refused(bus: Connection, org: str, job: Job) -> list[Problem]:
+async def judges_refused(bus: Connection, org: str, job: Job, *, retry_for_s: float | None = None) -> list[Problem]:
     """Why the judges of a job would refuse to judge; none where it has none. No model is asked.
 
-    Raises `Transient` where no judge service answers.
+    retry_for_s: for how long a judge service that does not answer is asked again; then the job is let through, as its
+    rollouts wait for judges anyway. None: it is asked once. Raises `Transient` where no judge service answers.
     """
-    judging = job.rewards.judging if isinstance(job, RlJob | EvalJob) else None
+    judging = _judging(job)
     if judging is None:
         return []
     question = JudgeRollouts(org=org, job_id="", judging=judging, rubric=judging.rubric or Rubric(), rollouts=[])
-    answer = await ask(bus, JUDGE, question, JudgeAnswer, within=ANSWER_WITHIN_S / 2)
+    give_up = time.monotonic() + (retry_for_s or 0.0)
+    while True:
+        try:
+            answer = await ask(bus, JUDGE, question, JudgeAnswer, within=ANSWER_WITHIN_S / 2)
+            break
+        except Transient as error:
+            if retry_for_s is None:
+                raise
+            if time.monotonic() + _PAUSE_S > give_up:
+                log.warning("a job's judges could not be looked at", reason=str(error))
+                return []
+        await asyncio.sleep(_PAUSE_S)
     return [answer.failure.problem] if answer.failure is not None and answer.failure.kind == "refused" else []
+
+
+def seed_of_rubric(job: RlJob | EvalJob) -> int | None:
+    """The seed whose task's rubric the judges apply, the job's first; None where the job file has a rubric."""
+    judging = _judging(job)
+    if judging is None or judging.rubric is not None:
+        return None
+    return job.seeds[0] if isinstance(job, EvalJob) else job.seeds_of(1)[0]
+
+
+def rubric_lacks(job: Job, rubric: Rubric | None) -> list[Problem]:
+    """What is scored and has no criteria in the task app's rubric."""
+    judging = _judging(job)
+    if judging is None or rubric is None:
+        return []
+    return [
+        Problem(
+            what=f"the task app's rubric has no criteria for the {track}, which is scored",
+            expected=f"criteria for the {track} in its /task_info, or in [judge.options.rubric_overrides]",
+            where="[judge.options]",
+        )
+        for track, scored, criteria in (
+            ("event", judging.event, rubric.event),
+            ("outcome", judging.outcome, rubric.outcome),
+        )
+        if scored and not criteria
+    ]
+
+
+def _judging(job: Job) -> Judging | None:
+    return job.rewards.judging if isinstance(job, RlJob | EvalJob) else None

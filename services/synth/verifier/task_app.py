@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import httpx
@@ -17,22 +17,28 @@ import msgspec
 from synth.bus.kv.secrets import EnvironmentKey
 from synth.bus.rpc import KEY_REFUSED_STATUSES, KeyResult, TaskAppReport
 from synth.errors import Problem, UserError
+from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.http_guard import AddressRefused, Fetched, ReplyTooLarge, fetch
+from synth.judging.rubric import rubric_from_task_info
+from synth.judging.settings import Rubric
 from synth.taskapp.env_names import env_names
 
 _FIRST_PAUSE_S = 0.25
+#: It travels in `job.verified`, beside little else.
+_MAX_RUBRIC_BYTES = MAX_EVENT_BODY_BYTES // 2
 
 
 @dataclass(frozen=True)
 class VerifiedTaskApp:
     """A task app that works. key_id: of the environment key that opens it, None when it needs none.
 
-    env_names: the environments that it lists; empty where it lists none.
+    env_names: the environments that it lists; empty where it lists none. rubric: None where it was not asked for.
     """
 
     name: str | None
     key_id: str | None
     env_names: tuple[str, ...] = ()
+    rubric: Rubric | None = None
 
 
 class KeyRefused(Exception):
@@ -66,13 +72,17 @@ class TaskAppCheck:
     retry_for_s: float
     max_answer_bytes: int = 64 << 20
 
-    async def run(self, keys: list[EnvironmentKey]) -> VerifiedTaskApp:
-        """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used."""
+    async def run(self, keys: list[EnvironmentKey], *, rubric_of: int | None = None) -> VerifiedTaskApp:
+        """Try the keys, newest (last) first. Raises `UserError`, one problem, when the app cannot be used.
+
+        rubric_of: a seed whose task's rubric is asked for, too.
+        """
         give_up = time.monotonic() + self.retry_for_s
         refused: list[str] = []
         for key in [*reversed(keys)] or [None]:
             try:
-                return await self._try_key(key, give_up)
+                app = await self._try_key(key, give_up)
+                return app if rubric_of is None else replace(app, rubric=await self._rubric(key, rubric_of, give_up))
             except KeyRefused as refusal:
                 refused.append(f"{key.id if key else 'no key'}: {refusal}")
         raise UserError(self._no_key_opens(refused, stored=bool(keys)))
@@ -119,12 +129,23 @@ class TaskAppCheck:
             raise self._unusable("/task_info", f"answers without a task: {_excerpt(info)}", status=200)
         return VerifiedTaskApp(name=task_name(info), key_id=key.id if key else None, env_names=env_names(info))
 
-    async def _request(self, path: str, key: EnvironmentKey | None, give_up: float) -> dict[str, Any]:
+    async def _rubric(self, key: EnvironmentKey | None, seed: int, give_up: float) -> Rubric:
+        info = await self._request("/task_info", key, give_up, seed=seed)
+        rubric = rubric_from_task_info(info, where=self.url)
+        if isinstance(rubric, Problem):
+            raise UserError(rubric)
+        if len(msgspec.json.encode(rubric)) > _MAX_RUBRIC_BYTES:
+            raise self._unusable("/task_info", f"has a rubric of more than {_MAX_RUBRIC_BYTES:,} bytes", status=200)
+        return rubric
+
+    async def _request(
+        self, path: str, key: EnvironmentKey | None, give_up: float, *, seed: int | None = None
+    ) -> dict[str, Any]:
         pause = _FIRST_PAUSE_S
         while True:
             status: int | None = None
             try:
-                reply = await self._call(path, key)
+                reply = await self._call(path, key, seed)
                 if reply.status < 500:
                     return self._read(path, reply)
                 status, trouble = reply.status, f"answers HTTP {reply.status}: {_text(reply.body)}"
@@ -145,9 +166,11 @@ class TaskAppCheck:
             await asyncio.sleep(pause)
             pause *= 2
 
-    async def _call(self, path: str, key: EnvironmentKey | None) -> Fetched:
+    async def _call(self, path: str, key: EnvironmentKey | None, seed: int | None) -> Fetched:
         base = httpx.URL(self.url)
         url = base.copy_with(path=base.path.rstrip("/") + path)
+        if seed is not None:
+            url = url.copy_add_param("seed", seed)
         headers: dict[str, str] = {}
         if key is not None:
             if not (key.key.isascii() and key.key.isprintable()):

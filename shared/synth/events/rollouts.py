@@ -68,7 +68,8 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
 
     reward: what is trained and reported, `env · environment + event · Σ events + outcome · outcome`. environment: what
     `rollout.completed` has. events, outcome: the judges' scores, each None where it is not scored.
-    review: what the judges said, with their reasons, as JSON (`synth.judging.contract.RolloutReview`).
+    review: what the judges said, with their reasons, as JSON (`synth.judging.contract.RolloutReview`); transcript: the
+    sha256 of what they read.
     calls, tokens, cost: of the judges, for this rollout; of a ranked group, the first rollout bears them all.
     """
 
@@ -81,6 +82,7 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
     events: float | None = None
     outcome: float | None = None
     review: BlobRef | None = None
+    transcript: str = ""
     problem: Problem | None = None
     calls: int = 0
     tokens: int = 0

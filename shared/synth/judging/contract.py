@@ -98,3 +98,4 @@ class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     reviews: list[RolloutReview] = []
     failure: JudgeFailure | None = None
     usage: JudgeUsage = JudgeUsage()
+    progress: int = 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 
-from synth.errors import Transient
 from synth.http_guard import GuardPolicy, guarded_client
 from synth.jobs.resolved import RolloutSettings
 from synth.rollouts.collection.types import CollectRequest, RolloutSpec
@@ -48,21 +47,11 @@ class TaskAppClient:
         count = -(-limit // _REQUESTS_PER_CLIENT)
         timeout = rollout_settings.rollout_timeout_s
         self._clients = [guarded_client(guard, headers=headers, timeout=timeout) for _ in range(count)]
-        self._clients_in_turn = itertools.cycle(self._clients)
+        self._next = itertools.cycle(self._clients)
 
     @property
     def url(self) -> str:
         return self._url
-
-    async def task_info(self, seed: int) -> Any:
-        """What the app says of the task of a seed (`GET /task_info`). Raises `Transient` where it does not answer."""
-        url = self._rollout_settings.task_url.rstrip("/") + "/task_info"
-        try:
-            reply = await next(self._clients_in_turn).get(url, params={"seed": seed})
-            reply.raise_for_status()
-            return reply.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise Transient(f"{url} does not answer: {error}") from error
 
     async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
         """One try of one rollout. A transport error is a reply of status 0: the environment's fault."""
@@ -71,7 +60,7 @@ class TaskAppClient:
         largest, content = self._max_answer_bytes, bytearray()
         try:
             # httpx bounds each read, not their sum: an app that sends a byte at a time would hold its slot for ever.
-            client = next(self._clients_in_turn)
+            client = next(self._next)
             async with asyncio.timeout(limit), client.stream("POST", self._url, json=body) as reply:
                 async for chunk in reply.aiter_raw():
                     content += chunk

@@ -29,6 +29,7 @@ from synth.rollouts.collection.types import (
     EnvironmentBroken,
 )
 from synth.rollouts.event_log import RolloutLog
+from synth.rollouts.rewards.scoring import LARGEST_REWARD
 from synth.runtime import logs
 
 log = logs.get("judging")
@@ -99,10 +100,10 @@ class RolloutJudge:
 
     async def _ask_until_answered(self, question: JudgeRollouts) -> JudgeAnswer:
         """The answer of judges that are there: reviews, or that theirs cannot be read. With what all calls cost."""
-        spent = JudgeUsage()
+        spent, progress = JudgeUsage(), 0
         began = time.monotonic()
         for pauses in range(1 << 62):
-            self._check_cost(spent)
+            self._check_spent(spent)
             self.progress("judge")
             try:
                 answer = await self.ask(question)
@@ -114,6 +115,9 @@ class RolloutJudge:
                     return msgspec.structs.replace(answer, usage=spent)
                 if answer.failure.kind == "refused":
                     raise _blocked(answer.failure.problem)
+                if answer.progress > progress:
+                    # The judges are there, and have much to read.
+                    progress, began = answer.progress, time.monotonic()
                 problem, pause = answer.failure.problem, min(_LONGEST_PAUSE_S, answer.failure.retry_after_s)
             if (waited := time.monotonic() - began) > self.judging.max_outage_s:
                 raise _blocked(
@@ -125,7 +129,8 @@ class RolloutJudge:
                     )
                 )
             rollout = question.rollouts[0].rollout_id
-            log.warning("judges are away, rollouts wait", rollout=rollout, reason=problem.what, waited_s=round(waited))
+            what = "judges are away, rollouts wait" if waited else "judges are at work"
+            log.warning(what, rollout=rollout, reason=problem.what, waited_s=round(waited))
             await asyncio.sleep(pause)
         raise AssertionError("counting never ends")
 
@@ -155,11 +160,17 @@ class RolloutJudge:
                 self._planned -= calls
                 self._changed.notify_all()
 
-    def _check_cost(self, spent: JudgeUsage) -> None:
-        """Raises `CollectionBlocked` where the job's judges may cost nothing more."""
+    def _check_spent(self, spent: JudgeUsage) -> None:
+        """Raises `CollectionBlocked` where the job's judges may cost nothing more, or make no more calls.
+
+        spent: of a question that is asked again.
+        """
         used, most = self.event_log.judge_usage.cost + spent.cost, self.judging.max_cost
         if most is not None and used >= most:
             raise _budget_spent("max_cost", used, most)
+        calls, limit = self.event_log.judge_usage.calls + spent.calls, self.judging.max_calls
+        if limit is not None and spent.calls and calls >= limit:
+            raise _budget_spent("max_calls", calls, limit)
 
 
 def _budget_spent(name: str, used: float, most: float) -> CollectionBlocked:
@@ -198,9 +209,11 @@ def _mismatch(rollouts: list[DurableRollout], reviews: list[RolloutReview]) -> P
     for durable, review in zip(rollouts, reviews, strict=True):
         turns = len(durable.sources.environment)
         if review.events and len(review.events) != turns:
-            return Problem(
-                what=f"the judges reviewed {len(review.events)} events of {turns} turns", expected="each turn"
-            )
+            what = f"the judges reviewed {len(review.events)} events of {turns} turns"
+            return Problem(what=what, expected="a review of each turn")
+        totals = [*(event.total for event in review.events), *([review.outcome.total] if review.outcome else [])]
+        if wrong := [total for total in totals if not abs(total) <= LARGEST_REWARD]:
+            return Problem(what=f"the judges' scores add up to {wrong[0]:g}", expected=f"at most {LARGEST_REWARD:g}")
     return None
 
 

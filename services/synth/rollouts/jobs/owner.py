@@ -22,7 +22,6 @@ from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
-from synth.judging.rubric import rubric_from_task_info
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
@@ -119,7 +118,7 @@ class CollectTaskOwner:
             abandon=event_log.abandon,
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout_settings.group_timeout_s,
-            judge=await self._judge(history, job, app, event_log, progress),
+            judge=self._judge(history, job, event_log, progress),
             turn_discount=job.rewards.turn_discount,
         )
 
@@ -142,20 +141,15 @@ class CollectTaskOwner:
             await app.aclose()
             await recorder.aclose()
 
-    async def _judge(
-        self,
-        history: JobHistory,
-        job: RlJob | EvalJob,
-        app: TaskAppClient,
-        event_log: RolloutLog,
-        progress: Callable[[str], None],
+    def _judge(
+        self, history: JobHistory, job: RlJob | EvalJob, event_log: RolloutLog, progress: Callable[[str], None]
     ) -> RolloutJudge | None:
         judging = job.rewards.judging
         if judging is None:
             return None
-        rubric = judging.rubric or rubric_from_task_info(await app.task_info(_first_seed(job)), where=app.url)
-        if isinstance(rubric, Problem):
-            raise Permanent(rubric.text())
+        rubric = judging.rubric or history.need(JobVerified).rubric
+        if rubric is None:
+            raise Permanent(f"{history.job_id} is judged, and was verified without a rubric")
         return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask_judge(self.bus), progress)
 
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
@@ -170,7 +164,3 @@ class CollectTaskOwner:
             max_answer_bytes=self.settings.max_answer_bytes,
             guard=self.settings.guard,
         )
-
-
-def _first_seed(job: RlJob | EvalJob) -> int:
-    return job.seeds[0] if isinstance(job, EvalJob) else job.seeds_of(1)[0]

@@ -20,7 +20,7 @@ from synth.trajectories import CompletionRecord, RewardSources, at_last_turn
 _POLICY_FAILURES = ("no tool calls", "no_tool_calls", "policy_step_failed", "policy_failure")
 
 #: Advantages are fp32, and their standard deviation squares the rewards: larger ones would overflow.
-_LARGEST_REWARD = 1e30
+LARGEST_REWARD = 1e30
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def score(
             return _environment_failed(
                 url, f"the answer has no metrics.{name}, which [rubric.weights] pays", "a number"
             )
-        if not abs(value) <= _LARGEST_REWARD:
+        if not abs(value) <= LARGEST_REWARD:
             where = _reward_fields(rewards) if name == "reward" else f"metrics.{name}"
-            expected = f"a finite number in {where}, at most {_LARGEST_REWARD:g}"
+            expected = f"a finite number in {where}, at most {LARGEST_REWARD:g}"
             return _environment_failed(url, f"the {name} is {value:g}", expected)
     events = scores.get("events_score")
     return Rewarded(

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from synth.jobs.schema.sections import Fraction, Free, Name, NonNegativeFloat, Positive, PositiveFloat, Section
 
+#: As `synthctl keys judge add` takes it.
+KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
 
 class RewardsSection(Section):
     """`[training.rewards]`: credit for single steps."""
@@ -87,7 +90,7 @@ class JudgeModelSection(Section):
     """a provider of `SYNTH_JUDGE_PROVIDERS`, or "synth" for a model of this cluster"""
     url: Name | None = None
     """an OpenAI-compatible API of your own, `https://…/v1`, in place of a provider"""
-    key: Name | None = None
+    key: KeyName | None = None
     """the name of the organisation's stored key that opens `url`"""
     temperature: NonNegativeFloat = 0.0
     """of its sampling"""
@@ -147,7 +150,7 @@ class RubricSection(Section):
     """the judge's model, where `[judge]` names none; the same one where it does"""
     api_base: str | None = None
     """the OpenAI-compatible API that serves it, `https://…/v1`"""
-    api_key_env: str | None = None
+    api_key_env: KeyName | None = None
     """the name of the organisation's stored key that opens it"""
     weights: RubricWeightsSection | None = None
     """of the sources of the reward"""

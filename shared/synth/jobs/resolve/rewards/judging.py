@@ -122,6 +122,13 @@ def resolve_judging(
                 f"{name} = false, and [rubric.weights] {name} = {getattr(weights, name):g} pays it",
                 expected="one of the two",
             )
+    if judge.max_cost is not None and all(j.url is not None or j.provider == "synth" for j in judges):
+        context.problem(
+            ("judge", "max_cost"),
+            f"max_cost = {judge.max_cost:g} counts by the prices of SYNTH_JUDGE_PROVIDERS, and no judge is of one",
+            expected="a judge of a provider with prices, or max_calls",
+            fix="set max_calls in its place",
+        )
     if not event and not outcome:
         context.problem((*_OPTIONS, "event"), "the judges are asked for nothing", expected="event or outcome true")
     if judge.ranking and not tables.groups:
