@@ -136,9 +136,7 @@ class RolloutLog:
         found = {
             index: judged
             for index, judged in self._judged.get(key, {}).items()
-            if index in completed
-            and (transcript := completed[index].transcript) is not None
-            and judged.transcript == transcript.sha256
+            if index in completed and judged.transcript == _digest(completed[index].transcript)
         }
         if self._rewards.judging is None or not self._rewards.judging.ranking:
             return found
@@ -221,7 +219,7 @@ class RolloutLog:
             events=scores.get("event"),
             outcome=scores.get("outcome"),
             review=blob,
-            transcript=durable.transcript.sha256 if durable.transcript else "",
+            transcript=_digest(durable.transcript),
             problem=problem,
             calls=usage.calls,
             tokens=usage.prompt_tokens + usage.completion_tokens,
@@ -293,6 +291,10 @@ class RolloutLog:
         """Announce that the job's environment is broken, or its judges; its owner ends the job."""
         event = RolloutBlocked(iteration=iteration, problem=broken.problem, code=broken.code)
         await self._publisher.once(event, org=self._org, key=self._job_id, id=f"blocked:{self._term}:{iteration}")
+
+
+def _digest(transcript: BlobRef | None) -> str:
+    return "" if transcript is None else transcript.sha256
 
 
 def request_from_event(event: RolloutRequested) -> CollectRequest:

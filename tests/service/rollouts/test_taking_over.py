@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -185,9 +186,9 @@ async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_a
     second, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
     await log.read()
     prior = await log.prior_progress(request)
-    assert len(prior.done) == 2
+    assert prior.done
     assert prior.unjudged
-    assert log.judge_usage.calls == 2
+    assert log.judge_usage.calls == len(prior.done)
     judge = Judge(log, hangs=False)
     async with asyncio.timeout(20):
         result = await collector(second, log, judge).collect(request, prior)
@@ -195,3 +196,39 @@ async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_a
     assert sorted(judge.asked) == sorted({0, 1, 2, 3} - set(prior.done))
     assert not set(second.played) & (set(prior.done) | set(prior.unjudged))
     assert sorted(r.reward for r in result.rollouts) == [0.0, 0.125, 0.25, 0.375]
+
+
+async def test_a_ranked_group_is_judged_whole_and_a_review_of_another_transcript_does_not_count(
+    bus_as, blobs: BlobStore
+):
+    bus = await bus_as("rollouts")
+    request = CollectRequest(iteration=1, mode="train", seeds=[1, 2], group_size=2, oldest_version=0)
+
+    async def unjudged(job: str, *, ranking: bool, judged: list[int], swap: bool = False) -> set[int]:
+        """Which rollouts a successor has to judge, where these were judged before it. swap: as if another was read."""
+        judging = Judging(judges=[JudgeModel(model="m")], ranking=ranking)
+        rewards = RewardSettings(weights=RewardWeights(outcome=1.0), scores="judges", judging=judging)
+        log = RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+        durables: dict[int, DurableRollout] = {}
+
+        async def complete(request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
+            told = replace(completed, transcript=f"rollout {completed.spec.index}".encode())
+            durables[completed.spec.index] = await log.complete(request, told)
+            return durables[completed.spec.index]
+
+        app = App()
+        app.complete = complete
+        await app.collect(request)
+        for index in judged:
+            read = replace(durables[index], transcript=durables[index - 1].transcript) if swap else durables[index]
+            review = RolloutReview(rollout_id=read.rollout.rollout_id, outcome=Review(total=1.0))
+            await log.judged(request, read, review, JudgeUsage(calls=1))
+        again = RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
+        await again.read()
+        prior = await again.prior_progress(request)
+        assert set(prior.done) | set(prior.unjudged) == {0, 1, 2, 3}
+        return set(prior.unjudged)
+
+    assert await unjudged("job_each", ranking=False, judged=[0, 2, 3]) == {1}
+    assert await unjudged("job_ranked", ranking=True, judged=[0, 2, 3]) == {0, 1}
+    assert await unjudged("job_swapped", ranking=False, judged=[1, 3], swap=True) == {0, 1, 2, 3}
