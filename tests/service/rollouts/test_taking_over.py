@@ -149,18 +149,19 @@ async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_a
         def __init__(self, log: RolloutLog, *, hangs: bool) -> None:
             self._log, self._hangs = log, hangs
             self.asked: list[int] = []
-            self.stuck = asyncio.Event()
+            self._turn, self.stuck = asyncio.Lock(), asyncio.Event()
 
         async def judge(
             self, request: CollectRequest, rollouts: list[DurableRollout]
         ) -> list[ScoredRollout | AbandonedRollout]:
             [durable] = rollouts
-            self.asked.append(durable.index)
-            if self._hangs and len(self.asked) > 2:
-                self.stuck.set()
-                await asyncio.Event().wait()
-            review = RolloutReview(rollout_id=durable.rollout.rollout_id, outcome=Review(total=durable.index / 8))
-            judged = await self._log.judged(request, durable, review, JudgeUsage(calls=1))
+            async with self._turn:
+                if self._hangs and len(self.asked) == 2:
+                    self.stuck.set()
+                    await asyncio.Event().wait()
+                self.asked.append(durable.index)
+                review = RolloutReview(rollout_id=durable.rollout.rollout_id, outcome=Review(total=durable.index / 8))
+                judged = await self._log.judged(request, durable, review, JudgeUsage(calls=1))
             assert judged is not None
             return [judged]
 
@@ -186,7 +187,7 @@ async def test_rollouts_that_wait_for_their_judges_are_judged_by_the_successor_a
     second, log = App(), RolloutLog(bus, blobs, ORG, job, term=0, rewards=rewards)
     await log.read()
     prior = await log.prior_progress(request)
-    assert prior.done
+    assert set(prior.done) == set(stuck.asked)
     assert prior.unjudged
     assert log.judge_usage.calls == len(prior.done)
     judge = Judge(log, hangs=False)
