@@ -32,10 +32,20 @@ def vowels(call: JudgeCall) -> float:
     return vowels_of("".join(reply_of(e) for e in shown.get("events", [shown]) if "reply" in e))
 
 
+CRITERION = {"id": "vowels", "description": "The reply has many vowels."}
+
+
 @pytest.fixture(scope="module")
 def flat_app() -> Iterator[Served]:
-    with served(paying(0.5)) as app:
-        yield app
+    """Pays each reply the same, and has a rubric of its own for the outcome."""
+    app = paying(0.5)
+
+    @app.task_info
+    def describe(seed: int) -> dict[str, object]:  # pyright: ignore[reportUnusedFunction]
+        return {"rubric": {"outcome": {"criteria": [CRITERION]}}}
+
+    with served(app) as running:
+        yield running
 
 
 @pytest.fixture
@@ -44,9 +54,16 @@ def judge() -> Iterator[JudgeServer]:
         yield server
 
 
-def judged(app: Served, judge: JudgeServer, *, weights: str, options: str = "", **job: Any) -> str:
-    """An RL job whose rubric asks for vowels, of each turn and of the whole. options: lines of `[judge]`."""
-    criterion = '[[rubric.{}.criteria]]\nid = "vowels"\ndescription = "The reply has many vowels."\n'
+def judged(
+    app: Served, judge: JudgeServer, *, weights: str, options: str = "", criteria: bool = True, **job: Any
+) -> str:
+    """An RL job whose rubric asks for vowels, of each turn and of the whole. options: lines of `[judge]`.
+
+    criteria: whether the job has them; else the task app's rubric is applied.
+    """
+    criterion = (
+        '[[rubric.{}.criteria]]\nid = "vowels"\ndescription = "The reply has many vowels."\n' if criteria else ""
+    )
     tail = f"""
 [rubric.weights]
 {weights}
@@ -90,7 +107,8 @@ def test_the_policy_learns_what_the_rubric_pays_and_the_environment_does_not(
 def test_a_judge_that_is_away_for_a_while_costs_no_step_and_no_reward(
     platform: Platform, flat_app: Served, judge: JudgeServer
 ):
-    made = platform.submit(judged(flat_app, judge, weights=OUTCOME, env="paying", iterations=8))
+    text = judged(flat_app, judge, weights=OUTCOME, env="paying", iterations=8, criteria=False)
+    made = platform.submit(text)
     log = platform.shell.folder / ".synth" / "logs" / "rollouts.log"
     eventually(lambda: platform.shell.json("jobs", "get", made)["step"] >= 2, timeout=JOB_S)
     told = log.read_text().count("judges are away")
@@ -162,8 +180,17 @@ def test_a_judge_that_gives_no_scores_ends_the_job_with_the_reason(
 
 
 def test_a_judge_that_nobody_could_ask_is_refused_before_the_job_starts(
-    platform: Platform, flat_app: Served, judge: JudgeServer
+    platform: Platform, flat_app: Served, countdown_app: Served, judge: JudgeServer
 ):
+    weights = "env = 1.0\nevent = 1.0"
+    for app, env, said in (
+        (countdown_app, "countdown", "no rubric"),
+        (flat_app, "paying", "no criteria for the event"),
+    ):
+        lacking = judged(app, judge, weights=weights, env=env, criteria=False)
+        code, job = platform.outcome(platform.submit(lacking))
+        assert (code, job["code"]) == (3, "refused")
+        assert said in job["problems"][0]["what"]
     text = judged(flat_app, judge, weights=OUTCOME, env="paying")
     for said, named in (("nobody", 'provider = "nobody"'), ("unstored", f'url = "{judge.url}"\nkey = "unstored"')):
         wrong = text.replace(f'url = "{judge.url}"', named)
