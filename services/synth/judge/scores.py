@@ -33,8 +33,9 @@ def review(
 
 def total(scores: dict[str, CriterionScore], kind: Aggregation) -> float:
     """Σ weight · score, with "weighted_mean" divided by Σ weight."""
-    summed = math.fsum(score.weight * score.score for score in scores.values())
-    return summed if kind == "sum" else summed / math.fsum(score.weight for score in scores.values())
+    weights = [score.weight for score in scores.values()]
+    values = [score.score for score in scores.values()]
+    return math.fsum(w * v for w, v in zip(weights, values, strict=True)) if kind == "sum" else _mean(values, weights)
 
 
 def ranked(votes: Sequence[Sequence[Order]], weights: Sequence[float], count: int) -> list[Review]:
@@ -55,4 +56,7 @@ def _of_place(place: int, count: int) -> float:
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
+    # Their ratios are what counts, and those of the largest weights do not overflow.
+    largest = max(weights)
+    shares = [weight / largest for weight in weights]
+    return math.fsum(v * w for v, w in zip(values, shares, strict=True)) / math.fsum(shares)

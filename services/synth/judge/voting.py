@@ -55,7 +55,7 @@ class Voting:
         """One vote: from the cache, or of a call that is under way, or asked for. number: of the vote, from 0."""
         model = judge.model
         asked = (judge.endpoint.identity, model.model, repr(model.temperature), str(model.max_tokens), str(number))
-        digest = prompt.digest(*asked)
+        digest = await asyncio.to_thread(prompt.digest, *asked)
         place = f"{question.org} {digest}"
         while True:
             kept = await self._cache.find(question.org, digest, kind)
@@ -86,7 +86,9 @@ class Voting:
     ) -> _VoteT:
         """Ask, and ask again with what was wrong, up to `max_attempts` times."""
         judging, model = question.judging, judge.model
-        wish = Wish(job=question.job_id, rate=judging.requests_per_second, concurrency=judging.max_concurrency)
+        # Questions of the API itself have no job: they share one name in each organisation.
+        job = question.job_id or f"score {question.org}"
+        wish = Wish(job=job, rate=judging.requests_per_second, concurrency=judging.max_concurrency)
         messages, wrong = prompt.messages, ""
         for _ in range(judging.max_attempts):
             said = ""
@@ -103,7 +105,7 @@ class Voting:
                 )
                 said = answer.text
                 try:
-                    return read(said)
+                    return await asyncio.to_thread(read, said)
                 except UnusableAnswer as error:
                     if answer.cut:
                         raise UnusableAnswer(f"the answer was cut off after {model.max_tokens} tokens") from error

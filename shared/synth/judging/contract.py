@@ -82,18 +82,22 @@ class JudgeFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: "away": the judge cannot be reached, is overloaded or limits us, so ask again after `retry_after_s` seconds.
     "unreadable": in `max_attempts` calls it gave no scores that can be used; the rollout goes without. "refused": it
-    never will (a wrong key, an unknown model, a prompt that does not fit); the job cannot go on.
+    never will (a wrong key, an unknown model, a prompt that does not fit); the job cannot go on. "working": no failure
+    of anybody, the answer only takes longer than this one question may; ask again, at once.
     limited: it is away because it answered 429.
     """
 
-    kind: Literal["away", "unreadable", "refused"]
+    kind: Literal["away", "unreadable", "refused", "working"]
     problem: Problem
     retry_after_s: float = 5.0
     limited: bool = False
 
 
 class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The reviews, one for each rollout of the question in its order, or why there are none. usage: in either case."""
+    """The reviews, one for each rollout of the question in its order, or why there are none. usage: in either case.
+
+    progress: of a failure "working": votes that the replica which says so has so far; 0 while another one is at it.
+    """
 
     reviews: list[RolloutReview] = []
     failure: JudgeFailure | None = None

@@ -11,6 +11,17 @@ Scale = Literal["bounded", "binary", "count"]
 #: How the scores of a track's criteria become its total.
 Aggregation = Literal["weighted_mean", "sum"]
 
+MAX_VOTES = 64
+"""Votes of one judge: its score is their median, which more of them hardly move."""
+MAX_ATTEMPTS = 20
+"""Calls for one answer that can be read."""
+MAX_CONCURRENCY = 1024
+"""Calls of one judge at one time."""
+MIN_TIMEOUT_S = 1.0
+"""Seconds of one call: in less than this no model judges."""
+MAX_TIMEOUT_S = 3600.0
+"""Seconds of one call."""
+
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a judge scores. weight: in the total of its track, above 0."""

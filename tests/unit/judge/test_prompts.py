@@ -145,6 +145,54 @@ def test_a_score_that_is_none_says_why(entry: str, said: str):
         read_scores(f'{{"scores": {{"a": {entry}}}}}', [A])
 
 
+ENDLESS = {
+    "nested": '{"a":' * (8 << 20 >> 2),
+    "nested, and then the scores": '{"a":' * 200_000 + GOOD,
+    "long behind each brace": '{"a":' * 900 + "[" + "1," * (1 << 20),
+    "NaN behind each brace": '{"a":' * 900 + "[" + "1," * (1 << 20) + "NaN",
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_answer_made_to_be_read_for_ever_is_given_up_after_linear_work(kind: str, monkeypatch):
+    """The characters that the parser is given, from each start on, are counted; the clock is not looked at."""
+    text, read = ENDLESS[kind], [0]
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self: json.JSONDecoder, s: str, idx: int = 0):
+        try:
+            value, end = decode(self, s, idx)
+        except ValueError:
+            read[0] += len(s) - idx if len(s) > 1 << 20 else 0
+            raise
+        return value, end
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    with pytest.raises(UnusableAnswer):
+        read_scores(text, [A, B])
+    assert read[0] <= 24 * len(text) + (1 << 23)
+
+
+def test_the_answer_is_found_behind_more_braces_than_are_looked_at():
+    text = "{ " * 300_000 + GOOD
+    assert read_scores(text, [A, B]).scores == {"a": 0.5, "b": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("1000001", "no count goes beyond"), ("1e300", "no count"), ("9" * 400, "is not finite")]
+)
+def test_a_count_has_an_end(value: str, said: str):
+    with pytest.raises(UnusableAnswer, match=said):
+        read_scores(f'{{"scores": {{"b": {value}}}}}', [B])
+    assert read_scores('{"scores": {"b": 1000000}}', [B]).scores == {"b": 1e6}
+
+
+def test_totals_stay_finite_whatever_the_weights_are():
+    heavy = [Criterion(id=id, description="?", weight=1.5e308, scale="count") for id in "ab"]
+    votes = [[Scores(scores={"a": 1e6, "b": 0.0})]] * 2
+    assert review(votes, [1.5e308] * 2, heavy, "weighted_mean").total == pytest.approx(5e5)
+
+
 @pytest.mark.parametrize(("scale", "value"), [("binary", 0.5), ("binary", 2), ("count", -1), ("count", 1.5)])
 def test_a_score_off_its_scale_is_none(scale, value: float):
     with pytest.raises(UnusableAnswer, match="and n"):

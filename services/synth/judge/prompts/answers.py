@@ -1,4 +1,8 @@
-"""What a judge answers: found in its text, and checked. What is wrong with it is a sentence that it can be told."""
+"""What a judge answers: found in its text, and checked. What is wrong with it is a sentence that it can be told.
+
+Reading takes time that is linear in the text, whatever stands in it, and yet seconds for the longest: it belongs in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,17 @@ import msgspec
 
 from synth.chat.json_text import BadJson, read_json, refuse_constant
 from synth.judging.settings import Criterion
+
+#: Of the braces in a text the last ones may begin the answer: it comes after the reasoning.
+_MAX_STARTS = 4096
+#: Characters that are read to find it, for each one of the text, and beside them for a short text; a start costs some.
+_READ_SHARE = 16
+_READ_FREE = 1 << 22
+_START_COST = 256
+#: Characters that are kept of what is read already.
+_CUT_AT = 1 << 16
+#: A count above it is no count of anything in a rollout, and would drown every other criterion.
+MAX_COUNT = 1_000_000
 
 
 class UnusableAnswer(Exception):
@@ -72,13 +87,20 @@ def _on_scale(value: Any, criterion: Criterion) -> float:
     named = f"the score of {criterion.id!r}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnusableAnswer(f"{named} is {json.dumps(value)[:80]}, and not a number")
-    if not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        # A whole number that no float holds.
+        finite = False
+    if not finite:
         raise UnusableAnswer(f"{named} is not finite")
     match criterion.scale:
         case "binary" if value not in (0, 1):
             raise UnusableAnswer(f"{named} is {value}, and neither 0 nor 1")
         case "count" if value < 0 or value != int(value):
             raise UnusableAnswer(f"{named} is {value}, and not a whole number from 0 on")
+        case "count" if value > MAX_COUNT:
+            raise UnusableAnswer(f"{named} is {value:g}, and no count goes beyond {MAX_COUNT:,}")
         case "bounded" if not 0 <= value <= 1:
             raise UnusableAnswer(f"{named} is {value}, and not from 0 to 1")
         case _:
@@ -102,19 +124,49 @@ def _object(text: str, key: str) -> dict[str, Any]:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects that stand in a text, such as behind a judge's reasoning or in a fenced block."""
+    """The JSON objects that stand in a text, such as behind a judge's reasoning or in a fenced block.
+
+    Raises `UnusableAnswer` for a text that cannot be searched in linear time: one nested too deeply to be read, or with
+    too many objects that do not end.
+    """
     decoder = json.JSONDecoder(parse_constant=refuse_constant)
     found: list[dict[str, Any]] = []
-    at = text.find("{")
+    left = _READ_SHARE * len(text) + _READ_FREE
+    at = _first_start(text)
     while at >= 0:
+        if at > _CUT_AT:
+            # Each error of the parser counts the lines before it.
+            text, at = text[at:], 0
         try:
             value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
+        except RecursionError as error:
+            raise UnusableAnswer("the answer is nested too deeply to be JSON with scores") from error
+        except ValueError as error:
+            left -= _START_COST + _read_until(error, text) - at
+            if left < 0:
+                raise UnusableAnswer("the answer has too many braces that begin no JSON object") from error
             at = text.find("{", at + 1)
             continue
         found.append(value)
         at = text.find("{", end)
     return found
+
+
+def _first_start(text: str) -> int:
+    """Where the first of the last `_MAX_STARTS` braces is; -1 without any."""
+    first, at = -1, text.rfind("{")
+    for _ in range(_MAX_STARTS):
+        if at < 0:
+            break
+        first, at = at, text.rfind("{", 0, at)
+    return first
+
+
+def _read_until(error: ValueError, text: str) -> int:
+    """How far the parser may have come: it does not say of a string without an end, or of a number that is none."""
+    if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Unterminated"):
+        return len(text)
+    return error.pos
 
 
 def _text(value: Any) -> str:
