@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from synth.jobs.schema.sections import Fraction, Free, Name, NonNegativeFloat, Positive, PositiveFloat, Section
+from synth.judging.settings import MAX_ATTEMPTS, MAX_CONCURRENCY, MAX_TIMEOUT_S, MAX_VOTES, MIN_TIMEOUT_S
 
+CallSeconds = Annotated[float, Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)]
 #: As `synthctl keys judge add` takes it.
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -73,9 +75,9 @@ class JudgeOptionsSection(Section):
     not said"""
     weights: dict[str, NonNegativeFloat] | None = None
     """factors of the criteria's weights, by the first part of their ids; 1 when not said"""
-    max_concurrency: Positive | None = 8
+    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = 8
     """calls of a judge at one time, over the cluster"""
-    timeout_s: PositiveFloat | None = 60.0
+    timeout_s: CallSeconds | None = 60.0
     """seconds a call; `[judge] timeout_s` says the same"""
     metadata: Free | None = None
     """of the client's own request; judges are asked by the cluster, and it is sent nowhere"""
@@ -96,7 +98,7 @@ class JudgeModelSection(Section):
     """of its sampling"""
     max_tokens: Positive = 1024
     """of one answer"""
-    votes: Positive = 1
+    votes: Annotated[int, Field(ge=1, le=MAX_VOTES)] = 1
     """how often it is asked; its score is the median"""
     weight: PositiveFloat = 1.0
     """among the judges, whose scores are averaged"""
@@ -109,7 +111,7 @@ class JudgeSection(Section):
     """whether it is asked; true where a model is named"""
     type: Name | None = None
     """who serves the judge's model, where `[judge.options] provider` does not say"""
-    timeout_s: PositiveFloat | None = None
+    timeout_s: CallSeconds | None = None
     """the same as `[judge.options] timeout_s`"""
     reward_blend: RubricWeightsSection | None = None
     """the same as `[rubric.weights]`"""
@@ -122,7 +124,7 @@ class JudgeSection(Section):
     the first"""
     requests_per_second: PositiveFloat | None = None
     """calls in any second, over the cluster, at most; as many as come when not said, within the provider's own limit"""
-    max_attempts: Positive = 3
+    max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = 3
     """calls for one answer that can be read; a rollout that gets none is left out, and its group with it"""
     max_calls: Positive | None = None
     """calls of judges in the whole job, after which it ends; no limit when not said"""
