@@ -68,6 +68,11 @@ _ALPACA_ROW = msgspec.json.Decoder(_Alpaca)
 _PROMPT_COMPLETION_ROW = msgspec.json.Decoder(_PromptCompletion)
 
 
+#: Whether a reply is a good one, in the datasets of KTO (arXiv 2402.01306), and what holds that reply.
+_VERDICTS = ("label", "kto_tag")
+_REPLIES = ("conversations", "completion", "output")
+
+
 @dataclass(frozen=True)
 class Reshaped:
     """A row in the shape that is trained on. places: where in the line each of its messages came from."""
@@ -83,6 +88,10 @@ def reshape(line: bytes, data: dict[str, Any]) -> Reshaped | tuple[str, str] | N
     A problem is where something is wrong, and what. data: the line, decoded. Raises `msgspec.ValidationError` for a
     value of the wrong type.
     """
+    for key in _VERDICTS:
+        # A reply that somebody found bad would be learned.
+        if isinstance(data.get(key), bool) and any(data.get(name) is not None for name in _REPLIES):
+            return f"$.{key}", "an unpaired preference; expected a reply to learn, or a pair of `chosen` and `rejected`"
     if data.get("messages") is not None:
         return None
     if data.get("conversations") is not None:

@@ -29,7 +29,7 @@ from synth.runtime import logs
 
 log = logs.get("read model")
 
-_VERSION = 12
+_VERSION = 13
 _SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (

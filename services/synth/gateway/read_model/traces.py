@@ -31,6 +31,8 @@ CREATE INDEX traces_by_time ON traces (expired, time);
 """
 #: Traces that one page looks at: some milliseconds.
 _STRETCH = 5_000
+#: As `julianday` counts.
+_UNIX_EPOCH = 2440587.5
 #: What SQLite holds in an integer.
 _INTEGERS = range(-(1 << 63), 1 << 63)
 
@@ -145,13 +147,18 @@ def traces_to_expire(
 ) -> list[tuple[int, TraceRow]]:
     """The oldest traces that are kept for too long or are too many, of jobs that have ended; with their sequences.
 
-    before: unix seconds. per_job, per_org: how many are kept, the newest ones. None is no limit.
+    before: unix seconds, of the ends of their jobs. per_job, per_org: how many are kept, the newest ones. None is no
+    limit.
     """
     ended = "expired = 0 AND job NOT IN (SELECT id FROM jobs WHERE live)"
     found: dict[int, bytes] = {}
     if before is not None:
-        query = f"SELECT seq, row FROM traces WHERE {ended} AND time < ? ORDER BY time LIMIT ?"
-        found |= dict(db.execute(query, (before, limit)))
+        # A trace is older than the end of its job.
+        over = (
+            "SELECT id FROM jobs WHERE (julianday(json_extract(CAST(row AS TEXT), '$.job.ended_at')) - ?) * 86400 < ?"
+        )
+        query = f"SELECT seq, row FROM traces WHERE {ended} AND time < ? AND job IN ({over}) ORDER BY time LIMIT ?"
+        found |= dict(db.execute(query, (before, _UNIX_EPOCH, before, limit)))
     for column, most in (("job", per_job), ("org", per_org)):
         if most is None:
             continue
@@ -171,7 +178,9 @@ def _row_of(
     db: sqlite3.Connection, recorded: Recorded, event: RolloutCompleted, transcript: BlobRef, job: Job
 ) -> TraceRow:
     found = db.execute(
-        "SELECT json_extract(CAST(validated AS TEXT), '$.job.rollout') FROM texts WHERE id = ?", (recorded.key,)
+        "SELECT json_extract(CAST(validated AS TEXT), '$.job.rollout'),"
+        " json_extract(CAST(validated AS TEXT), '$.job.rewards.scores') FROM texts WHERE id = ?",
+        (recorded.key,),
     ).fetchone()
     rollout = cast(dict[str, Any], msgspec.json.decode(found[0])) if found and found[0] else {}
     config = cast(dict[str, Any], rollout.get("env_config") or {})
@@ -191,7 +200,8 @@ def _row_of(
         group=event.group,
         seed=event.seed,
         outcome=cast(RolloutOutcome, event.outcome),
-        reward=event.reward,
+        # Of a judged job the judges' scores are not in it yet.
+        reward=None if found and found[1] == "judges" else event.reward,
         environment=event.reward,
         completion_tokens=event.completion_tokens,
         calls=event.calls,
