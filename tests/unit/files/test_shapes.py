@@ -93,6 +93,8 @@ def test_a_row_becomes_the_conversation_that_it_is(row: dict[str, Any], shape: s
         ({"conversations": [{**TURNS[0], "weight": 1}, TURNS[1]]}, "$.conversations[0]", "only assistants"),
         ({"conversations": [TURNS[0], {**CALL, "value": "f(1)"}]}, "$.conversations[1]", "not JSON"),
         ({"conversations": TURNS, "tools": "f"}, "$.tools", "not a JSON list"),
+        ({"conversations": TURNS, "kto_tag": False}, "$.kto_tag", "an unpaired preference"),
+        ({"prompt": "q", "completion": "a", "label": True}, "$.label", "an unpaired preference"),
         (
             {"conversations": [{"from": "human", "value": "look: <image>"}, TURNS[1]], "images": ["https://a/b"]},
             "$.conversations[0]",
