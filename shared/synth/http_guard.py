@@ -69,6 +69,21 @@ class GuardPolicy:
         return ip.is_global and not ip.is_multicast and not any(ip in relay for relay in _RELAYS)
 
 
+def origin_of(url: str) -> str | None:
+    """The scheme, host and port of a URL, such as `https://api.example.com:8443`; None for no address of HTTP.
+
+    It is read as the HTTP client reads it, so that no other host is called than the one that was looked at.
+    """
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
+        return None
+    host = f"[{parts.host}]" if ":" in parts.host else parts.host
+    return f"{parts.scheme}://{host}" + ("" if parts.port is None else f":{parts.port}")
+
+
 async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float = 10.0) -> bool:
     """Whether a URL's host is only at addresses that the settings have opened; False for one that is not found."""
     parts = httpx.URL(url)

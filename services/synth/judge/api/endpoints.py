@@ -15,14 +15,13 @@ from synth.bus.connection import Connection
 from synth.bus.kv.replicas import Replica, ReplicaTable
 from synth.bus.kv.secrets import JudgeKey, SecretStore
 from synth.errors import InvalidKey
-from synth.http_guard import names_allowed_address
+from synth.http_guard import names_allowed_address, origin_of
 from synth.judge.api.breaker import CircuitBreaker
 from synth.judge.api.connections import OrgConnections
 from synth.judge.api.limiter import ApiLimiter
 from synth.judge.api.limits import ApiLimits
 from synth.judge.failures import away, refused
 from synth.judge.settings import SYNTH, JudgeSettings
-from synth.judging.origins import origin_of
 from synth.judging.settings import JudgeModel
 from synth.keys import internal_token
 

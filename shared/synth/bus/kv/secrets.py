@@ -228,7 +228,7 @@ class SecretStore:
     async def put_judge_key(self, org: str, name: str, key: str, *, origin: str) -> None:
         """Keep the key of a judge's API under a name of the organisation, in place of an earlier one.
 
-        It is sealed together with its origin (`synth.judging.origins`), so that neither can be changed alone.
+        It is sealed together with its origin (`synth.http_guard.origin_of`), so that neither can be changed alone.
         """
         bucket = await self._bus.js.key_value(SECRETS)
         stored = msgspec.json.encode(JudgeKey(key=key, origin=origin)).decode()

@@ -14,7 +14,7 @@ from synth.gateway.api.openapi import json_response, list_response
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
-from synth.judging.origins import origin_of
+from synth.http_guard import origin_of
 from synth.runtime import logs
 
 router = APIRouter(tags=["keys"])
