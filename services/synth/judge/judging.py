@@ -112,7 +112,9 @@ class _Run:
     async def reviews(self) -> list[RolloutReview]:
         """Get every vote, and make the reviews of them."""
         judging = self._question.judging
-        await run_all(self._votes_needed(), at_once=judging.max_concurrency * len(self._judges))
+        # Each vote that waits for its turn keeps its prompt.
+        at_once = min(MAX_CONCURRENCY, judging.max_concurrency * len(self._judges))
+        await run_all(self._votes_needed(), at_once=at_once)
         places: list[Review] | None = None
         if judging.ranking:
             places = ranked(self._by_judge(self._orders), self._weights, len(self._rollouts))

@@ -75,6 +75,9 @@ class QuestionDesk:
     async def answer(self, question: JudgeRollouts) -> JudgeAnswer:
         """The answer, or that the work goes on, so that it is asked for again. Raises `Transient` at the stop."""
         digest = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
+        if not question.rollouts:
+            # No model is asked, so that it needs no room: whether a job may begin does not wait for those that run.
+            return await self._result(_Work(question, digest))
         until = time.monotonic() + self._answer_s
         if digest not in self._works:
             try:

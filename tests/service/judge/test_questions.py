@@ -6,16 +6,20 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
+from synth.events import BlobRef
 from synth.ids import new_org_id
 from synth.judge.cache import AnswerCache
 from synth.judge.judging import QuestionWorker
 from synth.judge.leases import Leases
 from synth.judge.questions import QuestionDesk
 from synth.judge.usage import UsageCount
-from synth.judging.contract import JudgeRollouts, JudgeUsage, RolloutReview
+from synth.judging.contract import JudgeRollouts, JudgeUsage, RolloutReview, RolloutToJudge
 from synth.judging.settings import JudgeModel, Judging, Rubric
+
+ROLLOUT = RolloutToJudge(rollout_id="r", transcript=BlobRef(uri="blob://never-read", sha256="0", size=0))
 
 
 class SlowWorker:
@@ -26,6 +30,8 @@ class SlowWorker:
         self.begun, self.answer, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
+        if not question.rollouts:
+            return []
         self.runs += 1
         usage.calls += 1
         usage.votes += 7
@@ -57,7 +63,7 @@ async def open_desk(bus_as, blobs) -> Callable:
 
 def question(*, org: str = "", job: str = "job_1") -> JudgeRollouts:
     judging = Judging(judges=[JudgeModel(model="m", url="http://unused")])
-    return JudgeRollouts(org=org or new_org_id(), job_id=job, judging=judging, rubric=Rubric(), rollouts=[])
+    return JudgeRollouts(org=org or new_org_id(), job_id=job, judging=judging, rubric=Rubric(), rollouts=[ROLLOUT])
 
 
 async def given_up(desk: QuestionDesk, worker: SlowWorker, asked: JudgeRollouts) -> None:
@@ -127,6 +133,9 @@ async def test_an_organisation_that_asks_much_keeps_no_other_one_out(open_desk):
     desk = await open_desk(worker, answer_s=1.0)
     greedy = [asyncio.create_task(desk.answer(question(org="org_greedy", job=f"job_{n}"))) for n in range(9)]
     await worker.begun.wait()
+    # Whether its judges could be asked at all is said at once.
+    checked = await desk.answer(msgspec.structs.replace(question(org="org_greedy"), rollouts=[]))
+    assert checked.failure is None
     told = await asyncio.gather(*greedy, desk.answer(question(org="org_other")))
     assert [answer.failure and answer.failure.kind for answer in told] == ["working"] * 10
     # One of four rooms is a quarter; eight wait, and the other organisation is worked for.
