@@ -52,16 +52,46 @@ class GuardPolicy:
     allowed: tuple[Network, ...] = ()
     allow_loopback: bool = False
 
+    def opens(self, address: str) -> bool:
+        """Whether the settings name this IP address, public or not: it is the operator's own."""
+        ip = _unmapped(ipaddress.ip_address(address))
+        return any(ip in network for network in self.allowed) or (ip.is_loopback and self.allow_loopback)
+
     def admits(self, address: str) -> bool:
         """Whether a connection to this IP address may be opened."""
         ip = _unmapped(ipaddress.ip_address(address))
-        if any(ip in network for network in self.allowed):
+        if self.opens(address):
             return True
         if ip.is_loopback:
-            return self.allow_loopback
+            return False
         if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST_V6:
             return False
         return ip.is_global and not ip.is_multicast and not any(ip in relay for relay in _RELAYS)
+
+
+def origin_of(url: str) -> str | None:
+    """The scheme, host and port of a URL, such as `https://api.example.com:8443`; None for no address of HTTP.
+
+    It is read as the HTTP client reads it, so that no other host is called than the one that was looked at.
+    """
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
+        return None
+    host = f"[{parts.host}]" if ":" in parts.host else parts.host
+    return f"{parts.scheme}://{host}" + ("" if parts.port is None else f":{parts.port}")
+
+
+async def names_allowed_address(policy: GuardPolicy, url: str, *, timeout: float = 10.0) -> bool:
+    """Whether a URL's host is only at addresses that the settings have opened; False for one that is not found."""
+    parts = httpx.URL(url)
+    try:
+        addresses = await _resolve(parts.host, parts.port or 80, timeout)
+    except (httpcore.ConnectError, httpcore.ConnectTimeout):
+        return False
+    return all(policy.opens(address) for address in addresses)
 
 
 class GuardSettings(BaseSettings):
@@ -87,11 +117,15 @@ class GuardSettings(BaseSettings):
 
 
 def guarded_client(
-    policy: GuardPolicy, *, headers: Mapping[str, str] | None = None, timeout: float = 10.0
+    policy: GuardPolicy,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 10.0,
+    max_connections: int = 100,
 ) -> httpx.AsyncClient:
     """A client that reaches only what the policy admits; a refusal is `AddressRefused`. timeout: seconds a phase."""
     return httpx.AsyncClient(
-        transport=_GuardedTransport(policy),
+        transport=_GuardedTransport(policy, max_connections),
         headers=headers,
         timeout=timeout,
         follow_redirects=False,
@@ -157,12 +191,12 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
 
 
 class _GuardedTransport(httpx.AsyncHTTPTransport):
-    def __init__(self, policy: GuardPolicy) -> None:
+    def __init__(self, policy: GuardPolicy, max_connections: int) -> None:
         super().__init__(verify=_tls(), trust_env=False)
         # httpx has no argument for the network backend of its pool.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=_tls(),
-            max_connections=100,
+            max_connections=max_connections,
             max_keepalive_connections=20,
             keepalive_expiry=5.0,
             network_backend=_GuardedBackend(policy),

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from synth.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded_client
+from synth.http_guard import AddressRefused, GuardPolicy, GuardSettings, guarded_client, names_allowed_address
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,19 @@ async def test_a_name_is_resolved_once_and_the_connection_goes_to_what_was_looke
         with pytest.raises(AddressRefused, match=r"10\.0\.0\.1"):
             await client.get(f"http://rebinding.example:{port}/")
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "loopback", "cidrs", "opened"),
+    [
+        ("http://127.0.0.1:9/v1", True, (), True),
+        ("http://127.0.0.1:9/v1", False, (), False),
+        ("http://[::1]/v1", True, (), True),
+        ("http://10.1.2.3/v1", False, ("10.1.0.0/16",), True),
+        ("http://10.2.2.3/v1", False, ("10.1.0.0/16",), False),
+        ("http://192.0.43.8/v1", True, (), False),
+    ],
+)
+async def test_a_public_address_is_not_one_that_the_operator_opened(url, loopback: bool, cidrs, opened: bool):
+    allowed = tuple(ipaddress.ip_network(cidr) for cidr in cidrs)
+    assert await names_allowed_address(GuardPolicy(allowed=allowed, allow_loopback=loopback), url) is opened

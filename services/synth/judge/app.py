@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -35,11 +36,28 @@ def main() -> int:
         store = SecretStore(service.bus, cluster_secret)
         endpoints = Endpoints(service.bus, store, replicas, settings, replica=replica)
         cache = AnswerCache(service.blobs, keep_s=settings.judge_cache_s)
-        voting = Voting(JudgeChat(endpoints, max_reply_bytes=settings.judge_max_reply_bytes), cache)
-        worker = QuestionWorker(service.blobs, endpoints, voting, cluster_secret=cluster_secret)
+        chat = JudgeChat(
+            endpoints,
+            max_reply_bytes=settings.judge_max_reply_bytes,
+            min_failing_timeout_s=settings.judge_breaker_timeout_s,
+        )
+        voting = Voting(chat, cache)
+        worker = QuestionWorker(
+            service.blobs,
+            endpoints,
+            voting,
+            cluster_secret=cluster_secret,
+            max_transcript_bytes=settings.judge_max_transcript_bytes,
+        )
         leases = Leases(service.bus, replica=replica, every_s=settings.judge_work_s)
         desk = QuestionDesk(
-            worker, cache, leases, max_questions=settings.judge_questions, abandon_s=settings.judge_abandon_s
+            worker,
+            cache,
+            leases,
+            max_questions=settings.judge_questions,
+            org_share=settings.judge_org_share,
+            abandon_s=settings.judge_abandon_s,
+            answer_s=settings.judge_answer_s,
         )
         questions = serve_questions(
             service.bus,
@@ -47,8 +65,8 @@ def main() -> int:
             JudgeRollouts,
             desk.answer,
             service.stop,
-            # Those that join another's work take no room of their own.
-            max_concurrent=2 * settings.judge_questions,
+            # Questions wait at the desk, which shares its rooms among the organisations; here one could keep all out.
+            max_concurrent=sys.maxsize,
             within=SERVE_WITHIN_S,
         )
 

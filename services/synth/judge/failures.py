@@ -30,6 +30,13 @@ def away(what: str, *, where: str, retry_after_s: float, limited: bool = False, 
     return JudgeTrouble(JudgeFailure(kind="away", problem=problem, retry_after_s=retry_after_s, limited=limited))
 
 
+def working(votes: int) -> JudgeFailure:
+    """Nothing has failed: the answer only takes longer than the question may. votes: that there are so far."""
+    what = f"the judge is still at it, with {votes} votes so far"
+    problem = Problem(what=what, where="judge", fix="ask the same again: its answer is found then")
+    return JudgeFailure(kind="working", problem=problem, retry_after_s=0)
+
+
 def refused(what: str, *, where: str, expected: str = "", fix: str = "") -> JudgeTrouble:
     """It never will be answered as it is."""
     return _trouble("refused", Problem(what=what, expected=expected, fix=fix, where=where))

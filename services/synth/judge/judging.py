@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -13,13 +14,22 @@ import msgspec
 from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
 from synth.judge.api.endpoints import Endpoints
 from synth.judge.failures import JudgeTrouble, refused
-from synth.judge.prompts.answers import Order, Scores, read_order, read_scores
+from synth.judge.prompts.answers import MAX_COUNT, Order, Scores, read_order, read_scores
 from synth.judge.prompts.asking import ask_event, ask_order, ask_outcome, presentation_order
 from synth.judge.prompts.rollout import JudgedRollout, fence
 from synth.judge.scores import ranked, review
 from synth.judge.usage import UsageCount
 from synth.judge.voting import ReadyJudge, Voting
 from synth.judging.contract import JudgeRollouts, Review, RolloutReview, RolloutToJudge
+from synth.judging.settings import (
+    MAX_ATTEMPTS,
+    MAX_CONCURRENCY,
+    MAX_TIMEOUT_S,
+    MAX_VOTES,
+    MIN_TIMEOUT_S,
+    Criterion,
+    Judging,
+)
 from synth.transcripts.transcript import Transcript
 
 _T = TypeVar("_T")
@@ -28,16 +38,26 @@ _OUTCOME = -1
 
 
 class QuestionWorker:
-    """Asks the judges of a question, and makes reviews of what they answer."""
+    """Asks the judges of a question, and makes reviews of what they answer. max_transcript_bytes: of one rollout."""
 
-    def __init__(self, blobs: BlobStore, endpoints: Endpoints, voting: Voting, *, cluster_secret: str) -> None:
+    def __init__(
+        self,
+        blobs: BlobStore,
+        endpoints: Endpoints,
+        voting: Voting,
+        *,
+        cluster_secret: str,
+        max_transcript_bytes: int,
+    ) -> None:
         self._blobs = blobs
         self._endpoints = endpoints
         self._voting = voting
         self._secret = cluster_secret
+        self._max_transcript_bytes = max_transcript_bytes
 
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
         """The reviews of the question's rollouts. usage: counted in it as calls are made. Raises `JudgeTrouble`."""
+        _check_bounds(question.judging)
         if question.rollouts:
             _check(question)
         judges = [
@@ -51,9 +71,16 @@ class QuestionWorker:
 
     async def _load(self, rollout: RolloutToJudge) -> JudgedRollout:
         where = f"rollout {rollout.rollout_id}"
+        size, limit = rollout.transcript.size, self._max_transcript_bytes
+        if size > limit:
+            raise refused(
+                f"its transcript has {size:,} bytes, and a judge is shown {limit:,} at most",
+                where=where,
+                fix="shorten rollouts (max_turns, max_tokens), or raise SYNTH_JUDGE_MAX_TRANSCRIPT_BYTES",
+            )
         try:
             body = await self._blobs.get_bytes(rollout.transcript)
-            transcript = msgspec.json.decode(body, type=Transcript)
+            transcript = await asyncio.to_thread(msgspec.json.decode, body, type=Transcript)
             return JudgedRollout(rollout.rollout_id, rollout.transcript.sha256, transcript)
         except (BlobMissing, BlobCorrupt) as error:
             raise refused(f"its transcript is gone: {error}", where=where) from error
@@ -85,33 +112,40 @@ class _Run:
     async def reviews(self) -> list[RolloutReview]:
         """Get every vote, and make the reviews of them."""
         judging = self._question.judging
-        await _run_all(self._votes_needed(), at_once=judging.max_concurrency * len(self._judges))
+        # Each vote that waits for its turn keeps its prompt.
+        at_once = min(MAX_CONCURRENCY, judging.max_concurrency * len(self._judges))
+        await run_all(self._votes_needed(), at_once=at_once)
         places: list[Review] | None = None
         if judging.ranking:
             places = ranked(self._by_judge(self._orders), self._weights, len(self._rollouts))
         return [self._review(r, rollout, places) for r, rollout in enumerate(self._rollouts)]
 
-    def _votes_needed(self) -> list[Callable[[], Awaitable[None]]]:
+    def _votes_needed(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """One by one: votes times events are more than what is kept in memory."""
         judging = self._question.judging
-        needed: list[Callable[[], Awaitable[None]]] = []
-        voters = [(j, v) for j, judge in enumerate(self._judges) for v in range(judge.model.votes)]
         for r, rollout in enumerate(self._rollouts):
-            if judging.event:
-                needed += [partial(self._vote_on, r, e, voter) for e in range(rollout.num_events) for voter in voters]
+            tracks = [*range(rollout.num_events)] if judging.event else []
             if judging.outcome and not judging.ranking:
-                needed += [partial(self._vote_on, r, _OUTCOME, voter) for voter in voters]
+                tracks.append(_OUTCOME)
+            for event in tracks:
+                for voter in self._voters():
+                    yield partial(self._vote_on, r, event, voter)
         if judging.ranking:
-            needed += [partial(self._rank, voter) for voter in voters]
-        return needed
+            for voter in self._voters():
+                yield partial(self._rank, voter)
+
+    def _voters(self) -> Iterator[tuple[int, int]]:
+        """Each judge and the number of its vote."""
+        return ((j, v) for j, judge in enumerate(self._judges) for v in range(judge.model.votes))
 
     async def _vote_on(self, r: int, event: int, voter: tuple[int, int]) -> None:
         """A vote on one event of a rollout, or on its outcome."""
         rollout, rubric = self._rollouts[r], self._question.rubric
         name = fence(self._secret, self._question.org, [rollout.digest])
         if event == _OUTCOME:
-            prompt, criteria = ask_outcome(rollout, rubric, fence=name), rubric.outcome
+            prompt, criteria = await asyncio.to_thread(ask_outcome, rollout, rubric, fence=name), rubric.outcome
         else:
-            prompt, criteria = ask_event(rollout, event, rubric, fence=name), rubric.event
+            prompt, criteria = await asyncio.to_thread(ask_event, rollout, event, rubric, fence=name), rubric.event
         judge, number = self._judges[voter[0]], voter[1]
         self._scores[r, event][voter] = await self._voting.vote(
             judge,
@@ -122,13 +156,15 @@ class _Run:
             number=number,
             usage=self._usage,
         )
+        self._usage.votes += 1
 
     async def _rank(self, voter: tuple[int, int]) -> None:
         """A vote on the order of the group."""
         count, digests = len(self._rollouts), [rollout.digest for rollout in self._rollouts]
         name = fence(self._secret, self._question.org, digests)
         order = presentation_order(count, seed=name, vote=voter[1])
-        prompt = ask_order([self._rollouts[index] for index in order], self._question.rubric, fence=name)
+        shown = [self._rollouts[index] for index in order]
+        prompt = await asyncio.to_thread(ask_order, shown, self._question.rubric, fence=name)
         vote = await self._voting.vote(
             self._judges[voter[0]],
             prompt,
@@ -139,8 +175,9 @@ class _Run:
             usage=self._usage,
         )
         places = [0] * count
-        for shown, index in enumerate(order):
-            places[index] = vote.places[shown]
+        for position, index in enumerate(order):
+            places[index] = vote.places[position]
+        self._usage.votes += 1
         self._orders[voter] = Order(places=places, summary=vote.summary)
 
     def _review(self, r: int, rollout: JudgedRollout, places: list[Review] | None) -> RolloutReview:
@@ -166,27 +203,47 @@ class _Run:
         return [judge.model.weight for judge in self._judges]
 
 
-async def _run_all(works: Sequence[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
-    """Do all of it, so many at one time. Raises the gravest `JudgeTrouble`.
+async def run_all(works: Iterable[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
+    """Do all of it, so many at one time, none made before it is begun. Raises the gravest `JudgeTrouble`.
 
     After the first one nothing is begun, and what is under way is waited for: its answers are paid for, and are kept.
     """
-    waiting, troubles = iter(works), list[JudgeTrouble]()
+    rooms, troubles = asyncio.Semaphore(at_once), list[JudgeTrouble]()
 
-    async def work() -> None:
-        for one in waiting:
-            if troubles:
-                return
-            try:
-                await one()
-            except JudgeTrouble as trouble:
-                troubles.append(trouble)
+    async def work(one: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await one()
+        except JudgeTrouble as trouble:
+            troubles.append(trouble)
+        finally:
+            rooms.release()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(at_once, len(works))):
-            group.create_task(work())
+        for one in works:
+            await rooms.acquire()
+            if troubles:
+                break
+            group.create_task(work(one))
     if troubles:
         raise min(troubles, key=lambda trouble: trouble.gravity)
+
+
+def _check_bounds(judging: Judging) -> None:
+    """Raises `JudgeTrouble` for a setting out of its bounds, however the question came here."""
+    settings = [
+        ("max_attempts", judging.max_attempts, 1, MAX_ATTEMPTS),
+        ("max_concurrency", judging.max_concurrency, 1, MAX_CONCURRENCY),
+        ("timeout_s", judging.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S),
+        *(("votes", judge.votes, 1, MAX_VOTES) for judge in judging.judges),
+    ]
+    for name, value, lowest, highest in settings:
+        if not lowest <= value <= highest:
+            raise refused(
+                f"{name} is {str(value)[:40]}",
+                where="judging",
+                expected=f"{lowest:g} to {highest:g}",
+                fix=f"set {name} to a value within them",
+            )
 
 
 def _check(question: JudgeRollouts) -> None:
@@ -207,7 +264,23 @@ def _check(question: JudgeRollouts) -> None:
             expected="at least one criterion for each track that is judged",
             fix=f"give it some, or judge without {' and '.join(lacking)}",
         )
+    for track, criteria, kind in (
+        ("event", rubric.event, rubric.event_aggregation or rubric.aggregation),
+        ("outcome", rubric.outcome, rubric.aggregation),
+    ):
+        if kind == "sum" and not math.isfinite(sum(c.weight * _highest(c) for c in criteria)):
+            raise refused(
+                f"the weights of {track} make sums that no number holds",
+                where="rubric",
+                expected="weights whose sum with the highest scores is finite",
+                fix='give smaller weights, or aggregation = "weighted_mean"',
+            )
     if not judging.judges or sum(judge.weight for judge in judging.judges) <= 0:
         raise refused("no judge has a weight above 0", where="judges", expected="at least one judge")
     if not question.rollouts:
         raise refused("there is no rollout to judge", where="rollouts", expected="at least one")
+
+
+def _highest(criterion: Criterion) -> float:
+    """The highest score on its scale."""
+    return MAX_COUNT if criterion.scale == "count" else 1.0

@@ -1,7 +1,9 @@
 """Answers questions: work goes on when its asker has given up for now, and whoever asks again joins it.
 
 Invariants. A question is worked at once, by one replica. What it cost is told once: to the last who asked, which
-may be after a restart. Work that nobody asks for ends after a while, with its answers kept.
+may be after a restart. Work that nobody asks for ends after a while, with its answers kept. Whoever asks is told,
+before its time is over, that the work goes on. No organisation has more than its share of the rooms, and what waits for
+that share takes no room.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from nats.js.errors import Error as JetStreamError
 
 from synth.errors import Transient
 from synth.judge.cache import AnswerCache
-from synth.judge.failures import JudgeTrouble, away
+from synth.judge.failures import JudgeTrouble, away, working
 from synth.judge.judging import QuestionWorker
 from synth.judge.leases import Leases
 from synth.judge.metrics import WORKING
+from synth.judge.rooms import Rooms
 from synth.judge.usage import UsageCount
 from synth.judging.contract import JudgeAnswer, JudgeRollouts, JudgeUsage
 from synth.runtime import logs
@@ -45,25 +48,45 @@ class _Work:
 
 
 class QuestionDesk:
-    """Takes questions, and keeps the work that they make."""
+    """Takes questions, and keeps the work that they make.
+
+    org_share: of the rooms, what one organisation may have. answer_s: when whoever asks is told that the work goes on.
+    """
 
     def __init__(
-        self, worker: QuestionWorker, cache: AnswerCache, leases: Leases, *, max_questions: int, abandon_s: float
+        self,
+        worker: QuestionWorker,
+        cache: AnswerCache,
+        leases: Leases,
+        *,
+        max_questions: int,
+        org_share: float,
+        abandon_s: float,
+        answer_s: float,
     ) -> None:
         self._worker = worker
         self._cache = cache
         self._leases = leases
         self._abandon_s = abandon_s
-        self._room = asyncio.Semaphore(max_questions)
+        self._answer_s = answer_s
+        self._rooms = Rooms(max_questions, of_one=max(1, int(org_share * max_questions)))
         self._works: dict[str, _Work] = {}
 
     async def answer(self, question: JudgeRollouts) -> JudgeAnswer:
-        """The answer, however long it takes; who gives up may ask again. Raises `Transient` at the stop."""
+        """The answer, or that the work goes on, so that it is asked for again. Raises `Transient` at the stop."""
         digest = hashlib.sha256(msgspec.json.encode(question)).hexdigest()
+        if not question.rollouts:
+            # No model is asked, so that it needs no room: whether a job may begin does not wait for those that run.
+            return await self._result(_Work(question, digest))
+        until = time.monotonic() + self._answer_s
         if digest not in self._works:
-            await self._room.acquire()
+            try:
+                async with asyncio.timeout(self._answer_s):
+                    await self._rooms.enter(question.org)
+            except TimeoutError:
+                return JudgeAnswer(failure=working(0))
             if digest in self._works:
-                self._room.release()
+                self._rooms.leave(question.org)
             else:
                 self._begin(question, digest)
         work = self._works[digest]
@@ -73,10 +96,13 @@ class QuestionDesk:
         nth = work.asked
         try:
             # Whoever gives up ends its own wait alone.
-            await asyncio.wait([work.task])
+            await asyncio.wait([work.task], timeout=max(0.0, until - time.monotonic()))
         finally:
             work.waiting -= 1
             work.asked_at = time.monotonic()
+        if not work.task.done():
+            votes = work.usage.votes
+            return JudgeAnswer(failure=working(votes), progress=votes)
         if work.task.cancelled():
             raise Transient("this judge is being stopped; another one has what was answered so far")
         answer = work.task.result()
@@ -117,7 +143,7 @@ class QuestionDesk:
             if not task.cancelled() and task.exception() is not None and not work.waiting:
                 log.error("work failed with nobody to tell", job=question.job_id, error=repr(task.exception()))
             del self._works[digest]
-            self._room.release()
+            self._rooms.leave(question.org)
             WORKING.dec()
 
         work.task.add_done_callback(ended)

@@ -8,6 +8,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
+from synth.bus.rpc import SERVE_WITHIN_S
 from synth.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
@@ -41,6 +42,16 @@ class JudgeSettings(ServiceSettings, GuardSettings):
     judge_questions: int = Field(default=256, ge=1)
     """Questions that one process works at or keeps waiting, those included whose asker has given up for now."""
 
+    judge_org_share: float = Field(default=0.25, gt=0, le=1)
+    """The share of those questions that one organisation may have, its jobs and its calls of `/judge/v1/score`
+    together; what it asks beyond them waits, and others do not."""
+
+    judge_org_connections: int = Field(default=100, ge=1)
+    """Calls that one process makes at one time to what one organisation's judges name as their `url`."""
+
+    judge_answer_s: float = Field(default=SERVE_WITHIN_S - 2, gt=0, le=SERVE_WITHIN_S - 1)
+    """Seconds after which whoever asks is told that the judge is still at it, and asks again."""
+
     judge_work_s: float = Field(default=3.0, gt=0)
     """How often a process says that it is at work. After three times that in silence, another one does its work."""
 
@@ -59,11 +70,18 @@ class JudgeSettings(ServiceSettings, GuardSettings):
     judge_breaker_failures: int = Field(default=5, ge=1)
     """Calls in a row without an answer after which an API is left alone for a while."""
 
+    judge_breaker_timeout_s: float = Field(default=30.0, ge=0)
+    """A call that ended at its own `timeout_s` counts as one without an answer only if that was at least so long: a
+    shorter time is what a job chose, and says nothing of the API."""
+
     judge_breaker_s: float = Field(default=5.0, gt=0)
     """For how long at first; the pause doubles each time that the one call after it fails, up to a minute."""
 
     judge_max_reply_bytes: int = Field(default=8 << 20, ge=1)
     """The largest answer of a judge's API."""
+
+    judge_max_transcript_bytes: int = Field(default=32 << 20, ge=1)
+    """The largest recording of a rollout that is judged; a larger one is refused before it is read."""
 
     judge_cache_s: float = Field(default=7 * 86_400.0, ge=3600)
     """Seconds for which the answers of judges are kept, so that the same is not asked twice, and what was sent to be

@@ -1,4 +1,4 @@
-"""What the calls for one question have cost so far."""
+"""How far one question is, and what its calls have cost so far."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from synth.judging.contract import JudgeUsage
 
 @dataclass
 class UsageCount:
-    """Counts calls, tokens and their price while a question is worked at."""
+    """Counts calls, tokens and their price while a question is worked at. votes: had, from the cache or asked for."""
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
     unreadable: int = 0
+    votes: int = 0
 
     def add_tokens(self, prompt: int, completion: int, prices: tuple[float, float]) -> None:
         """Tokens of one answer; prices: of one prompt token and one completion token."""

@@ -155,7 +155,8 @@ async def belongings(owner: Client, bus_as, blobs, tmp_path) -> Ids:
             pass
     key = (await owner.http.post("/api/keys", json={"name": "second"})).json()["id"]
     env = (await owner.http.post("/api/environment-keys", json={"key": "env_of_the_owner"})).json()["id"]
-    assert (await owner.http.post("/api/judge-keys", json={"name": "owners-secret", "key": "sk"})).status_code == 201
+    judge_key = {"name": "owners-secret", "key": "sk", "url": "https://api.example.com/v1"}
+    assert (await owner.http.post("/api/judge-keys", json=judge_key)).status_code == 201
     return {"JOB": job, "FILE": file, "KEY": key, "ENV": env, "SECRET": "owners-secret", "ORG": owner.org}
 
 

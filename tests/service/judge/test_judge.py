@@ -217,13 +217,24 @@ async def test_the_key_of_a_users_own_api_is_a_stored_secret(judge, asker_of, bu
     assert "your organisation has no key 'mine'" in answer.failure.problem.text()
     assert judge.calls == []
     store = SecretStore(await bus_as("gateway"), "test-cluster-secret")
-    await store.put_judge_key(asker.org, "mine", "sk-of-the-user")
+    await store.put_judge_key(asker.org, "mine", "sk-of-the-user", origin="https://elsewhere.example")
+    answer = await asker.ask(transcript("please"))
+    assert answer.failure is not None
+    assert "was stored for https://elsewhere.example and is sent nowhere else" in answer.failure.problem.text()
+    assert judge.calls == []
+    await store.put_judge_key(asker.org, "mine", "sk-of-the-user", origin=judge.url.removesuffix("/v1"))
     assert (await asker.ask(transcript("please"))).failure is None
     assert judge.calls[0].headers["authorization"] == "Bearer sk-of-the-user"
     judge.script = failing(401, "sk-of-the-user is wrong")
     answer = await asker.ask(transcript("other"))
     assert answer.failure is not None
     assert "sk-of" not in answer.failure.problem.text()
+    # A public address, which nobody is asked at.
+    await store.put_judge_key(asker.org, "mine", "sk-of-the-user", origin="http://192.0.43.8")
+    plain = JudgeModel(model="m", url="http://192.0.43.8/v1", key="mine")
+    answer = await asker.ask(transcript("please"), judges=[plain])
+    assert answer.failure is not None
+    assert "would be sent unencrypted; expected an https url" in answer.failure.problem.text()
 
 
 async def test_a_judge_that_names_no_api_is_refused_with_those_that_there_are(asker_of):
@@ -296,10 +307,10 @@ async def test_a_judge_that_is_gone_is_left_alone_and_comes_back(judge, asker_of
 
 async def test_a_judge_that_says_nothing_is_away(judge, asker_of):
     judge.script = hanging
-    answer = await (await asker_of(judge.url)).ask(transcript("please"), timeout_s=0.5)
+    answer = await (await asker_of(judge.url)).ask(transcript("please"), timeout_s=1)
     assert answer.failure is not None
     assert (answer.failure.kind, answer.usage.calls) == ("away", 1)
-    assert "within 0.5 s" in answer.failure.problem.what
+    assert "within 1 s" in answer.failure.problem.what
 
 
 async def test_who_asks_again_joins_the_work_that_went_on(judge, asker_of):

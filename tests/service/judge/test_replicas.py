@@ -74,6 +74,18 @@ async def test_a_jobs_own_limits_hold_below_the_operators(asker, judge):
     assert judge.at_once == 1
 
 
+async def test_questions_without_a_job_share_a_limit_in_their_organisation_alone(asker, asker_of, judge):
+    answering, good = threading.Event(), scored(lambda call: 0.5)
+    judge.script = lambda call: (held(answering, good) if "slow" in call.text else good)(call)
+    settings = {"rubric": RUBRIC, "job": "", "max_concurrency": 1, "judges": [asker.model]}
+    slow = asyncio.create_task(asker.ask(transcript("slow"), **settings))
+    await asyncio.to_thread(judge.wait_for_calls, 1)
+    other = await asker_of(judge.url)
+    assert (await other.ask(transcript("quick"), **settings)).failure is None
+    answering.set()
+    assert (await slow).failure is None
+
+
 async def test_both_find_what_either_has_asked(asker, judge):
     await asyncio.gather(*(asker.ask(transcript("same"), job=f"job_{n}", rubric=RUBRIC) for n in range(12)))
     # Each of the two may have asked before the other had an answer.

@@ -58,7 +58,7 @@ def judge() -> Iterator[JudgeServer]:
 
 @pytest.fixture(autouse=True, scope="module")
 def service(start_judge, judge: JudgeServer) -> Iterator[None]:
-    with start_judge("score", SYNTH_JUDGE_PROVIDERS={"paused-co": {"base_url": judge.url}}):
+    with start_judge("score", SYNTH_JUDGE_PROVIDERS={"paused-co": {"base_url": judge.url}}, SYNTH_JUDGE_ANSWER_S="0.5"):
         yield
 
 
@@ -118,6 +118,8 @@ WRONG = {
         "this cluster has no judge provider 'groq'",
     ),
     "no events": ({"trace": {"event_history": []}}, "the trace has no events"),
+    "too little time": ({"options": {"timeout_s": 0.001}}, "options.timeout_s"),
+    "too much at one time": ({"options": {"max_concurrency": 1_000_000_000}}, "options.max_concurrency"),
     "nothing to judge": (
         {"options": {"model": "m", "provider": "paused-co", "event": False, "outcome": False}},
         "nothing is left to judge",
@@ -144,14 +146,29 @@ async def test_a_judge_without_scores_is_an_error_and_never_a_score_of_0(user, j
     assert 50 < int(reply.headers["retry-after"]) <= 60
 
 
+async def test_work_that_takes_longer_than_one_question_is_asked_for_until_it_is_done(user, judge):
+    # The judge says three times that it is still at it.
+    judge.script = scored(lambda call: 1.0, delay=1.7)
+    reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
+    assert (reply.status_code, reply.json()["aggregate_score"], len(judge.calls)) == (200, 1.0, 2)
+
+
 async def test_a_judges_key_is_kept_by_its_name_and_never_shown(user):
-    stored = await user.http.post("/api/judge-keys", json={"name": "mine", "key": "sk-1"})
-    assert (stored.status_code, stored.json()) == (201, {"name": "mine"})
+    stored = await user.http.post(
+        "/api/judge-keys", json={"name": "mine", "key": "sk-1", "url": "https://API.example.com:443/v1"}
+    )
+    assert (stored.status_code, stored.json()) == (201, {"name": "mine", "origin": "https://api.example.com"})
     assert (await user.http.get("/api/judge-keys")).json()["data"] == [{"name": "mine"}]
     assert (await user.http.delete("/api/judge-keys/mine")).json() == {"name": "mine", "deleted": True}
     assert (await user.http.delete("/api/judge-keys/mine")).status_code == 404
     assert (await user.http.get("/api/judge-keys")).json()["data"] == []
-    for name, key, said in (("mine", "sk 1\n", "no HTTP header"), ("no/name", "sk", "name")):
-        bad = await user.http.post("/api/judge-keys", json={"name": name, "key": key})
+    url = "https://api.example.com/v1"
+    for name, key, at, said in (
+        ("mine", "sk 1\n", url, "no HTTP header"),
+        ("no/name", "sk", url, "name"),
+        ("mine", "sk", "ftp://api.example.com", "not the address of an API"),
+        ("mine", "sk", "https://user@api.example.com", "not the address of an API"),
+    ):
+        bad = await user.http.post("/api/judge-keys", json={"name": name, "key": key, "url": at})
         assert bad.status_code in (400, 422)
         assert said in bad.json()["error"]["message"]

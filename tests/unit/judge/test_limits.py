@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from itertools import count
 
 import pytest
 
 from synth.judge.api.breaker import CircuitBreaker, CircuitOpen
 from synth.judge.api.limits import ApiLimits, LimitState, Wish, give_back, grant, next_look
+from synth.judge.failures import JudgeTrouble, refused
+from synth.judge.judging import run_all
 
 
 def granted(state: LimitState, wishes: list[Wish], limits: ApiLimits, *, now: float, replica: str = "a", margin=0.0):
@@ -100,3 +106,24 @@ def test_failures_that_are_not_in_a_row_open_nothing():
         breaker.failed("hiccup")
         breaker.succeeded()
     breaker.check()
+
+
+async def test_votes_are_made_one_by_one_and_none_after_the_first_trouble():
+    made, running, most = 0, 0, 0
+
+    async def vote(number: int) -> None:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0)
+        running -= 1
+        if number == 50:
+            raise refused("enough", where="judge")
+
+    def votes() -> Iterator[Callable[[], Awaitable[None]]]:
+        nonlocal made
+        for made in count():
+            yield partial(vote, made)
+
+    with pytest.raises(JudgeTrouble, match="enough"):
+        await run_all(votes(), at_once=4)
+    assert (most, made <= 50 + 4) == (4, True)

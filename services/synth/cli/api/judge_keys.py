@@ -11,15 +11,22 @@ if TYPE_CHECKING:
     from synth.cli.api.client import Client
 
 
+class StoredJudgeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that was just stored. origin: scheme, host and port, the one place that it is sent to."""
+
+    name: str
+    origin: str
+
+
 class JudgeKeyName(msgspec.Struct, frozen=True, kw_only=True):
     """A stored key: its name is all that is ever shown."""
 
     name: str
 
 
-def add_judge_key(client: Client, name: str, key: str) -> JudgeKeyName:
-    """Keep a key, in place of an earlier one of this name."""
-    return client.request("POST", "/judge-keys", JudgeKeyName, json={"name": name, "key": key})
+def add_judge_key(client: Client, name: str, key: str, *, url: str) -> StoredJudgeKey:
+    """Keep a key for the API at this address, in place of an earlier one of this name."""
+    return client.request("POST", "/judge-keys", StoredJudgeKey, json={"name": name, "key": key, "url": url})
 
 
 def judge_keys(client: Client) -> list[JudgeKeyName]:

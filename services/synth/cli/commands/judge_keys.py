@@ -17,10 +17,18 @@ app = typer.Typer(help="Keys of judges' APIs, by name: add, ls, rm.", no_args_is
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name that a judge's `key` gives.", show_default=False)
 ]
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        help="The API's address, such as https://api.example.com/v1; the key is sent nowhere else.",
+        show_default=False,
+    ),
+]
 
 
 @app.command("add")
-def add(ctx: typer.Context, name: NameArgument, fmt: Output = Format.TABLE) -> None:
+def add(ctx: typer.Context, name: NameArgument, url: UrlOption, fmt: Output = Format.TABLE) -> None:
     """Store a key, which is typed in hidden, or read from standard input. An earlier one of this name is replaced."""
     from synth.cli.api.judge_keys import add_judge_key
 
@@ -31,10 +39,10 @@ def add(ctx: typer.Context, name: NameArgument, fmt: Output = Format.TABLE) -> N
     if not (key := key.strip()):
         raise UsageProblem("the key is empty", expected="the key on standard input", where="keys judge add")
     with open_client(ctx) as client:
-        made = add_judge_key(client, name, key)
+        made = add_judge_key(client, name, key, url=url)
     if fmt is Format.JSON:
         return output.print_json(made)
-    return output.message(f"{made.name} stored")
+    return output.message(f"{made.name} stored for {made.origin}")
 
 
 @app.command("ls")

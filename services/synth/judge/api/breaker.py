@@ -35,6 +35,11 @@ class CircuitBreaker:
         """Whether it has been left alone since its last failure."""
         return self._open_for > 0
 
+    @property
+    def quiet(self) -> bool:
+        """Whether a new one would be the same."""
+        return not (self.open or self._in_a_row or self._probing)
+
     def check(self) -> None:
         """Raises `CircuitOpen` where a call would not be let through."""
         if not self.open:

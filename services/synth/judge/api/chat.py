@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ import msgspec
 
 from synth.http_guard import AddressRefused, ReplyTooLarge
 from synth.judge.api.breaker import CircuitOpen
-from synth.judge.api.endpoints import Endpoints, JudgeEndpoint
+from synth.judge.api.endpoints import Endpoints, JudgeEndpoint, ModelQuirks
 from synth.judge.api.limiter import ApiPaused
 from synth.judge.api.limits import Wish
 from synth.judge.failures import JudgeTrouble, away, refused, unreadable
@@ -53,16 +53,18 @@ class ChatAnswer:
 class _Again(Exception):
     """The same call, once more: the API asked for a pause, or refused a field that is now left out."""
 
-    def __init__(self, *, pause: bool) -> None:
+    def __init__(self, *, pause: bool = False, quirks: ModelQuirks | None = None) -> None:
         super().__init__()
         self.pause = pause
+        self.quirks = quirks
 
 
 class JudgeChat:
     """Asks judges."""
 
-    def __init__(self, endpoints: Endpoints, *, max_reply_bytes: int) -> None:
+    def __init__(self, endpoints: Endpoints, *, max_reply_bytes: int, min_failing_timeout_s: float) -> None:
         self._endpoints = endpoints
+        self._min_failing_timeout_s = min_failing_timeout_s
         self._max_reply_bytes = max_reply_bytes
 
     async def ask(
@@ -81,9 +83,8 @@ class JudgeChat:
 
         Raises `JudgeTrouble`, and `UnusableAnswer` for an answer without a message.
         """
-        pauses = 0
+        pauses, quirks = 0, endpoint.quirks
         while True:
-            quirks = endpoint.quirks
             body: dict[str, Any] = {
                 "model": endpoint.model,
                 "messages": messages,
@@ -93,28 +94,34 @@ class JudgeChat:
             if quirks.schema:
                 named = {"name": schema[0], "schema": schema[1], "strict": True}
                 body["response_format"] = {"type": "json_schema", "json_schema": named}
+            content = await asyncio.to_thread(msgspec.json.encode, body)
             try:
-                return await self._call(endpoint, body, timeout_s, wish, usage, last=pauses >= _MAX_PAUSES)
+                answer = await self._call(endpoint, content, quirks, timeout_s, wish, usage, last=pauses >= _MAX_PAUSES)
             except _Again as again:
                 pauses += again.pause
+                quirks = again.quirks or quirks
+            else:
+                endpoint.remember(quirks)
+                return answer
 
     async def _call(
         self,
         endpoint: JudgeEndpoint,
-        body: dict[str, Any],
+        body: bytes,
+        quirks: ModelQuirks,
         timeout_s: float,
         wish: Wish,
         usage: UsageCount,
         *,
         last: bool,
     ) -> ChatAnswer:
-        breaker, limiter = endpoint.api.breaker, endpoint.api.limiter
+        limiter = endpoint.api.limiter
         try:
-            breaker.check()
-            async with limiter.turn(wish):
-                breaker.enter()
+            endpoint.breaker.check()
+            async with endpoint.connection() as client, limiter.turn(wish):
+                endpoint.breaker.enter()
                 usage.calls += 1
-                reply, content = await self._send(endpoint, body, timeout_s)
+                reply, content = await self._send(endpoint, client, body, timeout_s)
         except CircuitOpen as error:
             what = f"it has failed too often in a row and is left alone for {error.seconds:.0f} s; last: {error}"
             raise away(what, where=endpoint.where, retry_after_s=error.seconds) from error
@@ -123,27 +130,27 @@ class JudgeChat:
             raise away(what, where=endpoint.where, retry_after_s=error.seconds, limited=True) from error
         CALLS.labels(outcome=str(reply.status_code)).inc()
         if reply.status_code == 200:
-            breaker.succeeded()
+            endpoint.breaker.succeeded()
             return _read(content, endpoint, usage)
-        raise self._refusal(endpoint, reply, content, last=last)
+        raise self._refusal(endpoint, quirks, reply, content, last=last)
 
     async def _send(
-        self, endpoint: JudgeEndpoint, body: dict[str, Any], timeout_s: float
+        self, endpoint: JudgeEndpoint, client: httpx.AsyncClient, body: bytes, timeout_s: float
     ) -> tuple[httpx.Response, bytes]:
         """POST, within `timeout_s` in all. No answer is `JudgeTrouble`: away."""
-        breaker = endpoint.api.breaker
+        breaker = endpoint.breaker
         answered, started = False, time.monotonic()
         try:
             url = self._endpoints.chat_url(endpoint)
-            request = endpoint.client.build_request(
+            request = client.build_request(
                 "POST",
                 url,
-                content=msgspec.json.encode(body),
+                content=body,
                 headers={**endpoint.headers(), "content-type": "application/json", "accept-encoding": "identity"},
                 timeout=timeout_s,
             )
             async with asyncio.timeout(timeout_s):
-                reply = await endpoint.client.send(request, stream=True)
+                reply = await client.send(request, stream=True)
                 try:
                     content = await self._body(reply)
                 finally:
@@ -157,9 +164,11 @@ class JudgeChat:
                 f"it answered more than {self._max_reply_bytes:,} bytes (SYNTH_JUDGE_MAX_REPLY_BYTES)",
                 where=endpoint.where,
             ) from error
-        except TimeoutError as error:
+        except (TimeoutError, httpx.TimeoutException) as error:
             CALLS.labels(outcome="none").inc()
-            raise self._no_answer(endpoint, f"it did not answer within {timeout_s:g} s") from error
+            # What a job gives too little time has not failed, and must not be kept from the others.
+            counts = timeout_s >= self._min_failing_timeout_s
+            raise self._no_answer(endpoint, f"it did not answer within {timeout_s:g} s", counts=counts) from error
         except httpx.HTTPError as error:
             CALLS.labels(outcome="none").inc()
             raise self._no_answer(endpoint, f"it cannot be reached ({type(error).__name__}: {error})") from error
@@ -169,8 +178,9 @@ class JudgeChat:
                 # After a failure that was counted it changes nothing.
                 breaker.abandoned()
 
-    def _no_answer(self, endpoint: JudgeEndpoint, what: str) -> JudgeTrouble:
-        endpoint.api.breaker.failed(what)
+    def _no_answer(self, endpoint: JudgeEndpoint, what: str, *, counts: bool = True) -> JudgeTrouble:
+        if counts:
+            endpoint.breaker.failed(what)
         log.warning("a judge gave no answer", judge=endpoint.where, reason=what)
         return away(what, where=endpoint.where, retry_after_s=_AWAY_S)
 
@@ -182,10 +192,12 @@ class JudgeChat:
                 raise ReplyTooLarge("the answer is too large")
         return bytes(body)
 
-    def _refusal(self, endpoint: JudgeEndpoint, reply: httpx.Response, content: bytes, *, last: bool) -> Exception:
+    def _refusal(
+        self, endpoint: JudgeEndpoint, quirks: ModelQuirks, reply: httpx.Response, content: bytes, *, last: bool
+    ) -> Exception:
         """What an answer that is no 200 means."""
         status, said = reply.status_code, _said(content, endpoint.key)
-        breaker, told = endpoint.api.breaker, f"it answered HTTP {reply.status_code}"
+        breaker, told = endpoint.breaker, f"it answered HTTP {reply.status_code}"
         told = f"{told}: {said}" if said else told
         pause = _retry_after(reply.headers.get("retry-after"))
         if status == 429 or (status in (503, 529) and pause is not None):
@@ -202,17 +214,19 @@ class JudgeChat:
             return self._no_answer(endpoint, told)
         breaker.succeeded()
         if status in (401, 403):
-            fix = "`synthctl keys judge add` stores another" if endpoint.identity.startswith("url ") else ""
+            fix = (
+                "`synthctl keys judge add NAME --url …` stores another" if endpoint.identity.startswith("url ") else ""
+            )
             return refused(f"its key is refused: {told}", where=endpoint.where, fix=fix)
         if status in (400, 413, 422):
-            return self._about_request(endpoint, said, told)
+            return self._about_request(endpoint, quirks, said, told)
         if status == 404:
             fix = "check the judge's model, and its url up to /v1"
             return refused(f"there is no such model or address: {told}", where=endpoint.where, fix=fix)
         return refused(told, where=endpoint.where)
 
-    def _about_request(self, endpoint: JudgeEndpoint, said: str, told: str) -> Exception:
-        words, quirks = said.lower(), endpoint.quirks
+    def _about_request(self, endpoint: JudgeEndpoint, quirks: ModelQuirks, said: str, told: str) -> Exception:
+        words = said.lower()
         if any(word in words for word in _TOO_LONG):
             return refused(
                 f"the rollout is longer than what the judge reads at once: {told}",
@@ -222,12 +236,10 @@ class JudgeChat:
         if any(word in words for word in _FILTERED):
             return unreadable(f"it does not judge this rollout: {told}", where=endpoint.where)
         if "max_completion_tokens" in words and quirks.tokens_field == "max_tokens":
-            quirks.tokens_field = "max_completion_tokens"
-            return _Again(pause=False)
+            return _Again(quirks=replace(quirks, tokens_field="max_completion_tokens"))
         if quirks.schema and any(word in words for word in _NO_SCHEMA):
             log.info("a judge takes no schema; its answers are read as they come", judge=endpoint.where, said=said)
-            quirks.schema = False
-            return _Again(pause=False)
+            return _Again(quirks=replace(quirks, schema=False))
         return refused(told, where=endpoint.where)
 
 

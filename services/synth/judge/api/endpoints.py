@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 
 from synth.bus.connection import Connection
 from synth.bus.kv.replicas import Replica, ReplicaTable
-from synth.bus.kv.secrets import SecretStore
+from synth.bus.kv.secrets import JudgeKey, SecretStore
 from synth.errors import InvalidKey
-from synth.http_guard import guarded_client
+from synth.http_guard import names_allowed_address, origin_of
 from synth.judge.api.breaker import CircuitBreaker
+from synth.judge.api.connections import OrgConnections
 from synth.judge.api.limiter import ApiLimiter
 from synth.judge.api.limits import ApiLimits
 from synth.judge.failures import away, refused
@@ -27,9 +30,9 @@ _MAX_OPEN_S = 60.0
 _FORGET_S = 600.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelQuirks:
-    """What an API has refused of a model, so that it is not asked for again."""
+    """What an API has refused of a model, and answered without."""
 
     schema: bool = True
     tokens_field: str = "max_tokens"
@@ -37,25 +40,44 @@ class ModelQuirks:
 
 @dataclass
 class JudgeApi:
-    """What this process knows of one API, whoever asks it."""
+    """What this process knows of one API, whoever asks it.
+
+    new_breaker: makes one; breakers: by model, quirks: by organisation and model, so that what one asks in its own way
+    changes nothing for another.
+    """
 
     limiter: ApiLimiter
-    breaker: CircuitBreaker
-    quirks: dict[str, ModelQuirks] = field(default_factory=dict[str, ModelQuirks])
+    new_breaker: Callable[[], CircuitBreaker]
+    breakers: dict[str, CircuitBreaker] = field(default_factory=dict[str, CircuitBreaker])
+    quirks: dict[tuple[str, str], ModelQuirks] = field(default_factory=dict[tuple[str, str], ModelQuirks])
     used_at: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether any model of it is left alone."""
+        return any(breaker.open for breaker in self.breakers.values())
+
+    def breaker(self, model: str) -> CircuitBreaker:
+        """That of a model. Those of others that have nothing to say are forgotten: users make up names."""
+        found = self.breakers.get(model)
+        if found is None:
+            self.breakers = {name: known for name, known in self.breakers.items() if not known.quiet}
+            found = self.breakers[model] = self.new_breaker()
+        return found
 
 
 @dataclass(frozen=True)
 class JudgeEndpoint:
     """One judge, ready to be asked. identity: of its API; where: what an error names; key: not to be shown.
 
-    prices: of a prompt token and of a completion token. url: None where a replica is chosen for each call.
+    prices: of a prompt token and of a completion token. connection: the client for one call, entered when it may be
+    made. url: None where a replica is chosen for each call.
     """
 
     identity: str
     where: str
     model: str
-    client: httpx.AsyncClient
+    connection: Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
     api: JudgeApi
     org: str
     url: str | None = None
@@ -64,7 +86,16 @@ class JudgeEndpoint:
 
     @property
     def quirks(self) -> ModelQuirks:
-        return self.api.quirks.setdefault(self.model, ModelQuirks())
+        return self.api.quirks.get((self.org, self.model), ModelQuirks())
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        return self.api.breaker(self.model)
+
+    def remember(self, quirks: ModelQuirks) -> None:
+        """The API has answered a call that was made like this."""
+        if quirks != self.quirks:
+            self.api.quirks[self.org, self.model] = quirks
 
     def headers(self) -> dict[str, str]:
         own = {"x-synth-org": self.org} if self.url is None else {}
@@ -85,7 +116,7 @@ class Endpoints:
         self._apis: dict[str, JudgeApi] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._inside = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, follow_redirects=False)
-        self._guarded = guarded_client(settings.guard)
+        self._guarded = OrgConnections(settings.guard, at_once=settings.judge_org_connections)
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -109,7 +140,7 @@ class Endpoints:
                 identity=identity,
                 where=f"judge {judge.model!r} of this cluster",
                 model=judge.model,
-                client=self._inside,
+                connection=self._connect_inside,
                 api=self._api(identity, ApiLimits()),
                 org=org,
                 key=token,
@@ -148,7 +179,7 @@ class Endpoints:
             identity=identity,
             where=where,
             model=judge.model,
-            client=self._inside,
+            connection=self._connect_inside,
             api=self._api(identity, ApiLimits(rate=provider.requests_per_second, concurrency=provider.max_concurrency)),
             org=org,
             url=provider.base_url.rstrip("/"),
@@ -172,14 +203,43 @@ class Endpoints:
                 raise refused(
                     f"your organisation has no key {judge.key!r}",
                     where=where,
-                    fix=f"`synthctl keys judge add {judge.key}` stores it",
+                    fix=f"`synthctl keys judge add {judge.key} --url {origin_of(url) or url}` stores it",
                 )
-            key = found
+            key = await self._openable(judge.key, found, url, where)
         identity = f"url {org} {url}"
         api = self._api(identity, ApiLimits())
         return JudgeEndpoint(
-            identity=identity, where=where, model=judge.model, client=self._guarded, api=api, org=org, url=url, key=key
+            identity=identity,
+            where=where,
+            model=judge.model,
+            connection=partial(self._guarded.use, org),
+            api=api,
+            org=org,
+            url=url,
+            key=key,
         )
+
+    async def _openable(self, name: str, stored: JudgeKey, url: str, where: str) -> str:
+        """The key, where it may be sent to this address. Raises `JudgeTrouble`."""
+        origin = origin_of(url)
+        if origin != stored.origin:
+            raise refused(
+                f"the key {name!r} was stored for {stored.origin} and is sent nowhere else",
+                where=where,
+                expected=f"a url that begins with {stored.origin}",
+                fix=f"correct the url, or store its key: `synthctl keys judge add NAME --url {origin or url}`",
+            )
+        if httpx.URL(url).scheme != "https" and not await names_allowed_address(self._settings.guard, url):
+            raise refused(
+                f"the key {name!r} would be sent unencrypted",
+                where=where,
+                expected="an https url",
+                fix="use https; plain http is for addresses that the operator has opened (SYNTH_ALLOWED_CIDRS)",
+            )
+        return stored.key
+
+    def _connect_inside(self) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        return nullcontext(self._inside)
 
     def _names(self) -> str:
         return ", ".join(sorted([*self._settings.judge_providers, SYNTH]))
@@ -191,7 +251,7 @@ class Endpoints:
             self._apis = {
                 name: known
                 for name, known in self._apis.items()
-                if now - known.used_at < _FORGET_S or not known.limiter.idle or known.breaker.open
+                if now - known.used_at < _FORGET_S or not known.limiter.idle or known.open
             }
             settings = self._settings
             api = self._apis[identity] = JudgeApi(
@@ -203,7 +263,7 @@ class Endpoints:
                     margin_s=settings.judge_rate_margin_s,
                     patience_s=settings.judge_patience_s,
                 ),
-                breaker=CircuitBreaker(
+                new_breaker=lambda: CircuitBreaker(
                     failures=settings.judge_breaker_failures,
                     open_s=settings.judge_breaker_s,
                     max_open_s=max(settings.judge_breaker_s, _MAX_OPEN_S),

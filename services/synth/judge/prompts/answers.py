@@ -76,7 +76,7 @@ def read_order(text: str, count: int) -> Order:
     order = cast(list[Any], given)
     numbers = [n for n in order if isinstance(n, int) and not isinstance(n, bool)]
     if len(numbers) != len(order) or sorted(numbers) != list(range(1, count + 1)):
-        raise UnusableAnswer(f'"order" is {json.dumps(order)[:200]}, and not each number from 1 to {count} once')
+        raise UnusableAnswer(f'"order" is {_shown(order, 200)}, and not each number from 1 to {count} once')
     places = [0] * count
     for place, number in enumerate(numbers):
         places[number - 1] = place
@@ -86,7 +86,7 @@ def read_order(text: str, count: int) -> Order:
 def _on_scale(value: Any, criterion: Criterion) -> float:
     named = f"the score of {criterion.id!r}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnusableAnswer(f"{named} is {json.dumps(value)[:80]}, and not a number")
+        raise UnusableAnswer(f"{named} is {_shown(value, 80)}, and not a number")
     try:
         finite = math.isfinite(value)
     except OverflowError:
@@ -167,6 +167,13 @@ def _read_until(error: ValueError, text: str) -> int:
     if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Unterminated"):
         return len(text)
     return error.pos
+
+
+def _shown(value: Any, limit: int) -> str:
+    try:
+        return json.dumps(value)[:limit]
+    except RecursionError:
+        return "nested too deeply to be shown"
 
 
 def _text(value: Any) -> str:

@@ -71,6 +71,13 @@ class EnvironmentKey(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
 
+class JudgeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The key of a judge's API. origin: scheme, host and port, the one place that it is sent to."""
+
+    key: str
+    origin: str
+
+
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     sealed: str
 
@@ -218,15 +225,21 @@ class SecretStore:
 
     # -- keys of judges' APIs --
 
-    async def put_judge_key(self, org: str, name: str, key: str) -> None:
-        """Keep the key of a judge's API under a name of the organisation, in place of an earlier one."""
-        bucket = await self._bus.js.key_value(SECRETS)
-        await bucket.put(f"judge.{org}.{name}", msgspec.json.encode(_Sealed(sealed=seal(key, self._cluster_secret))))
+    async def put_judge_key(self, org: str, name: str, key: str, *, origin: str) -> None:
+        """Keep the key of a judge's API under a name of the organisation, in place of an earlier one.
 
-    async def judge_key(self, org: str, name: str) -> str | None:
+        It is sealed together with its origin (`synth.http_guard.origin_of`), so that neither can be changed alone.
+        """
+        bucket = await self._bus.js.key_value(SECRETS)
+        stored = msgspec.json.encode(JudgeKey(key=key, origin=origin)).decode()
+        await bucket.put(f"judge.{org}.{name}", msgspec.json.encode(_Sealed(sealed=seal(stored, self._cluster_secret))))
+
+    async def judge_key(self, org: str, name: str) -> JudgeKey | None:
         """The key of this name. Raises `InvalidKey` under another secret."""
         found = await self._get(f"judge.{org}.{name}", _Sealed)
-        return None if found is None else unseal(found.sealed, self._cluster_secret)
+        if found is None:
+            return None
+        return msgspec.json.decode(unseal(found.sealed, self._cluster_secret), type=JudgeKey)
 
     async def judge_keys(self, org: str) -> list[str]:
         """The names of the organisation's keys of judges."""

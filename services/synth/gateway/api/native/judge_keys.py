@@ -14,6 +14,7 @@ from synth.gateway.api.openapi import json_response, list_response
 from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
+from synth.http_guard import origin_of
 from synth.runtime import logs
 
 router = APIRouter(tags=["keys"])
@@ -23,12 +24,13 @@ _NAME = r"^[A-Za-z0-9_-]{1,64}$"
 
 
 class JudgeKeyBody(BaseModel):
-    """The key of an OpenAI-compatible API, and the name by which a judge's `key` finds it."""
+    """The key of an OpenAI-compatible API, where that is, and the name by which a judge's `key` finds it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(pattern=_NAME, description="Letters, digits, _ and -")
     key: str = Field(min_length=1, max_length=MAX_ENVIRONMENT_KEY_BYTES)
+    url: str = Field(max_length=2000, description="The API's address; the key is sent nowhere else")
 
 
 @router.post("/judge-keys", status_code=201, summary="Keep the key of a judge's API")
@@ -41,9 +43,17 @@ async def add_judge_key(body: JudgeKeyBody, caller: CurrentKey, gateway: Gateway
             where="body.key",
         )
         raise ApiError(400, problem.text(), param="key", problems=[problem])
-    await gateway.secrets.put_judge_key(caller.org, body.name, body.key)
-    log.info("judge key stored", org=caller.org, name=body.name, by=caller.key_id)
-    return json_response({"name": body.name}, 201)
+    origin = origin_of(body.url)
+    if origin is None:
+        problem = Problem(
+            what=f"{body.url[:80]!r} is not the address of an API",
+            expected="such as https://api.example.com/v1, without a user's name in it",
+            where="body.url",
+        )
+        raise ApiError(400, problem.text(), param="url", problems=[problem])
+    await gateway.secrets.put_judge_key(caller.org, body.name, body.key, origin=origin)
+    log.info("judge key stored", org=caller.org, name=body.name, origin=origin, by=caller.key_id)
+    return json_response({"name": body.name, "origin": origin}, 201)
 
 
 @router.get("/judge-keys", summary="The names of your keys of judges")

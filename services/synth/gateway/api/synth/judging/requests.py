@@ -7,6 +7,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from synth.errors import Problem
+from synth.judging.settings import MAX_CONCURRENCY, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from synth.transcripts.plain import to_plain
 from synth.transcripts.transcript import TaskAppAnswer, Transcript, TranscriptStep, TranscriptTurn
 
@@ -44,8 +45,8 @@ class ScoreOptions(_Open):
     rubric_id: str | None = None
     event: bool = True
     outcome: bool = True
-    timeout_s: float | None = Field(default=None, gt=0)
-    max_concurrency: int | None = Field(default=None, ge=1)
+    timeout_s: float | None = Field(default=None, ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)
+    max_concurrency: int | None = Field(default=None, ge=1, le=MAX_CONCURRENCY)
     rubric_overrides: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from typing import Any
@@ -11,8 +12,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from synth.api.limits import MAX_MODEL_ID
+from synth.bus.connection import Connection
 from synth.bus.rpc import ANSWER_WITHIN_S, JUDGE, ask
-from synth.errors import Problem
+from synth.errors import Problem, Transient
 from synth.gateway.api.openapi import json_response
 from synth.gateway.api.synth.judging.requests import ScoreOptions, ScoreRequest, transcript_of
 from synth.gateway.auth import CurrentKey
@@ -22,6 +24,7 @@ from synth.gateway.settings import GatewaySettings
 from synth.judging.contract import JudgeAnswer, JudgeFailure, JudgeRollouts, RolloutReview, RolloutToJudge
 from synth.judging.rubric import rubric_from_request
 from synth.judging.settings import JudgeModel, Judging, Rubric
+from synth.transcripts.transcript import Transcript
 
 router = APIRouter(tags=["judging"])
 
@@ -31,7 +34,7 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
     """Each call of the model in the trace (or each of its steps), and the whole of it, scored by a judge model.
 
     One that takes longer than the client waits goes on: the same request again finds its answer. Raises a 422 for what
-    cannot be judged, a 429 where the judge's API limits us, a 503 where it is away or gives no scores.
+    cannot be judged, a 429 where the judge's API limits us, a 503 where it is away, gives no scores, or is still at it.
     """
     started = time.monotonic()
     rubric = rubric_from_request(body.rubric, body.options.rubric_overrides)
@@ -43,8 +46,7 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
     if isinstance(transcript, Problem):
         raise _invalid(transcript)
     judging = _judging(body.options, rubric, gateway.settings)
-    content = msgspec.json.encode(transcript)
-    digest = hashlib.sha256(content).hexdigest()
+    content, digest = await asyncio.to_thread(_encoded, transcript)
     ref = await gateway.blobs.put_bytes(f"judging/{caller.org}/asked/{digest}.json", content)
     question = JudgeRollouts(
         org=caller.org,
@@ -53,11 +55,29 @@ async def score(body: ScoreRequest, caller: CurrentKey, gateway: GatewayDep) -> 
         rubric=rubric,
         rollouts=[RolloutToJudge(rollout_id="trace", transcript=ref)],
     )
-    answer = await ask(gateway.bus, JUDGE, question, JudgeAnswer, within=ANSWER_WITHIN_S)
+    answer = await _ask(gateway.bus, question, until=started + ANSWER_WITHIN_S)
     if answer.failure is not None:
         raise _failed(answer.failure)
     seconds = time.monotonic() - started
     return json_response(_reply(body, judging.judges[0], answer.reviews[0], answer, seconds))
+
+
+def _encoded(transcript: Transcript) -> tuple[bytes, str]:
+    """The transcript as JSON, and its SHA-256 as hex."""
+    content = msgspec.json.encode(transcript)
+    return content, hashlib.sha256(content).hexdigest()
+
+
+async def _ask(bus: Connection, question: JudgeRollouts, *, until: float) -> JudgeAnswer:
+    """The judge's answer; while it says that it is still at it, asked for again. until: by the monotonic clock."""
+    answer = await ask(bus, JUDGE, question, JudgeAnswer, within=until - time.monotonic())
+    while answer.failure is not None and answer.failure.kind == "working" and (left := until - time.monotonic()) > 0:
+        try:
+            answer = await ask(bus, JUDGE, question, JudgeAnswer, within=left)
+        except Transient:
+            # That it is still at it is known.
+            break
+    return answer
 
 
 def _judging(options: ScoreOptions, rubric: Rubric, settings: GatewaySettings) -> Judging:
@@ -141,6 +161,8 @@ def _failed(failure: JudgeFailure) -> ApiError:
             return ApiError(422, problem.text(), type="judge_refused", problems=[problem])
         case "unreadable":
             return ApiError(503, problem.text(), type="judge_unreadable", problems=[problem])
+        case "working":
+            return ApiError(503, problem.text(), type="judge_working", problems=[problem], retry_after=1)
         case "away":
             wait, limited = max(1, round(failure.retry_after_s)), failure.limited
             kind = "judge_limited" if limited else "judge_away"

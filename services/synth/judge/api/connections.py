@@ -1,0 +1,62 @@
+"""The connections to what users name as judges: each organisation has its own, and so many at most."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from synth.http_guard import GuardPolicy, guarded_client
+
+#: The connections of an organisation that makes no calls for so long are closed.
+_IDLE_S = 600.0
+
+
+@dataclass
+class _Pool:
+    """Of one organisation. users: calls that wait or are made."""
+
+    client: httpx.AsyncClient
+    free: asyncio.Semaphore
+    users: int = 0
+    used_at: float = 0.0
+
+
+class OrgConnections:
+    """Clients that reach only what the policy admits. at_once: calls of one organisation."""
+
+    def __init__(self, policy: GuardPolicy, *, at_once: int) -> None:
+        self._policy = policy
+        self._at_once = at_once
+        self._pools: dict[str, _Pool] = {}
+
+    @asynccontextmanager
+    async def use(self, org: str) -> AsyncIterator[httpx.AsyncClient]:
+        """The client of an organisation for one call, which waits here for its connection."""
+        pool = self._pools.get(org)
+        if pool is None:
+            client = guarded_client(self._policy, max_connections=self._at_once)
+            pool = self._pools[org] = _Pool(client, asyncio.Semaphore(self._at_once))
+        pool.users += 1
+        try:
+            await self._close_idle()
+            async with pool.free:
+                yield pool.client
+        finally:
+            pool.users -= 1
+            pool.used_at = time.monotonic()
+
+    async def aclose(self) -> None:
+        """Drop all connections."""
+        for pool in self._pools.values():
+            await pool.client.aclose()
+
+    async def _close_idle(self) -> None:
+        now = time.monotonic()
+        idle = [org for org, pool in self._pools.items() if not pool.users and now - pool.used_at > _IDLE_S]
+        for pool in [self._pools.pop(org) for org in idle]:
+            await pool.client.aclose()
