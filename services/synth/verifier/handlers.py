@@ -159,7 +159,7 @@ class VerifierHandlers:
             task_name=app.name if app else None,
             training_data=files.get("training_file"),
             validation_data=files.get("validation_file"),
-            rubric=app.rubric if app else None,
+            rubric=msgspec.to_builtins(app.rubric) if app and app.rubric else None,
         )
 
     async def _task_app(self, org: str, job: RlJob | EvalJob) -> VerifiedTaskApp:

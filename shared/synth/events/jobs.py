@@ -9,7 +9,6 @@ import msgspec
 from synth.errors import Problem
 from synth.events.catalogue import Event, Reading, Role, Write, event
 from synth.events.references import BlobRef, ModelRef
-from synth.judging.settings import Rubric
 
 #: Who owns a task of a job reads the job's own configuration and sources from its log.
 _TASK_OWNERS = {Role.ROLLOUTS: Reading.FOLLOW, Role.INFERENCE: Reading.FOLLOW, Role.TRAINER: Reading.FOLLOW}
@@ -67,7 +66,7 @@ class JobRejected(Event, frozen=True, kw_only=True):
 class JobVerified(Event, frozen=True, kw_only=True):
     """The job's world is there: task app, files, source model. task_key_id names the environment key that works.
 
-    rubric: the task app's, where its judges apply that one.
+    rubric: the task app's (`synth.judging.settings.Rubric`), where its judges apply that one.
     """
 
     source: ModelRef
@@ -76,7 +75,7 @@ class JobVerified(Event, frozen=True, kw_only=True):
     task_name: str | None = None
     training_data: BlobRef | None = None
     validation_data: BlobRef | None = None
-    rubric: Rubric | None = None
+    rubric: dict[str, Any] | None = None
 
 
 @event("job.refused", by=Role.VERIFIER, write=Write.CAS)

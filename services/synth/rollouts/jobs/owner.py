@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 
 from synth.blobs import BlobStore
@@ -19,9 +20,10 @@ from synth.bus.history.job_log import JobHistory, read_job
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.worker import Lease
-from synth.errors import Permanent, Problem
+from synth.errors import Problem
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
+from synth.judging.settings import Rubric
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
@@ -147,9 +149,9 @@ class CollectTaskOwner:
         judging = job.rewards.judging
         if judging is None:
             return None
-        rubric = judging.rubric or history.need(JobVerified).rubric
+        rubric = judging.rubric
         if rubric is None:
-            raise Permanent(f"{history.job_id} is judged, and was verified without a rubric")
+            rubric = msgspec.convert(history.need(JobVerified).rubric, Rubric)
         return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask_judge(self.bus), progress)
 
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
