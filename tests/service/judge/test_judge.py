@@ -69,7 +69,8 @@ async def test_an_episode_and_each_of_its_calls_are_scored_by_the_rubric(judge, 
     assert review.outcome.criteria["done"].weight == 3
     assert review.outcome.criteria["polite"].reason == "because"
     assert answer.usage == JudgeUsage(calls=3, prompt_tokens=300, completion_tokens=30)
-    first, second = (call.data for call in judge.calls if "reply" in call.data)
+    shown = [call.data for call in judge.calls if "reply" in call.data]
+    first, second = sorted(shown, key=lambda data: len(data["messages"]))
     assert first["messages"] == [{"role": "user", "content": "question 1"}]
     assert [m["content"] for m in second["messages"]] == ["question 1", "sit down", "question 2"]
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from synth.errors import Transient
@@ -77,11 +78,13 @@ async def test_a_jobs_own_limits_hold_below_the_operators(asker, judge):
 async def test_questions_without_a_job_share_a_limit_in_their_organisation_alone(asker, asker_of, judge):
     answering, good = threading.Event(), scored(lambda call: 0.5)
     judge.script = lambda call: (held(answering, good) if "slow" in call.text else good)(call)
-    settings = {"rubric": RUBRIC, "job": "", "max_concurrency": 1, "judges": [asker.model]}
-    slow = asyncio.create_task(asker.ask(transcript("slow"), **settings))
-    await asyncio.to_thread(judge.wait_for_calls, 1)
+    settings = {"rubric": RUBRIC, "max_concurrency": 1, "judges": [asker.model]}
     other = await asker_of(judge.url)
-    assert (await other.ask(transcript("quick"), **settings)).failure is None
+    held_up = msgspec.structs.replace(await asker.question(transcript("slow"), **settings), job_id="")
+    quick = msgspec.structs.replace(await other.question(transcript("quick"), **settings), job_id="")
+    slow = asyncio.create_task(asker.put(held_up))
+    await asyncio.to_thread(judge.wait_for_calls, 1)
+    assert (await other.put(quick)).failure is None
     answering.set()
     assert (await slow).failure is None
 

@@ -136,6 +136,13 @@ async def test_what_cannot_be_judged_is_a_422_with_the_reason(kind: str, user, j
     assert judge.calls == []
 
 
+async def test_work_that_takes_longer_than_one_question_is_asked_for_until_it_is_done(user, judge):
+    # The judge says three times that it is still at it.
+    judge.script = scored(lambda call: 1.0, delay=1.7)
+    reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
+    assert (reply.status_code, reply.json()["aggregate_score"], len(judge.calls)) == (200, 1.0, 2)
+
+
 async def test_a_judge_without_scores_is_an_error_and_never_a_score_of_0(user, judge):
     judge.script = prose
     reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
@@ -144,13 +151,6 @@ async def test_a_judge_without_scores_is_an_error_and_never_a_score_of_0(user, j
     reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
     assert (reply.status_code, reply.json()["error"]["type"]) == (429, "judge_limited")
     assert 50 < int(reply.headers["retry-after"]) <= 60
-
-
-async def test_work_that_takes_longer_than_one_question_is_asked_for_until_it_is_done(user, judge):
-    # The judge says three times that it is still at it.
-    judge.script = scored(lambda call: 1.0, delay=1.7)
-    reply = await user.http.post("/api/judge/v1/score", json=request([CALL]))
-    assert (reply.status_code, reply.json()["aggregate_score"], len(judge.calls)) == (200, 1.0, 2)
 
 
 async def test_a_judges_key_is_kept_by_its_name_and_never_shown(user):
