@@ -2,9 +2,6 @@
 
 A rollout whose every call goes on from the one before is one conversation. One whose client begins anew, or leaves out
 what was said, is several: a message of the policy that stands in two of them is learned in the first.
-
-A reply that was cut off is context: as a message it would end with a token that the policy did not sample, and teach it
-to stop in mid-sentence. So is one whose tool call cannot be read: rendered again, it would be another one.
 """
 
 from __future__ import annotations
@@ -55,10 +52,6 @@ def conversations(transcript: Transcript) -> list[TaughtConversation]:
     return [_conversation(turns, n, tools[n], lengths, known) for n in range(len(turns)) if n not in goes_on]
 
 
-def _is_whole(turn: TranscriptTurn) -> bool:
-    return turn.finish_reason not in ("length", "abort") and not turn.malformed_call
-
-
 def _kept(turn: TranscriptTurn, n: int) -> int:
     return turn.kept if turn.continues is not None and 0 <= turn.continues < n else 0
 
@@ -90,7 +83,7 @@ def _conversation(
     used: list[int] = []
     for turn, begin, upto in reversed(pieces):
         said = [*turns[turn].messages, turns[turn].reply][: upto - begin]
-        if upto == lengths[turn] and turn not in known and _is_whole(turns[turn]):
+        if upto == lengths[turn] and turn not in known:
             taught.append(len(messages) + len(said) - 1)
             used.append(turn)
         messages += [cast(Object, message) if isinstance(message, dict) else {} for message in said]

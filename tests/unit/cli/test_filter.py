@@ -122,7 +122,6 @@ def test_a_key_drops_what_it_says_and_says_so(run: Any, key: str, transcript: Tr
 
 def test_what_cannot_be_a_row_is_counted_by_its_reason(run: Any):
     reply = TranscriptTurn(messages=[{"role": "user", "content": "?"}], reply={"role": "assistant", "content": ""})
-    whole = TranscriptTurn(messages=[{"role": "user", "content": "?"}], reply={"role": "assistant", "content": "so"})
     gone = {"type": "image", "image": f"blob://orgs/o/images/{'0' * 64}"}
     shown = TranscriptTurn(
         messages=[{"role": "user", "content": [gone]}], reply={"role": "assistant", "content": "a cat"}
@@ -133,13 +132,10 @@ def test_what_cannot_be_a_row_is_counted_by_its_reason(run: Any):
         trace(2, 1.0, transcript=Transcript(turns=[shown])),
         trace(3, 1.0, transcript=msgspec.structs.replace(episode(), cut_values=1)),
         trace(4, 1.0),
-        # As a message, a reply that was cut off would teach an end that nobody sampled.
-        trace(5, 1.0, transcript=episode(turn=msgspec.structs.replace(whole, finish_reason="length"))),
-        trace(6, 1.0, transcript=episode(turn=msgspec.structs.replace(whole, malformed_call=True))),
     ]
     code, rows, report = run(bad)
     assert (code, seeds(rows)) == (0, [4])
-    assert report["dropped"] == {"expired": 1, "images": 1, "shortened": 1, "cut off": 2}
+    assert report["dropped"] == {"expired": 1, "images": 1, "shortened": 1}
     assert report["dropped_rows"] == {"no reply": 1}
     assert report["without_reward"] == 1
 

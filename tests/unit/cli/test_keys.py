@@ -67,10 +67,13 @@ def test_the_key_alone_is_data_and_the_rest_is_said_beside_it(tmp_path: Path):
 
 
 def test_the_key_of_a_judge_is_read_from_standard_input_and_sent_once(tmp_path: Path):
-    with backend_that(lambda _: Answer(201, {"name": "mine"})) as (backend, client):
+    with backend_that(lambda _: Answer(201, {"name": "mine", "origin": "https://judge.example"})) as (backend, client):
         surroundings = {"SYNTH_API_KEY": "k", "BACKEND_BASE_URL": client.root}
-        stored = synthctl("keys", "judge", "add", "mine", cwd=tmp_path, input="sk-1\n", **surroundings)
-        empty = synthctl("keys", "judge", "add", "mine", cwd=tmp_path, input="\n", **surroundings)
+        add = ("keys", "judge", "add", "mine", "--url", "https://judge.example/v1")
+        stored = synthctl(*add, cwd=tmp_path, input="sk-1\n", **surroundings)
+        empty = synthctl(*add, cwd=tmp_path, input="\n", **surroundings)
     assert (stored.returncode, "mine stored" in stored.stderr) == (0, True)
-    assert [json.loads(request.body) for request in backend.requests] == [{"name": "mine", "key": "sk-1"}]
+    assert [json.loads(request.body) for request in backend.requests] == [
+        {"name": "mine", "key": "sk-1", "url": "https://judge.example/v1"}
+    ]
     assert (empty.returncode, "the key is empty" in empty.stderr) == (2, True)

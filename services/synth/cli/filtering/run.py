@@ -66,7 +66,6 @@ _WHY = {
     "expired": ": they are not kept any more",
     "shortened": ": they were not kept whole",
     "images": ": an image in them is gone",
-    "cut off": ": no reply in them is whole",
     "no reply": ": nothing was said in them that could be learned",
     "not trainable": ": no training file may have such a line",
 }

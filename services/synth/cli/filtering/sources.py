@@ -75,8 +75,7 @@ class PlatformTraces:
             rows = [self._row(found.as_row()) for found in conversations(transcript) if found.taught]
         except ImageGone:
             return ReadTrace(candidate, judged, [], unusable="images")
-        # There is no reply, or each one was cut off.
-        return ReadTrace(candidate, judged, rows, unusable="" if rows else "cut off")
+        return ReadTrace(candidate, judged, rows)
 
     def _row(self, row: Row) -> Row:
         messages = cast(list[Row], row["messages"])

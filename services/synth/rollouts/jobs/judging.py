@@ -100,7 +100,7 @@ class RolloutJudge:
 
     async def _ask_until_answered(self, question: JudgeRollouts) -> JudgeAnswer:
         """The answer of judges that are there: reviews, or that theirs cannot be read. With what all calls cost."""
-        spent, progress = JudgeUsage(), 0
+        spent = JudgeUsage()
         began = time.monotonic()
         for pauses in range(1 << 62):
             self._check_spent(spent)
@@ -115,9 +115,11 @@ class RolloutJudge:
                     return msgspec.structs.replace(answer, usage=spent)
                 if answer.failure.kind == "refused":
                     raise _blocked(answer.failure.problem)
-                if answer.progress > progress:
-                    # The judges are there, and have much to read.
-                    progress, began = answer.progress, time.monotonic()
+                if answer.failure.kind == "working":
+                    # The judges are there. Each of their calls has a deadline, so that this ends.
+                    began = time.monotonic()
+                    await asyncio.sleep(answer.failure.retry_after_s)
+                    continue
                 problem, pause = answer.failure.problem, min(_LONGEST_PAUSE_S, answer.failure.retry_after_s)
             if (waited := time.monotonic() - began) > self.judging.max_outage_s:
                 raise _blocked(
@@ -129,8 +131,7 @@ class RolloutJudge:
                     )
                 )
             rollout = question.rollouts[0].rollout_id
-            what = "judges are away, rollouts wait" if waited else "judges are at work"
-            log.warning(what, rollout=rollout, reason=problem.what, waited_s=round(waited))
+            log.warning("judges are away, rollouts wait", rollout=rollout, reason=problem.what, waited_s=round(waited))
             await asyncio.sleep(pause)
         raise AssertionError("counting never ends")
 
