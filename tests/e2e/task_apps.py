@@ -32,9 +32,9 @@ def letters(key: str = KEY) -> TaskApp:
     return app
 
 
-def paying(reward: float) -> TaskApp:
+def paying(reward: float, rubric: dict[str, Any] | None = None) -> TaskApp:
     """One turn; paid the same whatever the reply."""
-    app = TaskApp("paying", name="Paying", description="The same reward for all.", keys=[KEY])
+    app = TaskApp("paying", name="Paying", description="The same reward for all.", rubric=rubric, keys=[KEY])
 
     @app.episode
     async def play(ep: Episode) -> None:

@@ -38,14 +38,8 @@ CRITERION = {"id": "vowels", "description": "The reply has many vowels."}
 @pytest.fixture(scope="module")
 def flat_app() -> Iterator[Served]:
     """Pays each reply the same, and has a rubric of its own for the outcome."""
-    app = paying(0.5)
-
-    @app.task_info
-    def describe(seed: int) -> dict[str, object]:  # pyright: ignore[reportUnusedFunction]
-        return {"rubric": {"outcome": {"criteria": [CRITERION]}}}
-
-    with served(app) as running:
-        yield running
+    with served(paying(0.5, {"outcome": {"criteria": [CRITERION]}})) as app:
+        yield app
 
 
 @pytest.fixture
@@ -184,7 +178,7 @@ def test_a_judge_that_nobody_could_ask_is_refused_before_the_job_starts(
 ):
     weights = "env = 1.0\nevent = 1.0"
     for app, env, said in (
-        (countdown_app, "countdown", "no rubric"),
+        (countdown_app, "countdown", "has no criteria"),
         (flat_app, "paying", "no criteria for the event"),
     ):
         lacking = judged(app, judge, weights=weights, env=env, criteria=False)
