@@ -137,16 +137,21 @@ def test_turns_and_outcome_are_blended_and_turns_have_their_own_credit(
 def test_a_ranking_gives_every_group_the_places_from_first_to_last(
     platform: Platform, flat_app: Served, judge: JudgeServer
 ):
-    judge.script = ordered(lambda attempt: vowels_of("".join(reply_of(e) for e in attempt["events"] if "reply" in e)))
-    text = judged(flat_app, judge, weights=OUTCOME, options="ranking = true", env="paying")
+    order = ordered(lambda attempt: vowels_of("".join(reply_of(e) for e in attempt["events"] if "reply" in e)))
+    judge.script = lambda call: order(call) if call.ranks else scored(vowels)(call)
+    evaluation = '[evaluation]\nevery_n_iters = 3\nseeds = "1000-1003"'
+    text = judged(flat_app, judge, weights=OUTCOME, options="ranking = true", env="paying", tail=evaluation)
     made = platform.submit(text)
     found = platform.succeeded(made)
     groups: dict[tuple[int, int], list[float]] = {}
     for event in platform.events(made, "rollout.judged"):
-        groups.setdefault((event["iteration"], event["index"] // 4), []).append(event["outcome"])
+        if event["mode"] == "train":
+            groups.setdefault((event["iteration"], event["index"] // 4), []).append(event["outcome"])
     assert len(groups) == 3 * 4
     assert all(sorted(places) == pytest.approx([0, 1 / 3, 2 / 3, 1]) for places in groups.values())
-    assert found["judge"]["calls"] == len(groups) == judge.calls[-1].number
+    # A rollout of an evaluation has no group to be ranked in: it is scored for itself.
+    assert [e["instances"] for e in platform.events(made, "eval.completed")] == [4, 4]
+    assert found["judge"]["calls"] == len(groups) + 8 == judge.calls[-1].number
 
 
 @pytest.mark.long

@@ -71,7 +71,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
 
     rubric: None: the task app's own, from its `/task_info`. event, outcome: which tracks are scored.
     ranking: the rollouts of a group are put in an order by one call, and the outcome score is the place in it, from 0
-    (last) to 1 (first); otherwise each rollout is scored for itself.
+    (last) to 1 (first); otherwise, and in evaluations, each rollout is scored for itself.
     max_concurrency: calls of a judge at one time, over the cluster. requests_per_second: None: as many as come.
     timeout_s: of one call. max_attempts: calls for one answer that can be read. max_calls, max_cost: of the whole job;
     None: no limit. max_outage_s: how long judges may be away until the job ends.

@@ -129,10 +129,9 @@ class RequestRunner:
     async def _run_group(self, group: int) -> None:
         specs = self._request.specs(self._job_id, group)
         missing = [s for s in specs if not any(s.index in m for m in (self._done, self._abandoned, self._unjudged))]
-        judge_each = self._judge is not None and not self._judge.by_group
         with closing(Deadline((s.index for s in missing), self._group_timeout_s)) as deadline:
             async with asyncio.TaskGroup() as tasks:
-                for waiting in self._unjudged_of(specs) if judge_each else ():
+                for waiting in self._unjudged_of(specs) if self._judges_each else ():
                     tasks.create_task(self._judge_rollouts([waiting]))
                 running = {s.index: tasks.create_task(self._run_rollout(s, deadline)) for s in missing}
                 if self._group_timeout_s is not None and missing:
@@ -156,11 +155,16 @@ class RequestRunner:
                 self._report_progress()
                 return
             self._unjudged[spec.index] = durable
-            if not self._judge.by_group:
+            if self._judges_each:
                 await self._judge_rollouts([durable])
         else:
             await self._abandon(self._request, spec, outcome)
             self._take_abandoned(spec.index, outcome)
+
+    @property
+    def _judges_each(self) -> bool:
+        """Whether a rollout is judged for itself: in a group of one, as in an evaluation, nothing can be compared."""
+        return self._judge is not None and (self._request.group_size == 1 or not self._judge.by_group)
 
     def _unjudged_of(self, specs: list[RolloutSpec]) -> list[DurableRollout]:
         return [self._unjudged[s.index] for s in specs if s.index in self._unjudged]

@@ -70,10 +70,11 @@ class RolloutJudge:
         self, request: CollectRequest, rollouts: list[DurableRollout]
     ) -> list[ScoredRollout | AbandonedRollout]:
         """See `Judge`."""
+        alone = request.group_size == 1
         question = JudgeRollouts(
             org=self.org,
             job_id=self.job_id,
-            judging=self.judging,
+            judging=msgspec.structs.replace(self.judging, ranking=False) if alone else self.judging,
             rubric=self.rubric,
             rollouts=[_to_judge(durable) for durable in rollouts],
         )
