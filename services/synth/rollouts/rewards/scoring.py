@@ -87,10 +87,12 @@ def score(
         steps = turn_rewards(reply.body, rewards.steps, calls=turns) if rewards.steps is not None else None
     except StepRewardUnreadable as error:
         return _environment_failed(url, f"a step's reward cannot be read: {error}", "a finite number")
-    reward = sum(steps) if steps is not None else _read_reward(metrics, rewards)
+    episode = _read_reward(metrics, rewards)
+    if episode is None and (reply.body.get("aborted") or "policy_failure" in info.get("details", {})):
+        # Also where steps before the failure were paid.
+        return _policy_failure(failure_reward, turns, info)
+    reward = sum(steps) if steps is not None else episode
     if reward is None:
-        if reply.body.get("aborted") or "policy_failure" in info.get("details", {}):
-            return _policy_failure(failure_reward, turns, info)
         return _environment_failed(url, "the answer has no reward", _reward_fields(rewards))
     scores = _own_scores(metrics, rewards)
     for name, value in {"reward": reward, **scores}.items():

@@ -105,6 +105,12 @@ def test_an_answer_without_steps_has_its_episodes_reward_and_says_so():
     assert (found.sources.environment, found.steps_missing) == ([0.0, 0.0, 9.0], True)
 
 
+def test_a_policy_that_failed_earned_the_jobs_failure_reward_whatever_its_steps_were_paid():
+    failed = answer(decided(1, 1), outcome_score=None) | {"aborted": True}
+    found = scored(failed, RewardSettings(steps=StepRewards(mode="decision_stepwise")))
+    assert (found.outcome, found.sources.environment) == ("policy_failure", [0.0, 0.0, -1.0])
+
+
 def test_the_apps_own_scores_are_blended_by_the_weights():
     rewards = RewardSettings(weights=RewardWeights(env=0.2, event=0.4, outcome=0.3), scores="task_app")
     found = scored(answer(mean_return=5.0, events_score=2.0), rewards)
