@@ -24,8 +24,9 @@ from task_apps.colours.dataset import rows
 from tests.clients.conftest import ENVIRONMENT_KEY
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import eventually
-from tests.e2e.crafter_jobs import crafter_app, submit_sft
+from tests.e2e.crafter_jobs import submit_sft
 from tests.e2e.platform import Platform
+from tests.e2e.task_apps import app_process
 
 pytestmark = pytest.mark.timeout(600)
 SFT_BASE, RL_BASE = "Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-4B-Instruct"
@@ -74,7 +75,7 @@ def pokemon_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def crafter_url() -> Iterator[str]:
-    with crafter_app(ENVIRONMENT_KEY) as url:
+    with app_process("crafter", ENVIRONMENT_KEY) as url:
         yield url
 
 

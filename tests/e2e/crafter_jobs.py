@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-
-from synth.bus.server.embedded import free_port
 from task_apps.crafter.dataset import rows
-from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import Platform
-from tests.e2e.task_apps import KEY
 
-ROOT = Path(__file__).parents[2]
 TURNS = 3
 GROUPS, GROUP = 4, 4
 #: Worlds in which something is within a few steps: random actions unlock something in half of their episodes.
@@ -31,20 +19,6 @@ ENV: dict[str, Any] = {"area": 24, "difficulty": "easy", "max_actions": 5, "imag
 _LEARNING_RATE = {"lora": 2e-3, "full": 2e-4}
 #: Pictures and no text; actions as text, which are 4 tokens where a call is 40.
 POLICY: dict[str, Any] = {"image_only_mode": True, "action_format": "text"}
-
-
-@contextmanager
-def crafter_app(key: str = KEY) -> Iterator[str]:
-    """The address of the Crafter app, a process of its own that this environment key opens."""
-    port = free_port()
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}/shared:{ROOT}/services:{ROOT}", "ENVIRONMENT_API_KEY": key}
-    process = subprocess.Popen([sys.executable, "-m", "task_apps.crafter", "--port", str(port)], env=env)
-    try:
-        eventually(lambda: _answers(port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 def submit_sft(platform: Platform, base: str, *, episodes: int = 64, steps: int = 60) -> str:
@@ -180,10 +154,3 @@ def _images(turn: dict[str, Any]) -> int:
 
 def _lines(table: dict[str, Any]) -> str:
     return "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
-    except httpx.TransportError:
-        return False

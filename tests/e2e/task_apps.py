@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from synth.bus.server.embedded import free_port
 from synth.taskapp.sdk import Episode, TaskApp
+from tests.e2e.cli.conftest import eventually
 
 Fault = Literal["hang", "500", "nan", "garbage", "die"]
 KEY = "env_of_the_tests"
+_ROOT = Path(__file__).parents[2]
 
 
 def letters(key: str = KEY) -> TaskApp:
@@ -185,3 +193,24 @@ def served(
         yield running
     finally:
         running.stop()
+
+
+@contextmanager
+def app_process(name: str, key: str = KEY) -> Iterator[str]:
+    """The address of an app of `task_apps/`, a process of its own that this environment key opens."""
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": f"{_ROOT}/shared:{_ROOT}/services:{_ROOT}", "ENVIRONMENT_API_KEY": key}
+    process = subprocess.Popen([sys.executable, "-m", f"task_apps.{name}", "--port", str(port)], env=env)
+    try:
+        eventually(lambda: _answers(port))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+    except httpx.TransportError:
+        return False

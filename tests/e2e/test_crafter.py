@@ -10,19 +10,19 @@ import pytest
 from tests.e2e.crafter_jobs import (
     TURNS,
     assert_each_token_is_trained_once,
-    crafter_app,
     figures_of,
     submit_rl,
     submit_sft,
 )
 from tests.e2e.platform import Platform
+from tests.e2e.task_apps import app_process
 
 pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
 def app_url() -> Iterator[str]:
-    with crafter_app() as url:
+    with app_process("crafter") as url:
         yield url
 
 

@@ -1,64 +1,147 @@
-"""From a model's rollouts to the next model: an evaluation, its best traces as a dataset, a job on them."""
+"""From a model's rollouts to the next model, on Math: an evaluation, its exact sums as a dataset, a job on them.
+
+The model is taught two ways to answer, of which the environment pays one; trained on what was paid, it answers so.
+"""
 
 from __future__ import annotations
 
 import json
-import statistics
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.platform import Platform, sft
-from tests.e2e.task_apps import Served
+from synth.runtime.env_file import read_env_file
+from task_apps.math import dataset
+from task_apps.math.problems import HELD_OUT_FROM
+from tests.e2e.platform import Platform
+from tests.e2e.task_apps import app_process
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 
-SEEDS = 16
+ROOT = Path(__file__).parents[2]
+SEEDS = 256
 
 
 @pytest.fixture(scope="module")
-def evaluated(platform: Platform, letters_app: Served) -> str:
-    toml = f'[eval]\nmodel = "tiny-qwen3"\nseeds = "0-{SEEDS - 1}"\nmax_tokens = 12\nenv_name = "letters"\n'
-    job = platform.submit(toml, "--task-url", letters_app.url)
+def math_url() -> Iterator[str]:
+    with app_process("math") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def sums(platform: Platform) -> Path:
+    file = platform.shell.folder / "loop.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows(16_000, seed=0)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def taught(platform: Platform, sums: Path) -> str:
+    """A model that works out some sums, and estimates the others."""
+    job = platform.submit((ROOT / "configs/demo/sft.toml").read_text(), "--dataset", str(sums))
+    return platform.succeeded(job)["model"]
+
+
+def evaluate(platform: Platform, model: str, url: str, seeds: str) -> str:
+    toml = f'[eval]\nmodel = "{model}"\nseeds = "{seeds}"\nmax_tokens = 32\nenv_name = "math"\nconcurrency = 64\n'
+    job = platform.submit(toml, "--task-url", url)
     platform.succeeded(job)
     return job
 
 
-def test_an_evaluations_best_rollouts_are_the_rows_of_the_next_job(platform: Platform, evaluated: str):
-    shell = platform.shell
-    traces = shell.json("traces", "ls", "--job", evaluated, "--limit", "50")
-    assert {t["id"] for t in traces} == {f"{evaluated}_e0_{n}" for n in range(SEEDS)}
-    floor = statistics.median(t["reward"] for t in traces)
-    good = {t["id"]: t["reward"] for t in traces if t["reward"] >= floor}
-    file = shell.ok("filter", "--job", evaluated, "--top-k", "1", "--min-reward", str(floor), "--upload").strip()
-    assert shell.json("files", "get", file)["rows"] == len(good)
-    platform.succeeded(platform.submit(sft(steps=4), "--dataset", file))
+def accuracy(platform: Platform, model: str, url: str) -> float:
+    job = evaluate(platform, model, url, f"{HELD_OUT_FROM}-{HELD_OUT_FROM + 255}")
+    return platform.shell.json("jobs", "get", job)["eval"]["reward_mean"]
 
-    again = shell.json("filter", "--job", evaluated, "--min-reward", str(floor), "--out", "good.jsonl")
-    assert again["dropped"] == {"min_reward": SEEDS - len(good)}
-    rows = [json.loads(line) for line in (shell.folder / "good.jsonl").read_text().splitlines()]
-    assert {row["metadata"]["session_id"]: row["metadata"]["total_reward"] for row in rows} == good
+
+@pytest.fixture(scope="module")
+def played(platform: Platform, taught: str, math_url: str) -> str:
+    return evaluate(platform, taught, math_url, f"0-{SEEDS - 1}")
+
+
+def test_a_model_trained_on_its_own_paid_answers_is_paid_more(
+    platform: Platform, taught: str, played: str, math_url: str
+):
+    shell = platform.shell
+    traces = shell.json("traces", "ls", "--job", played, "--limit", str(SEEDS))
+    exact = {t["id"] for t in traces if t["reward"] == 1.0}
+    assert len(traces) == SEEDS
+    file = shell.ok("filter", "--job", played, "--min-reward", "1", "--upload").strip()
+    assert shell.json("files", "get", file)["rows"] == len(exact)
+    distil = (ROOT / "configs/flywheel/sft.toml").read_text()
+    learned = platform.succeeded(platform.submit(distil, "--model", taught, "--dataset", file))["model"]
+    before, after = (accuracy(platform, model, math_url) for model in (taught, learned))
+    assert after > before + 0.15, (before, after)
+
+
+def test_a_filter_says_which_key_dropped_how_many(platform: Platform, played: str):
+    shell = platform.shell
+    said = shell.json("filter", "--job", played, "--min-reward", "1", "--out", "exact.jsonl")
+    rows = [json.loads(line) for line in (shell.folder / "exact.jsonl").read_text().splitlines()]
+    assert said["dropped"] == {"min_reward": SEEDS - len(rows)}
     for row in rows:
         assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
-        # What is trained is what was paid for.
-        assert len(set(row["messages"][1]["content"])) / 32 == row["metadata"]["total_reward"]
-
-
-def test_a_filter_that_keeps_nothing_says_which_key_dropped_how_many(platform: Platform, evaluated: str):
-    nothing = platform.shell.run("filter", "--job", evaluated, "--min-reward", "2", "--out", "none.jsonl")
+        assert row["metadata"]["total_reward"] == 1.0
+    nothing = shell.run("filter", "--job", played, "--min-reward", "2", "--out", "none.jsonl")
     assert nothing.returncode == 1
     assert f"none of {SEEDS} traces is left: dropped by min_reward {SEEDS}" in " ".join(nothing.stderr.split())
-    assert not (platform.shell.folder / "none.jsonl").exists()
+    assert not (shell.folder / "none.jsonl").exists()
 
 
-def test_an_exported_database_is_filtered_to_the_same_conversations(platform: Platform, evaluated: str):
+def test_an_exported_database_is_filtered_to_the_same_conversations(platform: Platform, played: str):
     shell = platform.shell
-    assert f"{SEEDS} traces" in shell.ok("traces", "export", "t.db", "--job", evaluated, "--format", "sqlite")
+    assert f"{SEEDS} traces" in shell.ok("traces", "export", "t.db", "--job", played, "--format", "sqlite")
     said: list[list[str]] = []
-    for source in (("--db", "t.db"), ("--job", evaluated)):
+    for source in (("--db", "t.db"), ("--job", played)):
         shell.ok("filter", *source, "--out", "rows.jsonl")
         lines = (shell.folder / "rows.jsonl").read_text().splitlines()
         said.append(sorted(json.dumps(json.loads(line)["messages"], sort_keys=True) for line in lines))
     assert said[0] == said[1]
-    # A reply of no token is no row.
-    traces = shell.json("traces", "ls", "--job", evaluated, "--limit", "50")
-    assert len(said[0]) == sum(t["reward"] > 0 for t in traces)
+    assert len(said[0]) > SEEDS // 2
+
+
+def test_a_reply_that_was_cut_off_is_no_row(platform: Platform, taught: str, math_url: str):
+    """A sum that is worked out is longer than six tokens, an estimate is not."""
+    shell = platform.shell
+    toml = f'[eval]\nmodel = "{taught}"\nseeds = "0-31"\nmax_tokens = 6\nenv_name = "math"\n'
+    job = platform.submit(toml, "--task-url", math_url)
+    platform.succeeded(job)
+    shell.ok("traces", "export", "short.db", "--job", job, "--format", "sqlite")
+    for source in (("--db", "short.db"), ("--job", job)):
+        said = shell.json("filter", *source, "--out", "short.jsonl")
+        kept = (shell.folder / "short.jsonl").read_text().splitlines()
+        assert all("at least" in line for line in kept)
+        assert 0 < said["dropped"]["cut off"] == 32 - len(kept)
+
+
+def test_a_flywheel_that_was_killed_goes_on_where_it_was(platform: Platform, sums: Path, math_url: str):
+    rl = (ROOT / "configs/demo/rl.toml").read_text().replace("iterations_per_epoch = 30", "iterations_per_epoch = 12")
+    sft = (ROOT / "configs/demo/sft.toml").read_text()
+    for name, text in (("rl", rl), ("sft", sft)):
+        (platform.shell.folder / f"loop_{name}.toml").write_text(text)
+    command = [
+        *(sys.executable, "-m", "examples.flywheel", "--name", "loop", "--dataset", str(sums)),
+        *("--task-url", math_url, "--rl", "loop_rl.toml", "--sft", "loop_sft.toml"),
+        *("--play", f"{ROOT}/configs/flywheel/eval.toml", "--distil", f"{ROOT}/configs/flywheel/sft.toml"),
+        *("--eval", f"{ROOT}/configs/demo/eval.toml"),
+    ]
+    env = {**os.environ, **read_env_file(platform.shell.folder / ".env")}
+    env["PYTHONPATH"] = f"{ROOT}/shared:{ROOT}/services:{ROOT}"
+    settings: dict[str, Any] = {"cwd": platform.shell.folder, "env": env, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **settings) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline().startswith("sft-0")
+        first.kill()
+    again = subprocess.run(command, **settings, check=True, timeout=300)
+    rewards = {line.split()[0]: float(line.split()[-1]) for line in again.stdout.splitlines()}
+    assert list(rewards) == ["sft-0", "rl-1", "sft-1"]
+    assert rewards["rl-1"] > rewards["sft-0"] + 0.1
+    assert rewards["sft-1"] > rewards["sft-0"] + 0.1
+    jobs = platform.shell.json("jobs", "ls", "--limit", "100")
+    names = [job["name"] for job in jobs if job["name"].startswith("loop-")]
+    assert len(names) == len(set(names)) == 7

@@ -31,6 +31,7 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(platform: Platform, letters_app: Served) -> Runs:
     text = rl("tiny-qwen3", letters_app.url, iterations=2, tail=EVALUATED)
+    text = text.replace("[model]", '[model]\nlabel = "rates"')
     a = platform.submit(text, "--name", "first", "--tag", "study=rate")
     b = platform.submit(text, "--name", "second", "--tag", "study=rate", "--set", "training.learning_rate=2e-3")
     for job in (a, b):
@@ -77,6 +78,15 @@ def test_a_jobs_configuration_submitted_again_is_the_same_job(runs: Runs):
     assert "# --set" in shell.ok("jobs", "config", runs.b, "--as-submitted")
     found = [job["id"] for job in shell.json("jobs", "ls", "--tag", "study=rate")]
     assert {runs.a, runs.b, again} <= set(found)
+
+
+def test_a_job_is_found_by_its_name_and_by_its_models_label(runs: Runs):
+    shell = runs.platform.shell
+    assert [job["id"] for job in shell.json("jobs", "ls", "--name", "first")] == [runs.a]
+    labelled = [job["id"] for job in shell.json("jobs", "ls", "--name", "rates")]
+    assert {runs.a, runs.b} <= set(labelled)
+    assert shell.json("jobs", "get", "second")["label"] == "rates"
+    assert shell.json("jobs", "ls", "--name", "firs") == []
 
 
 def test_checkpoints_show_their_evaluation_and_an_unknown_metric_is_told_the_names(runs: Runs):

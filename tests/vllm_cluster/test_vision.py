@@ -9,12 +9,12 @@ import pytest
 
 from tests.e2e.crafter_jobs import (
     assert_each_token_is_trained_once,
-    crafter_app,
     figures_of,
     submit_rl,
     submit_sft,
 )
 from tests.e2e.platform import Platform
+from tests.e2e.task_apps import app_process
 from tests.vllm_cluster.conftest import Tell
 from tests.vllm_cluster.results import assert_agrees_with_its_trainer, succeeded
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def app_url() -> Iterator[str]:
-    with crafter_app() as url:
+    with app_process("crafter") as url:
         yield url
 
 

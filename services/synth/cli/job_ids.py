@@ -1,4 +1,4 @@
-"""Which job a user means: its id, the beginning of its id, or `@last`."""
+"""Which job a user means: its id, the beginning of its id, its name or label, or `@last`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 LAST = "@last"
 _WHOLE = re.compile(r"job_[0-9a-z]{16}")
+_LONGEST_ID = 20
 _MOST_CANDIDATES = 10
 
 
 def find_job_id(client: Client, text: str) -> str:
     """The id of the job that `text` names. A whole id is not looked up.
 
-    text: an id, its unique beginning (with `job_` or without), or `@last` for the newest job. Raises `NotFound`, and
-    `UsageProblem` with the candidates where several ids begin so.
+    text: an id, its unique beginning (with `job_` or without), the job's name or `[model].label`, or `@last` for the
+    newest job. Raises `NotFound`, and `UsageProblem` with the candidates where it names several.
     """
     if _WHOLE.fullmatch(text):
         return text
@@ -31,15 +32,18 @@ def find_job_id(client: Client, text: str) -> str:
             raise NotFound(f"there is no job yet, so {LAST} is none", fix="submit one: synthctl submit FILE")
         return newest[0].id
     prefix = text if text.startswith("job_") else f"job_{text}"
-    found = client.jobs(prefix=prefix, limit=_MOST_CANDIDATES + 1) if text else []
+    most = _MOST_CANDIDATES + 1
+    # No id is as long as the longest name.
+    found = client.jobs(prefix=prefix, limit=most) if text and len(prefix) <= _LONGEST_ID else []
+    found = found or (client.jobs(name=text, limit=most) if text else [])
     if len(found) == 1:
         return found[0].id
-    expected = f"a job's id, the beginning of one, or {LAST} for the newest"
+    expected = f"a job's id, the beginning of one, its name, or {LAST} for the newest"
     if not found:
         raise NotFound(f"there is no job {text!r}", expected=expected, fix="synthctl jobs ls shows them")
     shown = "\n".join(_candidate(job) for job in found[:_MOST_CANDIDATES])
     more = "\nand more" if len(found) > _MOST_CANDIDATES else ""
-    raise UsageProblem(f"several jobs begin with {text!r}", expected="more of the id", fix=f"one of\n{shown}{more}")
+    raise UsageProblem(f"several jobs are {text!r}", expected="an id, or more of one", fix=f"one of\n{shown}{more}")
 
 
 def _candidate(job: Job) -> str:

@@ -44,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job as the API shows it.
 
     kind: "sft", "rl" or "eval", null until it is validated or its client says it. name: of its configuration file.
+    label: what `[model].label` says.
     model: the id that the result serves under. metadata: the client's own. stand_in: the local model that
     stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
     it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
@@ -57,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kind: str | None = None
     state: State
     name: str
+    label: str | None = None
     source_model: str | None = None
     training_file: str | None = None
     validation_file: str | None = None

@@ -1,7 +1,8 @@
 """The conversations of a transcript, as rows to train on: what the policy said in a rollout is learned, once.
 
 A rollout whose every call goes on from the one before is one conversation. One whose client begins anew, or leaves out
-what was said, is several: a message of the policy that stands in two of them is learned in the first.
+what was said, is several: a message of the policy that stands in two of them is learned in the first. A reply that was
+cut off is learned in none: its row would teach the model to end there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, cast
 from synth.transcripts.transcript import Transcript, TranscriptTurn
 
 Object = dict[str, Any]
+#: How a reply ended that the policy did not end: at its token limit, or with the engine.
+CUT_OFF = ("length", "abort")
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class TaughtConversation:
     """Messages as a client wrote them, and the tools that were offered last. turns: those whose replies it teaches.
 
     taught: the places of these replies among the messages. A message of an assistant at another place is context: the
-    client wrote it, or another conversation teaches it.
+    client wrote it, another conversation teaches it, or it was cut off.
     """
 
     messages: list[Object]
@@ -83,7 +86,7 @@ def _conversation(
     used: list[int] = []
     for turn, begin, upto in reversed(pieces):
         said = [*turns[turn].messages, turns[turn].reply][: upto - begin]
-        if upto == lengths[turn] and turn not in known:
+        if upto == lengths[turn] and turn not in known and turns[turn].finish_reason not in CUT_OFF:
             taught.append(len(messages) + len(said) - 1)
             used.append(turn)
         messages += [cast(Object, message) if isinstance(message, dict) else {} for message in said]

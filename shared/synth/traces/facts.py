@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from synth.api.traces import TraceSummary
 from synth.judging.contract import RolloutReview
+from synth.traces.conversations import CUT_OFF
 from synth.transcripts.transcript import TaskAppAnswer, Transcript
 
 Object = dict[str, Any]
@@ -48,7 +49,7 @@ def episode_facts(summary: TraceSummary, transcript: Transcript) -> EpisodeFacts
         states=[_text(step.obs) for step in answer.steps if step.obs is not None],
         achievements=_achievements([*places, *(as_object(step.info) for step in reversed(answer.steps))]),
         failed=summary.outcome != "ok" or answer.status != 200,
-        timed_out=answer.status in (408, 504) or (last is not None and last.finish_reason in ("length", "abort")),
+        timed_out=answer.status in (408, 504) or (last is not None and last.finish_reason in CUT_OFF),
         malformed=any(turn.malformed_call for turn in transcript.turns),
         task_id=_first(places, "task_id", "task") or summary.env_name,
         split=_first([*places, summary.env_config], "task_split", "split") or summary.mode,

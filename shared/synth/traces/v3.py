@@ -86,14 +86,15 @@ def _call(call: Object) -> Object:
 
 def _messages(transcript: Transcript, at: float) -> Iterator[Object]:
     for n, turn in enumerate(transcript.turns):
-        for message in map(as_object, [*turn.messages, turn.reply]):
+        ended = {"finish_reason": turn.finish_reason} if turn.finish_reason else {}
+        for place, message in enumerate(map(as_object, [*turn.messages, turn.reply])):
             content = message_content(message)
             whole = {"text": content} if isinstance(content, str) else {"text": None, "json_payload": _json(content)}
             yield {
                 "content": whole,
                 "message_type": TYPES.get(str(message.get("role")), "system"),
                 "time_record": {"event_time": at, "message_time": n},
-                "metadata": {"turn": n},
+                "metadata": {"turn": n} | (ended if place == len(turn.messages) else {}),
             }
 
 

@@ -59,14 +59,15 @@ def test_a_conversation_with_a_model_that_is_not_there_ends_before_its_first_pro
     assert [r.path for r in backend.requests] == ["/api/models/nope"]
 
 
-@pytest.mark.parametrize("job", ["nope", "job_0123456789abcdef"])
-def test_a_watch_of_a_job_that_is_not_there_asks_once(job: str, tmp_path: Path):
+@pytest.mark.parametrize(("job", "asked"), [("nope", 2), ("job_0123456789abcdef", 1)])
+def test_a_watch_of_a_job_that_is_not_there_ends_at_once(job: str, asked: int, tmp_path: Path):
+    """What is no whole id may be the beginning of one, or a name."""
     with backend_that(missing) as (backend, _):
         env = {"BACKEND_BASE_URL": backend.url, "SYNTH_API_KEY": "k"}
         run = synthctl("jobs", "watch", job, cwd=tmp_path, **env)
     assert (run.returncode, run.stdout) == (6, "")
     assert run.stderr.startswith("error: there is no ")
-    assert len(backend.requests) == 1
+    assert len(backend.requests) == asked
 
 
 def test_who_asks_says_how_long_a_request_may_take_and_be_sent_again(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""How a job is named on the command line: its id, the beginning of its id, `@last`."""
+"""How a job is named on the command line: its id, the beginning of its id, its name, `@last`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ IDS = ["job_a1b2c3d4e5f60718", "job_a1ffc3d4e5f60718", "job_77b2c3d4e5f60718"]
 def answer(request: Request) -> Answer:
     query = parse_qs(urlsplit(request.path).query)
     prefix, limit = query.get("prefix", [""])[0], int(query["limit"][0])
-    jobs = [job_body(id=id) for id in IDS if id.startswith(prefix)]
+    named = {"demo-math": IDS[:1], "n" * 80: IDS[:1], "nightly": IDS[:2]}
+    names = query.get("name", [])
+    jobs = [job_body(id=id) for id in (named.get(names[0], []) if names else IDS) if id.startswith(prefix)]
     return Answer(200, {"data": jobs[:limit], "has_more": len(jobs) > limit})
 
 
-@pytest.mark.parametrize("text", ["@last", "job_a1b", "a1b", IDS[0]])
+@pytest.mark.parametrize("text", ["@last", "job_a1b", "a1b", IDS[0], "demo-math", "n" * 80])
 def test_each_way_to_name_a_job_is_its_id(text: str):
     with backend_that(answer) as (_, client):
         assert find_job_id(client, text) == IDS[0]
@@ -32,9 +34,10 @@ def test_a_whole_id_is_not_asked_for():
         assert backend.requests == []
 
 
-def test_a_beginning_that_several_ids_have_names_them():
+@pytest.mark.parametrize("text", ["job_a1", "nightly"])
+def test_what_names_several_jobs_shows_them(text: str):
     with backend_that(answer) as (_, client), pytest.raises(UsageProblem) as caught:
-        find_job_id(client, "job_a1")
+        find_job_id(client, text)
     assert caught.value.code == 2
     assert all(id in caught.value.problems[0].fix for id in IDS[:2])
     assert IDS[2] not in caught.value.problems[0].fix

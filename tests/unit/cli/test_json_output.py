@@ -17,7 +17,7 @@ from tests.unit.cli.backend import Answer, backend_that, job_body
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = (
-    "id state kind name source_model stand_in model step provisional_step steps attempt created_at updated_at"
+    "id state kind name label source_model stand_in model step provisional_step steps attempt created_at updated_at"
     " started_at ended_at code problems warnings warned waiting values rollouts judge eval tags config resolved origins"
     " last_seq"
 )

@@ -99,14 +99,15 @@ class Client:
         state: str | None = None,
         kind: str | None = None,
         prefix: str | None = None,
+        name: str | None = None,
         tags: Sequence[str] = (),
         limit: int = 50,
     ) -> list[JobWithConfig]:
         """List jobs, newest first; any number of them.
 
-        prefix: only those whose id begins so. tags: each as `owner=ada`; a job has them all.
+        prefix: only those whose id begins so. name: the job's, or its label. tags: each as `owner=ada`; a job has all.
         """
-        params = {"state": state, "kind": kind, "prefix": prefix, "tag": list(tags) or None}
+        params = {"state": state, "kind": kind, "prefix": prefix, "name": name, "tag": list(tags) or None}
         return self._pages("/jobs", JobWithConfig, limit, params)
 
     def job(self, job_id: str) -> JobWithConfig:

@@ -19,6 +19,7 @@ from synth.cli.errors import UsageProblem
 from synth.cli.filtering.rules import Candidate, Judged
 from synth.cli.filtering.sources import ReadTrace, Row, without_images
 from synth.datasets.token_estimate import tokens_in
+from synth.traces.conversations import CUT_OFF
 from synth.traces.facts import EpisodeFacts, as_object
 
 _SCHEMES = ("sqlite+aiosqlite:///", "sqlite:///", "file://")
@@ -63,10 +64,10 @@ class ClientTraces:
                 reader = _Session(db, tables, session)
                 candidate = reader.candidate()
                 if wanted(candidate):
-                    rows = reader.rows()
+                    rows, cut_off = reader.rows()
                     if not self.images:
                         rows = [{"messages": [without_images(message) for message in row["messages"]]} for row in rows]
-                    yield ReadTrace(candidate, reader.judged(), rows)
+                    yield ReadTrace(candidate, reader.judged(), rows, unusable="cut off" if cut_off else "")
 
 
 class _Session:
@@ -81,7 +82,9 @@ class _Session:
         self._outcome = found[0] if found else None
         self._events = self._all("events", "event_type, output_tokens, system_state_after, metadata")
         # Their own filter orders by time, and then by id.
-        self._messages = self._all("messages", "message_type, content, timestamp", "ORDER BY timestamp ASC, id ASC")
+        self._messages = self._all(
+            "messages", "message_type, content, timestamp, metadata", "ORDER BY timestamp ASC, id ASC"
+        )
 
     def candidate(self) -> Candidate:
         m, outcome = self._metadata, self._outcome
@@ -128,15 +131,18 @@ class _Session:
         scores = as_object(m.get("judge_scores"))
         return Judged(facts, {k: float(v) for k, v in scores.items() if isinstance(v, int | float)})
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> tuple[list[Row], bool]:
+        """The rows; and whether there are none since every reply was cut off, of a session that says so."""
         if self._messages:
-            return list(_pairs(self._messages))
+            pairs = list(_pairs(self._messages))
+            rows = [row for row, cut_off in pairs if not cut_off]
+            return rows, bool(pairs) and not rows
         # Older clients kept a prompt and a completion alone.
         prompt, completion = self._metadata.get("prompt"), self._metadata.get("completion")
         if not prompt or not completion:
-            return []
+            return [], False
         said = [{"role": "user", "content": str(prompt)}, {"role": "assistant", "content": str(completion)}]
-        return [{"messages": said}]
+        return [{"messages": said}], False
 
     def _all(self, table: str, columns: str, order: str = "ORDER BY id") -> list[sqlite3.Row]:
         if table not in self._tables:
@@ -144,8 +150,10 @@ class _Session:
         return self._db.execute(f"SELECT {columns} FROM {table} WHERE session_id = ? {order}", (self._id,)).fetchall()
 
 
-def _pairs(messages: Sequence[sqlite3.Row]) -> Iterator[Row]:
-    """Each message of the user with what came before it as the system's, and with the reply that follows."""
+def _pairs(messages: Sequence[sqlite3.Row]) -> Iterator[tuple[Row, bool]]:
+    """Each message of the user with what came before it as the system's, and with the reply that follows; and whether
+    that reply was cut off.
+    """
     system: Any = None
     for place, message in enumerate(messages):
         kind = message["message_type"]
@@ -164,7 +172,8 @@ def _pairs(messages: Sequence[sqlite3.Row]) -> Iterator[Row]:
         row.append({"role": "user", "content": asked if isinstance(asked, list) else _text(asked)})
         said = _said(reply["content"]) if reply is not None else ""
         row.append({"role": "assistant", "content": said if isinstance(said, list) else _text(said)})
-        yield {"messages": row}
+        ended = as_object(_loaded(reply["metadata"])).get("finish_reason") if reply is not None else None
+        yield {"messages": row}, ended in CUT_OFF
 
 
 def _loaded(text: Any) -> Any:

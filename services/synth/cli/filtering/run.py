@@ -66,6 +66,7 @@ _WHY = {
     "expired": ": they are not kept any more",
     "shortened": ": they were not kept whole",
     "images": ": an image in them is gone",
+    "cut off": ": each reply in them ends at its token limit, and would teach the model to end there",
     "no reply": ": nothing was said in them that could be learned",
     "not trainable": ": no training file may have such a line",
 }

@@ -11,7 +11,7 @@ from synth.cli.api.client import Client
 from synth.cli.api.traces import ahead, list_traces, read_trace
 from synth.cli.filtering.rules import Candidate, Judged
 from synth.cli.traces.images import ImageGone, Images
-from synth.traces.conversations import conversations
+from synth.traces.conversations import CUT_OFF, conversations
 from synth.traces.facts import EpisodeFacts, episode_facts, judge_scores
 
 Row = dict[str, Any]
@@ -75,7 +75,8 @@ class PlatformTraces:
             rows = [self._row(found.as_row()) for found in conversations(transcript) if found.taught]
         except ImageGone:
             return ReadTrace(candidate, judged, [], unusable="images")
-        return ReadTrace(candidate, judged, rows)
+        cut_off = not rows and any(turn.finish_reason in CUT_OFF for turn in transcript.turns)
+        return ReadTrace(candidate, judged, rows, unusable="cut off" if cut_off else "")
 
     def _row(self, row: Row) -> Row:
         messages = cast(list[Row], row["messages"])

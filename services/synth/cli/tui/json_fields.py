@@ -14,7 +14,7 @@ _KEY = ("id", "name", "state", "scopes", "created_at", "created_by", "expires_at
 #: Of the types that are not printed whole.
 _FIELDS: dict[type, tuple[str, ...]] = {
     JobWithConfig: (
-        *("id", "state", "kind", "name", "source_model", "stand_in", "model", "step", "provisional_step"),
+        *("id", "state", "kind", "name", "label", "source_model", "stand_in", "model", "step", "provisional_step"),
         *("steps", "attempt"),
         *("created_at", "updated_at", "started_at", "ended_at", "code", "problems", "warnings", "warned", "waiting"),
         *("values", "rollouts", "judge", "eval", "tags", "config", "resolved", "origins", "last_seq"),

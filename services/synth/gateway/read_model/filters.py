@@ -13,7 +13,8 @@ class JobFilter:
     """A job passes when all conditions hold; None and empty values are no condition.
 
     prefix: the beginning of the job's id. metadata, tags: pairs that the job's must have; a tag that is a number or a
-    boolean is compared as JSON writes it. names: files and models, each of which the job names, or made.
+    boolean is compared as JSON writes it. name: the job's, or its label; of a path, the last part is enough.
+    uses: files and models, each of which the job names, or made.
     """
 
     states: Collection[str] | None = None
@@ -23,7 +24,8 @@ class JobFilter:
     created_before: datetime | None = None
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
-    names: Collection[str] = ()
+    name: str | None = None
+    uses: Collection[str] = ()
 
     def sql_condition(self) -> tuple[str, list[Any]]:
         """The condition as SQL over the columns of the read model's `jobs`, and its parameters."""
@@ -40,9 +42,13 @@ class JobFilter:
             if moment is not None:
                 parts.append(f"created_at {comparison} ?")
                 values.append(moment.timestamp())
-        for name in self.names:
+        if self.name is not None:
+            named, labelled = (f"json_extract(CAST(row AS TEXT), '$.job.{field}')" for field in ("name", "label"))
+            parts.append(f"({named} = ? OR substr({named}, -length(?) - 1) = '/' || ? OR {labelled} = ?)")
+            values += [self.name] * 4
+        for used in self.uses:
             parts.append("id IN (SELECT job FROM uses WHERE what = ?)")
-            values.append(name)
+            values.append(used)
         for name, value in self.metadata.items():
             pairs = "json_each(CAST(row AS TEXT), '$.job.metadata')"
             parts.append(f"EXISTS (SELECT 1 FROM {pairs} AS pair WHERE pair.key = ? AND pair.value = ?)")

@@ -193,8 +193,8 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
             source = e.job.get("model", job.source_model)
             kind, tags = e.job.get("kind"), e.job.get("tags") or {}
             files = {name: e.job.get(name) for name in ("training_file", "validation_file")}
-            name = e.name or job.name
-            return {"kind": kind, "name": name, "source_model": source, "tags": tags, "warnings": e.warnings, **files}
+            named = {"name": e.name or job.name, "label": e.job.get("label"), "tags": tags}
+            return {"kind": kind, "source_model": source, "warnings": e.warnings, **named, **files}
         case JobVerified() as e:
             return {"stand_in": e.source.stand_in}
         case JobRejected() as e:

@@ -29,6 +29,9 @@ def ls(
     ctx: typer.Context,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only jobs in this state, as `started`.")] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only jobs of this kind.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only jobs with this name, or this [model].label.")
+    ] = None,
     tag: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Only jobs with this tag; repeatable.", show_default=False),
@@ -38,7 +41,7 @@ def ls(
 ) -> None:
     """List jobs, newest first."""
     with open_client(ctx) as client:
-        jobs = client.jobs(state=state, kind=kind, tags=tag or (), limit=limit)
+        jobs = client.jobs(state=state, kind=kind, name=name, tags=tag or (), limit=limit)
     if fmt is Format.JSON:
         return output.print_json(jobs)
     rows = [
@@ -47,7 +50,7 @@ def ls(
     ]
     output.print_table(("id", "name", "kind", "state", "step", "age", "model"), rows, wrap="model")
     if not jobs:
-        output.hint("no such jobs" if state or kind or tag else "no jobs yet: synthctl submit FILE")
+        output.hint("no such jobs" if state or kind or name or tag else "no jobs yet: synthctl submit FILE")
     return None
 
 
@@ -83,6 +86,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
     pairs = [
         ("id", job.id),
         ("name", job_name(job)),
+        ("label", job.label or ""),
         ("kind", job.kind or ""),
         ("state", job.state),
         ("step", steps_done(job) if job.step else ""),

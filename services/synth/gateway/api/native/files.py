@@ -84,7 +84,7 @@ async def jobs_of_file(
     """Jobs that train or validate on it."""
     await gateway.file(caller.org, file_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[file_id]), before=before)
+    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(uses=[file_id]), before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 

@@ -98,12 +98,17 @@ async def list_jobs(
     prefix: Annotated[str | None, Query(max_length=64, description="Only jobs whose id begins with this")] = None,
     limit: PageLimit = 20,
     after: Annotated[str | None, Query(description="Go on after this job id")] = None,
+    name: Annotated[str | None, Query(max_length=255, description="Only jobs with this name or label")] = None,
     tag: Annotated[list[str] | None, Query(description="Only jobs with this tag, as `owner=ada`; repeatable")] = None,
 ) -> Response:
     """Jobs without their texts; `GET /api/jobs/{id}` has those."""
     before = (await gateway.job(caller.org, after)).created_seq if after else None
     wanted = JobFilter(
-        states=[state] if state else None, kinds=[kind] if kind else None, prefix=prefix, tags=_tags(tag or [])
+        states=[state] if state else None,
+        kinds=[kind] if kind else None,
+        prefix=prefix,
+        name=name,
+        tags=_tags(tag or []),
     )
     rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=wanted, before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)

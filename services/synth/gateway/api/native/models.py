@@ -59,7 +59,7 @@ async def jobs_of_model(
     """The job that made it, and those that train or evaluate it, newest first."""
     model = find_model(gateway, caller.org, model_id)
     before = (await gateway.job(caller.org, after)).created_seq if after else None
-    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(names=[model.id]), before=before)
+    rows = gateway.read_model.jobs(caller.org, limit=limit + 1, wanted=JobFilter(uses=[model.id]), before=before)
     return list_response([row.job for row in rows[:limit]], more=len(rows) > limit)
 
 

@@ -94,7 +94,7 @@ async def _list_jobs(gateway: Gateway, caller: ApiKey, filters: Filters, kind: s
         kinds=kinds,
         created_after=parse_time("created_after", filters.created_after),
         created_before=parse_time("created_before", filters.created_before),
-        names=[name for name in (filters.model, filters.file_id) if name is not None],
+        uses=[name for name in (filters.model, filters.file_id) if name is not None],
     )
     before = (await gateway.job(caller.org, filters.after)).created_seq if filters.after else None
     limit = min(filters.limit, MAX_PAGE)
