@@ -45,7 +45,7 @@ from synth.taskapp.faults import Fault, fault_of
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, completions_url
 from synth.taskapp.server import listen, make_server, url_of
 from synth.taskapp.threads import run_in_thread
-from synth.taskapp.trace import Trace
+from synth.taskapp.trace import Trace, tracing_enabled
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class TaskApp:
             clients=self._clients,
             ends=time.monotonic() + asked.safety.max_time_s,
             # In training the platform records every token itself, and asks for traces only because some apps insist.
-            trace=Trace(asked.run_id) if asked.record.return_trace and asked.mode == "eval" else None,
+            trace=_new_trace(asked, url) if asked.record.return_trace and asked.mode == "eval" else None,
             # Back to where it came from: whoever names the model's address has sent this very key.
             credential=None if rollout_credential(url) else environment_key,
         )
@@ -325,6 +325,12 @@ def _plain(value: Any) -> Any:
     if callable(as_list := getattr(value, "tolist", None)):
         return as_list()
     return f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
+
+
+def _new_trace(asked: RolloutRequest, url: str) -> Trace:
+    kept = tracing_enabled()
+    # The platform keeps the images that its own model is shown, so an answer to it need not have them again.
+    return Trace(asked.run_id, images=rollout_credential(url) is None if kept is None else kept)
 
 
 def _trace(app: TaskApp, episode: Episode, earned: float | None) -> dict[str, Any] | None:

@@ -1,26 +1,42 @@
 """What a rollout looked like, in the shape that the published clients store and filter: a trace of version 3.
 
 A message history in the order of the conversation, each message once, and an event for each call of the model and each
-step of the environment. Times are unix seconds.
+step of the environment. Times are unix seconds. An event of a call has what was said since the call before it, and how
+many messages came earlier, so that a trace is as long as its conversation.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
 Object = dict[str, Any]
+TRACING = "TASKAPP_TRACING_ENABLED"
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _TYPES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool_result"}
+
+
+def tracing_enabled() -> bool | None:
+    """What TASKAPP_TRACING_ENABLED says; None where it is not set. Raises `ValueError` for what is no switch."""
+    text = os.environ.get(TRACING, "").strip().lower()
+    if text and text not in _SWITCH:
+        raise ValueError(f"{TRACING}={text[:40]!r}: expected 1, to keep images in traces, or 0")
+    return _SWITCH.get(text)
 
 
 @dataclass
 class Trace:
-    """Collects while an episode is played. session_id: the rollout's run id."""
+    """Collects while an episode is played. session_id: the rollout's run id. images: whether they are kept; else a
+    sha256 stands for each.
+    """
 
     session_id: str
+    images: bool = True
     started: float = field(default_factory=time.time)
     _messages: list[Object] = field(default_factory=list[Object])
     _events: list[Object] = field(default_factory=list[Object])
@@ -32,7 +48,8 @@ class Trace:
         # A conversation grows by what came since the last call; one that was begun anew is told whole.
         told = len(self._told) if asked[: len(self._told)] == self._told else 0
         reply = cast(Object, completion["choices"][0]["message"])
-        for message in [*asked[told:], reply]:
+        new = [message if self.images else _without_images(message) for message in asked[told:]]
+        for message in [*new, reply]:
             self._messages.append(_message(message, at=at, turn=turn))
         self._told = [*asked, reply]
         usage = cast(Object, completion.get("usage") or {})
@@ -52,7 +69,8 @@ class Trace:
                         "api_type": "chat_completions",
                         "provider": "synth",
                         "model_name": model,
-                        "input_messages": asked,
+                        "input_messages": new,
+                        "messages_before": told,
                         "output_messages": [reply],
                         "output_text": reply.get("content"),
                         "finish_reason": completion["choices"][0].get("finish_reason"),
@@ -94,3 +112,19 @@ def _message(message: Object, *, at: float, turn: int) -> Object:
         "time_record": {"event_time": at, "message_time": turn},
         "metadata": {"turn": turn},
     }
+
+
+def _without_images(message: Object) -> Object:
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    return message | {"content": [_named_image(part) for part in cast(list[Any], parts)]}
+
+
+def _named_image(part: Any) -> Any:
+    fields = cast(Object, part) if isinstance(part, dict) else {}
+    shown = fields.get("image_url") or fields.get("image")
+    if fields.get("type") not in ("image_url", "image") or shown is None:
+        return part
+    url = cast(Object, shown).get("url") if isinstance(shown, dict) else shown
+    return {"type": "image", "sha256": hashlib.sha256(str(url).encode()).hexdigest()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from synth.taskapp.sdk import Episode
@@ -34,6 +36,45 @@ async def test_an_evaluation_gets_the_trace_of_the_conversation_each_message_onc
     assert [event.get("reward") for event in session["event_history"]] == [None, 0.5, None, 1.0]
     assert (session["session_id"], session["metadata"]["seed"], session["metadata"]["total_reward"]) == ("r1", 7, 1.5)
     assert (await play(app)).json()["trace"] is None
+
+
+@pytest.mark.parametrize(
+    ("url", "switch", "kept"),
+    [
+        (URL, None, False),
+        (URL, "1", True),
+        ("http://llm/v1", None, True),
+        ("http://llm/v1", "0", False),
+    ],
+)
+async def test_a_trace_keeps_images_where_the_platform_does_not_have_them_or_tracing_is_on(
+    url: str, switch: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if switch is not None:
+        monkeypatch.setenv("TASKAPP_TRACING_ENABLED", switch)
+    llm = ScriptedLlm(completion("a"), completion("b"), completion("c"))
+    app = app_with(llm, max_turns=3)
+    shown = [f"data:image/png;base64,{'AAAA' * 1000}{turn}" for turn in range(3)]
+
+    @app.episode
+    async def episode(ep: Episode) -> None:
+        messages: list[dict[str, Any]] = []
+        for image in shown:
+            messages.append({"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]})
+            messages.append((await ep.chat(messages)).message)
+        ep.step(reward=1.0, done=True)
+
+    found = await play(app, mode="eval", config={"inference_url": url})
+    # Twice: as a message, and in the event of the call that it was new in.
+    assert [found.text.count(image) for image in shown] == [2 * kept] * 3
+    events = [e for e in found.json()["trace"]["session_trace"]["event_history"] if "call_records" in e]
+    assert [event["call_records"][0]["messages_before"] for event in events] == [0, 2, 4]
+
+
+async def test_a_switch_for_tracing_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TASKAPP_TRACING_ENABLED", "maybe")
+    found = await play(app_with(ScriptedLlm()), mode="eval")
+    assert "TASKAPP_TRACING_ENABLED='maybe': expected 1" in found.text
 
 
 @pytest.mark.parametrize(("url", "sent"), [(URL, None), ("http://llm/v1", "second")])
