@@ -20,7 +20,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     model: the job's source model; versions: of the policy that it began as, the oldest and the newest that sampled.
     reward: what is trained and reported, null where the judges could not score it. environment: the task app's own.
-    judged_events, judged_outcome: the judges' scores, null where they were not asked. env_config: of the job.
+    judged_events, judged_outcome: the judges' scores, null where they were not asked. env_config: of the job; of a
+    trace in a list {}.
     started_at: when its last try began. expired: its transcript is not kept any more.
     """
 

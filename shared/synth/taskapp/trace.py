@@ -122,9 +122,9 @@ def _without_images(message: Object) -> Object:
 
 
 def _named_image(part: Any) -> Any:
-    fields = cast(Object, part) if isinstance(part, dict) else {}
-    shown = fields.get("image_url") or fields.get("image")
+    fields: Object = cast(Object, part) if isinstance(part, dict) else {}
+    shown: Any = fields.get("image_url") or fields.get("image")
     if fields.get("type") not in ("image_url", "image") or shown is None:
-        return part
-    url = cast(Object, shown).get("url") if isinstance(shown, dict) else shown
+        return cast(Any, part)
+    url: Any = cast(Object, shown).get("url") if isinstance(shown, dict) else shown
     return {"type": "image", "sha256": hashlib.sha256(str(url).encode()).hexdigest()}

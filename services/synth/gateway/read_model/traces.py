@@ -104,12 +104,15 @@ def record_trace(db: sqlite3.Connection, recorded: Recorded, job: Job) -> None:
 
 
 def find_trace(db: sqlite3.Connection, org: str, id: str) -> TraceRow | None:
-    """A trace of this organisation, also one that has expired."""
+    """A trace of this organisation with its `env_config`, also one that has expired."""
     found = db.execute("SELECT row, expired FROM traces WHERE id = ? AND org = ?", (id, org)).fetchone()
     if found is None:
         return None
     row = msgspec.json.decode(found[0], type=TraceRow)
-    return msgspec.structs.replace(row, trace=msgspec.structs.replace(row.trace, expired=bool(found[1])))
+    config = _env_config(db, row.trace)
+    return msgspec.structs.replace(
+        row, trace=msgspec.structs.replace(row.trace, expired=bool(found[1]), env_config=config)
+    )
 
 
 def page_of_traces(
@@ -177,23 +180,14 @@ def mark_expired(db: sqlite3.Connection, seqs: Collection[int]) -> None:
 def _row_of(
     db: sqlite3.Connection, recorded: Recorded, event: RolloutCompleted, transcript: BlobRef, job: Job
 ) -> TraceRow:
-    found = db.execute(
-        "SELECT json_extract(CAST(validated AS TEXT), '$.job.rollout'),"
-        " json_extract(CAST(validated AS TEXT), '$.job.rewards.scores') FROM texts WHERE id = ?",
-        (recorded.key,),
-    ).fetchone()
-    rollout = cast(dict[str, Any], msgspec.json.decode(found[0])) if found and found[0] else {}
-    config = cast(dict[str, Any], rollout.get("env_config") or {})
-    if event.mode == "eval":
-        config = config | cast(dict[str, Any], rollout.get("evaluation_env_config") or {})
+    env, policy, scores = _of_job(db, recorded.key, "rollout.env_name", "rollout.policy_name", "rewards.scores")
     trace = TraceSummary(
         id=event.rollout_id,
         job_id=recorded.key,
         kind=job.kind,
         model=job.source_model,
-        env_name=rollout.get("env_name"),
-        policy_name=rollout.get("policy_name"),
-        env_config=config,
+        env_name=env,
+        policy_name=policy,
         mode=cast(RolloutMode, event.mode),
         iteration=event.iteration,
         index=event.index,
@@ -201,7 +195,7 @@ def _row_of(
         seed=event.seed,
         outcome=cast(RolloutOutcome, event.outcome),
         # Of a judged job the judges' scores are not in it yet.
-        reward=None if found and found[1] == "judges" else event.reward,
+        reward=None if scores == "judges" else event.reward,
         environment=event.reward,
         completion_tokens=event.completion_tokens,
         calls=event.calls,
@@ -213,6 +207,20 @@ def _row_of(
         seq=recorded.seq,
     )
     return TraceRow(trace=trace, transcript=transcript)
+
+
+def _of_job(db: sqlite3.Connection, job: str, *paths: str) -> list[Any]:
+    """What a job's resolved settings say at these places; None where they say nothing."""
+    places = ", ".join(f"'$.job.{path}'" for path in paths)
+    query = f"SELECT json_extract(CAST(validated AS TEXT), {places}) FROM texts WHERE id = ?"
+    found = db.execute(query, (job,)).fetchone()
+    return cast(list[Any], msgspec.json.decode(found[0])) if found and found[0] else [None] * len(paths)
+
+
+def _env_config(db: sqlite3.Connection, trace: TraceSummary) -> dict[str, Any]:
+    """What the environment was given. It is as large as a user makes it, so it is the job's and in no row."""
+    config, of_evaluation = _of_job(db, trace.job_id, "rollout.env_config", "rollout.evaluation_env_config")
+    return (config or {}) | ((of_evaluation or {}) if trace.mode == "eval" else {})
 
 
 def _record_scores(db: sqlite3.Connection, event: RolloutJudged) -> None:
