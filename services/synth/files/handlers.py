@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -16,8 +15,9 @@ from synth.bus.publish import Publisher
 from synth.bus.recorded import Recorded
 from synth.datasets.check import FileCheck
 from synth.datasets.conversations import line_problem
-from synth.datasets.parquet import MAGIC, PARQUET, ParquetUnreadable, parquet_lines
+from synth.datasets.parquet import MAGIC, PARQUET, ParquetUnreadable
 from synth.events import BlobRef, FileReady, FileRejected, FileUploaded
+from synth.files.parquet_process import read_parquet
 from synth.files.rewrite import Rewriter
 from synth.runtime import logs
 
@@ -26,12 +26,17 @@ log = logs.get("files")
 
 @dataclass(frozen=True)
 class Handlers:
-    """Checks each uploaded file, and says once what it is. max_line_bytes: see `FileCheck`."""
+    """Checks each uploaded file, and says once what it is. max_line_bytes: see `FileCheck`.
+
+    parquet_memory_bytes, parquet_rows_bytes: see `FilesSettings`.
+    """
 
     bus: Connection
     blobs: BlobStore
     rewriter: Rewriter
     max_line_bytes: int
+    parquet_memory_bytes: int
+    parquet_rows_bytes: int
 
     async def file_uploaded(self, event: Recorded, uploaded: FileUploaded) -> None:
         history = await read_file(self.bus, event.org, event.key)
@@ -61,7 +66,8 @@ class Handlers:
             with path.open("wb") as out:
                 async for piece in self.blobs.stream(blob):
                     await asyncio.to_thread(out.write, piece)
-            return await self._check_lines(org, blob, lambda: _parquet_pieces(path), shape=PARQUET)
+            limits = {"memory_bytes": self.parquet_memory_bytes, "most_bytes": self.parquet_rows_bytes}
+            return await self._check_lines(org, blob, lambda: read_parquet(path, **limits), shape=PARQUET)
         except ParquetUnreadable as error:
             return FileRejected(bad_lines=1, problems=[line_problem(1, ("$", str(error)))])
         finally:
@@ -80,9 +86,3 @@ class Handlers:
         if shape is not None:
             verdict = msgspec.structs.replace(verdict, converted={shape: verdict.rows} | verdict.converted)
         return await self.rewriter.rewrite(org, blob, verdict, read())
-
-
-async def _parquet_pieces(path: Path) -> AsyncIterator[bytes]:
-    lines = parquet_lines(path)
-    while (piece := await asyncio.to_thread(next, lines, None)) is not None:
-        yield piece

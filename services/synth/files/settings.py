@@ -18,6 +18,12 @@ class FilesSettings(ServiceSettings, GuardSettings, ImageSettings):
     max_line_bytes: int = Field(default=64 << 20, ge=1024)
     """The longest line of a training file: a row is held in memory while it is checked, with the images in it."""
 
+    parquet_memory_bytes: int = Field(default=4 << 30, ge=1 << 30)
+    """Memory of the process that reads a Parquet file; one that takes more is rejected."""
+
+    parquet_rows_bytes: int = Field(default=64 << 30, ge=1024)
+    """The most that a Parquet file's rows may be as JSONL: a small file can hold a billion rows that are equal."""
+
     image_tries: int = 3
     """How often an image is asked for whose server is away or answers 429 or 5xx."""
 
