@@ -14,6 +14,7 @@ from tests.e2e.cli.looks import LOOKS, Words, every_command
 from tests.e2e.cli.terminal import Shown
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import Served
+from tests.unit.cli.test_serve import ONE
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -75,6 +76,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
     refused = p.submit(sft(model="tiny-qwen9"), "--dataset", "math.jsonl")
     assert p.outcome(refused)[0] == 3
     file = shell.json("files", "ls")[0]["id"]
+    (shell.folder / "one_app.py").write_text(ONE.format(name="one"))
     # The same key is the same job, however often it is submitted.
     again = p.write(sft(steps=4))
     same = (again, "--dataset", "math.jsonl", "--idempotency", "tour")
@@ -89,6 +91,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("submit",), (*same, "--follow")),
         Screen(("submit",), ("missing.toml",), code=2, whole=("missing.toml",)),
         Screen(("chat",), (model, "-m", "What is 1 + 2?", "--temperature", "0", "--max-tokens", "8")),
+        Screen(("apps", "ls"), whole=("one_app.py:4",), table=True),
         Screen(("play",), (url, "--seed", "3", "--model", "tiny-qwen3", "--temperature", "0", "--max-tokens", "8")),
         Screen(("eval", "run"), ("--model", "tiny-qwen3", *run)),
         Screen(("eval", "show"), (evals[0], "--per-seed"), whole=tuple(f"{evals[0]}_e0_{i}" for i in range(4))),
