@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -67,7 +68,7 @@ def jobs(platform: Platform, rows: Path, apps: dict[str, Served | str]) -> dict[
             flags = ("--seeds", "0-15", "--task-url", url, "--env-name", "letters", "--max-tokens", "12")
             made[name] = platform.shell.ok("eval", "--model", "tiny-qwen3", *flags, "--detach").strip()
         else:
-            made[name] = platform.submit(rl("tiny-qwen3", url, rollout=ONCE))
+            made[name] = platform.submit(rl("tiny-qwen3", url, rollout=ONCE), "--no-preflight")
     made["good"] = platform.submit(sft(steps=60), "--dataset", rows.name)
     return made
 
@@ -83,6 +84,42 @@ def test_a_job_on_an_app_that_is_no_good_is_refused_in_one_problem(
     app = apps[name]
     assert problem["where"] == (app if isinstance(app, str) else app.url)
     assert problem["fix"]
+
+
+def test_a_look_before_a_job_is_submitted_refuses_what_the_cluster_would_refuse(
+    platform: Platform, apps: dict[str, Served | str], letters_app: Served
+):
+    shell, app = platform.shell, apps["key"]
+    assert isinstance(app, Served)
+    file = platform.write(rl("tiny-qwen3", app.url), name="never")
+    refused = shell.run("submit", file, "--detach", "-o", "json")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    for words in (
+        f"{app.url}/health refuses the ENVIRONMENT_API_KEY of .env (HTTP 400)",
+        "of your organisation",
+        "--no-preflight",
+    ):
+        assert words in refused.stderr
+    assert [job for job in shell.json("jobs", "ls") if job["name"].startswith("never")] == []
+    # A key of another place is no word on the app while the cluster has one that opens it.
+    flags = ("--task-url", letters_app.url, "--max-turns", "1", "--max-tokens", "4", "--seeds", "0-0", "--detach")
+    other = shell.run("eval", "--model", "tiny-qwen3", *flags, ENVIRONMENT_API_KEY="env_stale")
+    assert other.returncode == 0, other.stderr
+    assert "(HTTP 400); the task app 'letters' works, with " in other.stderr
+    platform.succeeded(other.stdout.strip())
+
+
+def test_what_this_machine_cannot_see_of_a_task_app_is_said_and_left_to_the_cluster(
+    platform: Platform, apps: dict[str, Served | str]
+):
+    down, broken = apps["down"], apps["500"]
+    assert isinstance(down, str)
+    assert isinstance(broken, Served)
+    for url, words in ((down, "cannot be reached"), (broken.url, "answers HTTP 500: 'out of letters'")):
+        sent = platform.shell.run("submit", platform.write(rl("tiny-qwen3", url)), "--detach", "-o", "json")
+        assert sent.returncode == 0, sent.stderr
+        assert f"the task app was not seen from this machine: {url}/health {words}" in sent.stderr
+        assert platform.outcome(json.loads(sent.stdout)["id"])[1]["state"] == "rejected"
 
 
 @pytest.mark.parametrize("fault", UNDER_WAY)

@@ -15,7 +15,7 @@ from synth.cli.commands import chat, config, files, filter, keys, models, rollou
 from synth.cli.commands.cluster import doctor, logs, run, setup
 from synth.cli.commands.evaluation import app as evaluation
 from synth.cli.commands.jobs import app as jobs
-from synth.cli.commands.task_app import play, serve
+from synth.cli.commands.task_app import deploy, listing, play, serve
 from synth.cli.connect import Backend, EnvFiles
 from synth.cli.errors import ExitCode
 from synth.cli.tui.stdio import end_quietly_without_reader
@@ -120,7 +120,9 @@ for name, command, panel in (
 ):
     app.command(name, rich_help_panel=panel)(command)
 app.add_typer(evaluation.app, name="eval", rich_help_panel="Work")
+app.add_typer(deploy.app, name="deploy", rich_help_panel="Work")
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Things")
+app.add_typer(listing.app, name="apps", rich_help_panel="Things")
 app.add_typer(rollouts.app, name="rollouts", rich_help_panel="Things")
 app.add_typer(traces.app, name="traces", rich_help_panel="Things")
 app.add_typer(files.app, name="files", rich_help_panel="Things")

@@ -16,7 +16,6 @@ from typing import Literal
 import msgspec
 
 from synth.cli.api.client import Client
-from synth.cli.api.task_app import TaskAppConnection
 from synth.cli.config import Config
 from synth.cli.errors import CliError, NotAuthorised
 
@@ -194,13 +193,13 @@ def _backend(config: Config) -> CheckResult:
 def _task_app(config: Config, url: str | None) -> CheckResult:
     if url is None:
         return CheckResult(check="task app", result="ok", found="none named (--task-url, TASK_APP_URL)")
-    key = config.environment_key.text if config.environment_key else None
+    from synth.cli.task_apps.preflight import Seen, look_at
+
     try:
-        with TaskAppConnection(url, key) as app:
-            for path in ("/health", "/task_info"):
-                app.answer("GET", path)
+        look = look_at(url, config.environment_key.text if config.environment_key else None)
     except CliError as error:
         [problem] = error.problems
-        found = f"{problem.where or url} {problem.what}"
-        return CheckResult(check="task app", result="fail", found=found, fix=problem.fix or "is it a task app?")
-    return CheckResult(check="task app", result="ok", found=f"{url} answers /health and /task_info")
+        return CheckResult(check="task app", result="fail", found=problem.what, fix=problem.expected)
+    return CheckResult(
+        check="task app", result="ok" if look.seen is Seen.WELL else "fail", found=look.found, fix=look.fix
+    )

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from synth.cli.errors import NotAuthorised, UsageProblem
 from synth.runtime.env_file import read_env_file
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+#: The names of this machine's own loopback.
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 DEFAULT_BACKEND = "http://127.0.0.1:8000/api"
 
 
@@ -35,7 +36,7 @@ class Config:
     @property
     def is_on_this_machine(self) -> bool:
         """Whether the backend is at an address of this machine alone."""
-        return urlsplit(self.backend.text).hostname in _LOOPBACK
+        return urlsplit(self.backend.text).hostname in LOOPBACK
 
     def require_api_key(self) -> str:
         """The API key. Raises `NotAuthorised` saying how to get one."""

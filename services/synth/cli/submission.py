@@ -17,6 +17,7 @@ from synth.cli.config import Config, ConfigValue
 from synth.cli.errors import CliError
 from synth.cli.job_files import Flags, LenientRegistry, validate_text
 from synth.cli.job_text.set_values import set_values
+from synth.cli.task_apps.preflight import preflight
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
 from synth.jobs.resolve.job import require_job
@@ -65,13 +66,16 @@ def submit_job(
     key: str | None,
     name: str | None = None,
     check_timeout: float = 600.0,
+    looks: bool = True,
 ) -> JobWithConfig:
     """Upload what the job needs and submit it.
 
     key: the idempotency key, a new one when None. name: of the job; its file's when None. check_timeout: seconds until
-    an uploaded dataset is checked.
+    an uploaded dataset is checked. looks: at the job's task app first, as `preflight` says, which may refuse it.
     """
     job, flags = checked.resolved.job, checked.flags
+    if looks and not isinstance(job, SftJob):
+        preflight(job.rollout.task_url, config, client)
     files: dict[str, str | None] = {}
     if isinstance(job, SftJob):
         files["training_file"] = _uploaded(client, job.training_file, check_timeout)

@@ -14,6 +14,7 @@ from tests.e2e.cli.looks import LOOKS, Words, every_command
 from tests.e2e.cli.terminal import Shown
 from tests.e2e.platform import Platform, rl, sft
 from tests.e2e.task_apps import Served
+from tests.unit.cli.test_serve import ONE
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -28,7 +29,7 @@ NOT_PLAYED: dict[Words, str] = {
     ("orgs", "create"): "each look would be another organisation for good: tests/e2e/test_tenancy.py",
 }
 #: Output that is a text of its own, printed as it is: a file, or what a model says.
-VERBATIM: set[Words] = {("jobs", "config"), ("config", "init"), ("chat",)}
+VERBATIM: set[Words] = {("jobs", "config"), ("config", "init"), ("chat",), ("deploy", "logs")}
 #: What a program can read in a column of a table.
 RAW: dict[str, Callable[[str], Any]] = {
     "age": datetime.fromisoformat,
@@ -75,6 +76,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
     refused = p.submit(sft(model="tiny-qwen9"), "--dataset", "math.jsonl")
     assert p.outcome(refused)[0] == 3
     file = shell.json("files", "ls")[0]["id"]
+    (shell.folder / "one_app.py").write_text(ONE.format(name="one"))
     # The same key is the same job, however often it is submitted.
     again = p.write(sft(steps=4))
     same = (again, "--dataset", "math.jsonl", "--idempotency", "tour")
@@ -89,6 +91,12 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("submit",), (*same, "--follow")),
         Screen(("submit",), ("missing.toml",), code=2, whole=("missing.toml",)),
         Screen(("chat",), (model, "-m", "What is 1 + 2?", "--temperature", "0", "--max-tokens", "8")),
+        Screen(("apps", "ls"), whole=("one_app.py:4",), table=True),
+        Screen(("deploy", "run"), ("one",)),
+        Screen(("deploy", "ls"), whole=("one", "healthy"), table=True),
+        Screen(("deploy", "logs"), ("one", "--tail", "3"), whole=("deploy: one is served at",)),
+        Screen(("deploy", "stop"), ("one",)),
+        Screen(("deploy", "stop"), ("nope",), code=6, whole=("nope",)),
         Screen(("play",), (url, "--seed", "3", "--model", "tiny-qwen3", "--temperature", "0", "--max-tokens", "8")),
         Screen(("eval", "run"), ("--model", "tiny-qwen3", *run)),
         Screen(("eval", "show"), (evals[0], "--per-seed"), whole=tuple(f"{evals[0]}_e0_{i}" for i in range(4))),

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from synth.cli.errors import UsageProblem
-from synth.cli.task_apps import load_task_app
+from synth.cli.task_apps.loading import load_task_app
 from synth.runtime.env_file import read_env_file
 from tests.unit.cli.test_command_line import CLEAN, synthctl
 
@@ -49,8 +49,8 @@ def test_a_file_a_module_and_a_name_in_either_are_found(folder: Path):
     ("named", "words", "place"),
     [
         ("missing.py", "no such file", "missing.py"),
-        ("no_such_module", "no module 'no_such_module'", "no_such_module"),
-        ("bad name", "no module 'bad name'", "bad name"),
+        ("no_such.module", "no module 'no_such'", "no_such.module"),
+        ("bad.na me", "no module 'bad'", "bad.na me"),
         (".", "is not the name of a module", "."),
         ("none.py", "has no task app", "none.py"),
         ("two.py", "choose one: two.py:one", "two.py"),

@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from synth.cli.config import LOOPBACK
 from synth.cli.errors import CliError, UsageProblem
 
 #: Seconds for a question that takes no rollout.
 _PATIENCE_S = 10.0
 _REFUSALS = (400, 401, 403)
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class TaskAppError(CliError):
@@ -39,7 +39,7 @@ class TaskAppConnection:
             raise UsageProblem(f"{url!r} is not the address of a task app", expected=expected)
         self.url = url.rstrip("/")
         headers = {"X-API-Key": key, "X-API-Keys": key, "Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(headers=headers, transport=transport, trust_env=host not in _LOOPBACK)
+        self._http = httpx.Client(headers=headers, transport=transport, trust_env=host not in LOOPBACK)
 
     def __enter__(self) -> TaskAppConnection:
         return self

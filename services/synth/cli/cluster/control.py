@@ -19,11 +19,12 @@ from synth.bus.server.embedded import binary
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.cluster.gpu_report import GpuReport, describe_device, report_gpus
 from synth.cli.cluster.plan import HOST, choose_ports, gateway_port
-from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, is_alive, wait_gone
+from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_leftovers, wait_gone
 from synth.cli.cluster.supervisor import health_problem
 from synth.cli.devices.plan import DevicePlan
 from synth.cli.devices.probe import GpuList, read_gpus
 from synth.cli.errors import CliError
+from synth.cli.processes import is_alive
 from synth.runtime.env_file import read_env_file
 
 START_TIMEOUT_S = 60.0

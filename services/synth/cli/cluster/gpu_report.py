@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from synth.cli.cluster.state import ClusterState, is_alive
+from synth.cli.cluster.state import ClusterState
 from synth.cli.devices.inventory import Gpu
 from synth.cli.devices.plan import DevicePlan
 from synth.cli.devices.probe import GpuList
+from synth.cli.processes import is_alive
 from synth.runtime.device_turn import read_holder
 
 

@@ -12,19 +12,17 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from synth.bus.server.embedded import new_users
 from synth.cli.devices.plan import DevicePlan
 from synth.cli.errors import CliError
+from synth.cli.processes import end_group, is_alive
 from synth.keys import new_api_key
 from synth.runtime.env_file import new_environment_key
-
-_SAME_MOMENT_S = 2.0
 
 
 class ProcessState(msgspec.Struct, kw_only=True):
@@ -111,29 +109,6 @@ class StateFile:
                     where=str(self.path.parent),
                 ) from error
             yield
-
-
-def start_of(pid: int) -> float | None:
-    """When the process with this pid was started; None when there is none."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.NoSuchProcess:
-        return None
-
-
-def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether the process with this pid and start time still runs."""
-    if pid is None or started is None:
-        return False
-    since = start_of(pid)
-    return since is not None and abs(since - started) < _SAME_MOMENT_S
-
-
-def end_group(pid: int, sign: signal.Signals) -> None:
-    """Signal a process of ours and what it started: each leads a group of its own."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, sign)
 
 
 def end_leftovers(state: ClusterState, *, grace: float = 10.0) -> list[str]:

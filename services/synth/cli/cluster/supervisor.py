@@ -18,8 +18,9 @@ from pathlib import Path
 import httpx
 
 from synth.cli.cluster.plan import GRACE_S, ClusterPlan, ProcessSpec
-from synth.cli.cluster.state import ClusterState, ProcessState, StateFile, end_group, start_of
+from synth.cli.cluster.state import ClusterState, ProcessState, StateFile
 from synth.cli.errors import CliError
+from synth.cli.processes import end_group, start_of
 
 _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 5.0

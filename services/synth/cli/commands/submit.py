@@ -69,6 +69,9 @@ Name = Annotated[
 AllowExperimental = Annotated[
     bool, typer.Option("--allow-experimental", help="Take a model that is marked experimental.")
 ]
+NoPreflight = Annotated[
+    bool, typer.Option("--no-preflight", help="Do not look at the task app first: the cluster alone decides.")
+]
 DEFAULT_DATA = Path(".synth")
 Data = Annotated[Path, typer.Option(metavar="DIR", help="Where `synthctl up` keeps its data.")]
 
@@ -93,6 +96,7 @@ def submit(
     name: Name = None,
     tag: Tag = None,
     allow_experimental: AllowExperimental = False,
+    no_preflight: NoPreflight = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
@@ -109,7 +113,8 @@ def submit(
 ) -> None:
     """Submit a job and follow it; the exit code is its outcome.
 
-    The file is checked here first: every problem with its file:line, exit 2. Ctrl-C detaches (exit 130): the job
+    The file is checked here first: every problem with its file:line, exit 2. So is the task app of the job, as `doctor`
+    does it: one that refuses the key, or answers as no task app does, is refused. Ctrl-C detaches (exit 130): the job
     goes on, and the message says how to watch and how to cancel it.
     """
     from synth.cli.job_files import Flags, name_of, read_config
@@ -133,7 +138,15 @@ def submit(
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency, name=name, check_timeout=check_timeout)
+        created = submit_job(
+            client,
+            settings,
+            job,
+            key=idempotency,
+            name=name,
+            check_timeout=check_timeout,
+            looks=not no_preflight,
+        )
         wanted = not no_poll and (output.is_terminal() if follow is None else follow)
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         raise typer.Exit(follow_or_detach(client, created, follow=wanted, options=options, format=fmt))

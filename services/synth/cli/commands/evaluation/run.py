@@ -17,6 +17,7 @@ from synth.cli.commands.submit import (
     Idempotency,
     Name,
     NoPoll,
+    NoPreflight,
     Patience,
     PollInterval,
     PollTimeout,
@@ -61,6 +62,7 @@ def evaluate(
     name: Name = None,
     tag: Tag = None,
     allow_experimental: AllowExperimental = False,
+    no_preflight: NoPreflight = False,
     follow: Follow = None,
     no_poll: NoPoll = False,
     poll_timeout: PollTimeout = None,
@@ -119,7 +121,7 @@ def evaluate(
     for warning in job.resolved.warnings:
         output.warn(warning)
     with open_client(ctx) as client:
-        created = submit_job(client, settings, job, key=idempotency, name=name)
+        created = submit_job(client, settings, job, key=idempotency, name=name, looks=not no_preflight)
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         if no_poll or follow is False:
             raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))

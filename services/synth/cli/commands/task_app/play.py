@@ -30,7 +30,9 @@ def play(
     app: Annotated[
         str,
         typer.Argument(
-            metavar="APP", help="A file (app.py), a module (pkg.app), or a running app's URL.", show_default=False
+            metavar="APP",
+            help="An app's id, a file (app.py), a module (pkg.app), or a running app's URL.",
+            show_default=False,
         ),
     ],
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="The instance of the task.")] = 0,
@@ -164,7 +166,7 @@ def _open_app(app: str, settings: Config, env_files: Any) -> Iterator[tuple[str,
             yield app, client
         return
     from synth.cli.play.rollout import serving
-    from synth.cli.task_apps import load_task_app, read_environment
+    from synth.cli.task_apps.loading import load_task_app, read_environment
     from synth.runtime.env_file import new_environment_key
 
     read_environment(env_files)

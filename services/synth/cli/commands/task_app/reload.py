@@ -19,14 +19,14 @@ from pathlib import Path
 from watchfiles import PythonFilter, watch
 
 from synth.cli.errors import UsageProblem
-from synth.cli.task_apps import load_task_app
+from synth.cli.task_apps.loading import load_task_app, locate
 from synth.cli.tui import output
 from synth.errors import UserError
 from synth.taskapp.faults import is_own
 from synth.taskapp.sdk import TaskApp
 from synth.taskapp.server import listen, make_server, url_of
 
-#: The socket's file descriptor, for the next life of the process.
+#: The socket's file descriptor and the app's place, for the next life of the process.
 _HANDED_ON = "SYNTHCTL_LISTENER"
 #: How often it is looked whether the app has imported a file of another folder since.
 _LOOK_MS = 2000
@@ -44,8 +44,10 @@ def serve_and_reload(
 
     ready: called at the first start, when it succeeds. dead: called after an error was shown.
     """
-    begun, begun_anew = time.time(), _HANDED_ON in os.environ
-    listener = _taken_over() or listen(host, port)
+    begun, handed_on = time.time(), _handed_on()
+    # An id is looked up once: a later save may be of a file that cannot be read for a while.
+    named = handed_on[1] if handed_on else locate(named)
+    listener = handed_on[0] if handed_on else listen(host, port)
     try:
         app = load_task_app(named)
         server = make_server(app.asgi(), grace_s=_GRACE_S)
@@ -53,9 +55,9 @@ def serve_and_reload(
         output.show_problems(error.problems)
         dead()
         for _ in _changes(named, begun, threading.Event()):
-            _begin_anew(listener)
+            _begin_anew(listener, named)
         return
-    if begun_anew:
+    if handed_on:
         output.hint(f"{app.id} is served at {url_of(listener)}")
     else:
         ready(app, url_of(listener))
@@ -75,7 +77,7 @@ def serve_and_reload(
     stop.set()
     watcher.join()
     if changed.is_set():
-        _begin_anew(listener)
+        _begin_anew(listener, named)
 
 
 def _changes(named: str, begun: float, stop: threading.Event) -> Iterator[None]:
@@ -126,15 +128,18 @@ def own_folders(named: str) -> set[Path]:
     return {folder for folder in found if folder.is_dir()}
 
 
-def _taken_over() -> socket.socket | None:
+def _handed_on() -> tuple[socket.socket, str] | None:
     handed_on = os.environ.pop(_HANDED_ON, None)
-    return None if handed_on is None else socket.socket(fileno=int(handed_on))
+    if handed_on is None:
+        return None
+    descriptor, _, named = handed_on.partition(" ")
+    return socket.socket(fileno=int(descriptor)), named
 
 
-def _begin_anew(listener: socket.socket) -> None:
+def _begin_anew(listener: socket.socket, named: str) -> None:
     """Replace this process by a new one of the same command, which takes the socket over."""
     listener.set_inheritable(True)
-    os.environ[_HANDED_ON] = str(listener.fileno())
+    os.environ[_HANDED_ON] = f"{listener.fileno()} {named}"
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -17,7 +17,9 @@ def serve(
     ctx: typer.Context,
     app: Annotated[
         str,
-        typer.Argument(metavar="APP", help="A file (app.py) or module (pkg.app); :NAME picks one.", show_default=False),
+        typer.Argument(
+            metavar="APP", help="An id, a file (app.py) or module (pkg.app); :NAME picks one.", show_default=False
+        ),
     ],
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8001,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
@@ -27,13 +29,15 @@ def serve(
 ) -> None:
     """Serve a task app made with the SDK until Ctrl-C; prints its address.
 
+    An id is looked for in the Python files of this folder and below (`synthctl apps ls` lists them).
+
     It gets what the env files say. Without an ENVIRONMENT_API_KEY one is made and written to the first of them; the
     backend, when it answers, is given the key.
 
     With `--reload` the port stays, rollouts under way end with an error that a job plays again, and a file that does
     not import is shown: calls wait for the save that mends it.
     """
-    from synth.cli.task_apps import load_task_app, set_environment, store_key
+    from synth.cli.task_apps.loading import load_task_app, set_environment, store_key
     from synth.taskapp.sdk import serve as run
 
     override_options(ctx, backend=backend, env_files=env_file)

@@ -14,12 +14,13 @@ from synth.cli.api.client import Client
 from synth.cli.cluster.env_file import merge_env_file
 from synth.cli.config import Config
 from synth.cli.errors import CliError, UsageProblem
+from synth.cli.task_apps.discovery import Maker, choose_app, find_apps, no_such_app
 from synth.runtime.env_file import new_environment_key, read_env_file
 from synth.taskapp.auth import configured_keys
 from synth.taskapp.faults import fault_of
 from synth.taskapp.sdk import TaskApp
 
-_EXPECTED = "a task app: a file (app.py), a module (pkg.app), or one of their names (app.py:math)"
+_EXPECTED = "a task app: its id, a file (app.py), a module (pkg.app), or one of their names (app.py:math)"
 
 
 def set_environment(env_files: Sequence[Path]) -> list[str]:
@@ -54,8 +55,33 @@ def store_key(settings: Config) -> str | None:
     return f"the key is known to the backend at {settings.backend.text}"
 
 
+def locate(named: str) -> str:
+    """`app.py`, `pkg.app`, or either with `:name`, of the app that is named so or by its id.
+
+    An id is looked for in the files of the working directory and below. Raises `UsageProblem`.
+    """
+    source = named.partition(":")[0]
+    if source != named or source.endswith(".py") or _is_module_here(source):
+        return named
+    folder = Path()
+    found = find_apps(folder)
+    app = choose_app(named, found)
+    if app is None:
+        if "." in named or _is_module(named):
+            return named
+        raise no_such_app(named, found, folder)
+    if app.kind is Maker.CLIENT:
+        fix = f"serve it with `synth-ai task-app serve {app.id}`, and name its address where a task app's URL is asked"
+        raise UsageProblem(f"{named!r} is an app of the synth-ai SDK", expected=_EXPECTED, fix=fix, where=app.place)
+    if app.kind is Maker.MODAL:
+        fix = f"serve it with `modal serve {app.file}`, and name its address where a task app's URL is asked"
+        raise UsageProblem(f"{named!r} is an app of Modal's", expected=_EXPECTED, fix=fix, where=app.place)
+    return f"{app.file}:{app.variable}" if app.variable else str(app.file)
+
+
 def load_task_app(named: str) -> TaskApp:
-    """Import `app.py`, `pkg.app`, or either with `:name`. Raises `UsageProblem` with the place of what is wrong."""
+    """Import what `locate` found, or any that it takes. Raises `UsageProblem` with the place of what is wrong."""
+    named = locate(named)
     source, _, name = named.partition(":")
     module = _from_file(Path(source)) if source.endswith(".py") else _from_module(source)
     if name:
@@ -77,6 +103,13 @@ def _from_file(path: Path) -> ModuleType:
         raise UsageProblem("there is no such file", expected=_EXPECTED, where=str(path))
     # Its neighbours can be imported, as when Python runs the file.
     sys.path.insert(0, str(path.resolve().parent))
+    if package := _package_of(path):
+        root, name = package
+        sys.path.insert(0, str(root))
+        try:
+            return importlib.import_module(name)
+        except Exception as error:
+            raise _broken(str(path), error) from error
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -87,6 +120,34 @@ def _from_file(path: Path) -> ModuleType:
     except Exception as error:
         raise _broken(str(path), error) from error
     return module
+
+
+def _package_of(path: Path) -> tuple[Path, str] | None:
+    """The folder that the file's outermost package lies in, and the module's whole name; None outside of a package."""
+    names, folder = [path.stem], path.resolve().parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return (folder, ".".join(names)) if len(names) > 1 and path.stem.isidentifier() else None
+
+
+def _is_module_here(name: str) -> bool:
+    """Whether the working directory has a module of this dotted name."""
+    parts = name.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        return False
+    return Path(*parts).with_suffix(".py").is_file() or Path(*parts, "__init__.py").is_file()
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python would find a module of this name, here or among what is installed."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, TypeError):
+        return False
+    finally:
+        sys.path.pop(0)
 
 
 def _from_module(name: str) -> ModuleType:

@@ -1,0 +1,41 @@
+"""The process of a deployed task app: `python -m synth.cli.deployments.worker APP SOCKET…`.
+
+The sockets are handed on by the supervisor, as file descriptors: the app's own, which outlives this process, and one at
+which nobody but the supervisor asks for this very process's health.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+from synth.cli.errors import CliError
+from synth.cli.task_apps.loading import load_task_app
+from synth.errors import SynthError, UserError
+from synth.taskapp.server import make_server
+
+
+def main() -> int:
+    """Serve until SIGTERM. Exit 2 for an app that cannot be loaded, which is told in the log."""
+    named, *descriptors = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # httpx logs each URL, and the URL's cid is a credential.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    sockets = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors]
+    try:
+        server = make_server(load_task_app(named).asgi())
+    except (CliError, UserError) as error:
+        sys.stderr.write(f"{_text(error)}\n")
+        return 2
+    server.run(sockets=sockets)
+    return 0
+
+
+def _text(error: SynthError) -> str:
+    problems = error.problems if isinstance(error, CliError | UserError) else []
+    return "\n".join(problem.text() for problem in problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

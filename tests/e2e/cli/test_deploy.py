@@ -1,0 +1,142 @@
+"""`synthctl deploy` to a process: it stays, comes back, and is replaced without a call that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from synth.cli.processes import start_of
+from synth.runtime.env_file import read_env_file
+from tests.e2e.cli.conftest import eventually
+from tests.unit.cli.test_command_line import synthctl
+from tests.unit.cli.test_serve import ONE
+
+#: What dies where it is served, and not where it is looked at before.
+DIES = "import os, sys\nif any('worker' in word for word in sys.orig_argv):\n    os._exit(3)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "app.py").write_text(ONE.format(name="one"))
+    yield tmp_path
+    synthctl("deploy", "stop", "one", cwd=tmp_path)
+    assert not (tmp_path / ".synth").exists() or shown(tmp_path)["pid"] is None
+
+
+def deploy(folder: Path, *flags: str, app: str = "one") -> str:
+    run = synthctl("deploy", app, *flags, cwd=folder)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    [one] = json.loads(synthctl("deploy", "ls", "-o", "json", cwd=folder).stdout)
+    return one
+
+
+def ask(url: str, key: str = "", path: str = "/") -> int:
+    return httpx.get(url + path, headers={"X-API-Key": key}, trust_env=False, timeout=30).status_code
+
+
+def test_it_outlives_its_command_comes_back_from_a_crash_and_is_replaced_while_it_is_called(folder: Path):
+    url = deploy(folder)
+    key = read_env_file(folder / ".env")["ENVIRONMENT_API_KEY"]
+    assert (ask(url, key, "/health"), ask(url, "wrong", "/health")) == (200, 400)
+    first = shown(folder)
+    assert os.getsid(first["supervisor_pid"]) != os.getsid(0)
+    files = [*(folder / ".synth" / "deployments" / "one").iterdir()]
+    assert {file.name for file in files} == {"state.json", "app.log", "command.lock", "supervisor.lock"}
+    assert [file for file in files if key in file.read_text()] == []
+
+    os.kill(first["pid"], signal.SIGKILL)
+    # Asked while nothing runs: it waits for what comes back.
+    assert ask(url) == 200
+    eventually(lambda: shown(folder)["health"] == "healthy")
+    second = shown(folder)
+    assert (second["url"], second["restarts"]) == (url, 1)
+    assert second["pid"] != first["pid"]
+
+    (folder / "app.py").write_text(ONE.format(name="one").replace('description="d"', 'description="new"'))
+    answers, over = list[int](), threading.Event()
+
+    def call() -> None:
+        while not over.is_set():
+            answers.append(ask(url))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert deploy(folder) == url
+    over.set()
+    caller.join()
+    assert set(answers) == {200}
+    info = httpx.get(f"{url}/info", headers={"X-API-Key": key}, trust_env=False).json()
+    assert info["service"]["task"]["description"] == "new"
+    third = shown(folder)
+    assert (third["supervisor_pid"], third["restarts"]) == (second["supervisor_pid"], 0)
+    eventually(lambda: start_of(second["pid"]) is None)
+
+    (folder / "app.py").write_text(DIES + ONE.format(name="one"))
+    refused = synthctl("deploy", "one", cwd=folder)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    words = f"one was not deployed: it ended with code 3 before it was healthy; the one before still runs at {url}"
+    assert words in refused.stderr
+    assert shown(folder)["pid"] == third["pid"]
+    assert ask(url) == 200
+
+    ended = synthctl("deploy", "stop", "one", cwd=folder)
+    assert (ended.returncode, ended.stderr) == (0, "one is stopped\n")
+    assert [start_of(pid) for pid in (third["pid"], third["supervisor_pid"])] == [None, None]
+    log = synthctl("deploy", "logs", "one", cwd=folder).stdout
+    assert "it ended with SIGKILL; restarting in 0.2 s" in log
+    assert log.splitlines()[-1].endswith("deploy: stopped")
+
+
+@pytest.mark.long
+def test_one_that_crashes_more_often_than_it_may_is_given_up_and_can_be_deployed_again(folder: Path):
+    url = deploy(folder, "--max-restarts", "0")
+    os.kill(shown(folder)["pid"], signal.SIGKILL)
+    eventually(lambda: shown(folder)["health"] == "failed")
+    listed = synthctl("deploy", "ls", cwd=folder)
+    assert listed.returncode == 1
+    assert "it ended with SIGKILL, 1 times in a row: it is given up" in listed.stdout
+    with pytest.raises(httpx.ConnectError):
+        ask(url)
+    assert deploy(folder) == url
+
+
+@pytest.mark.long
+def test_what_a_killed_supervisor_left_is_seen_and_replaced(folder: Path):
+    url = deploy(folder)
+    before = shown(folder)
+    os.kill(before["supervisor_pid"], signal.SIGKILL)
+    eventually(lambda: shown(folder)["health"] == "orphaned")
+    assert ask(url) == 200
+    assert deploy(folder) == url
+    after = shown(folder)
+    assert after["health"] == "healthy"
+    assert start_of(before["pid"]) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (DIES + ONE.format(name="one"), "one was not deployed: it ended with code 3 before it was healthy"),
+        ("1 / 0\n" + ONE.format(name="one"), "app.py:1: importing it raised ZeroDivisionError"),
+        (ONE.format(name="one").partition("@")[0], "has no episode"),
+    ],
+)
+def test_one_that_does_not_come_up_says_why_and_leaves_nothing(source: str, words: str, folder: Path):
+    (folder / "app.py").write_text(source)
+    run = synthctl("deploy", "app.py", cwd=folder)
+    assert run.returncode != 0
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
