@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
+import httpx
 import pytest
 
 from tests.e2e.platform import Platform, rl, sft
@@ -17,6 +19,19 @@ from tests.e2e.task_apps import Fault, Served, letters, served, verdicts
 pytestmark = pytest.mark.timeout(240)
 
 FIRST_ITERATION = 16
+#: An app that says a word for each rollout, where its output goes.
+SUMS = """
+from synth.taskapp.sdk import Episode, TaskApp
+
+sums = TaskApp("sums", name="Sums", description="Half a point for all.")
+
+
+@sums.episode
+async def play(ep: Episode) -> None:
+    reply = await ep.chat([{"role": "user", "content": "1 + 1?"}])
+    print("played seed", ep.seed)
+    ep.step(obs=reply.content, reward=0.5, done=True)
+"""
 ONCE = "rollout_timeout_s = 2.0\nmax_retries = 0"
 
 #: What the user reads of an app that is no good when its job is submitted.
@@ -120,6 +135,31 @@ def test_what_this_machine_cannot_see_of_a_task_app_is_said_and_left_to_the_clus
         assert sent.returncode == 0, sent.stderr
         assert f"the task app was not seen from this machine: {url}/health {words}" in sent.stderr
         assert platform.outcome(json.loads(sent.stdout)["id"])[1]["state"] == "rejected"
+
+
+def test_an_app_is_evaluated_by_its_id_and_served_only_for_that(platform: Platform):
+    shell = platform.shell
+    folder = shell.folder / "found"
+    folder.mkdir()
+    (folder / "sums.py").write_text(SUMS)
+    flags = ("--model", "tiny-qwen3", "--max-tokens", "4", "--seeds", "0-3")
+    done = shell.run("eval", "--app-id", "sums", *flags, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["state"], found["values"]["reward_mean"]) == ("succeeded", 0.5)
+    assert "played seed 3" in (shell.folder / ".synth" / "deployments" / "sums.eval.log").read_text()
+    served_at = re.findall(r"http://127.0.0.1:\d+", done.stderr)[0]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(served_at, trust_env=False)
+    # An app that is gone plays nothing: the job of a wait that was cut short does not go on without it.
+    cut = shell.run(
+        "eval", "--app-id", "sums", *flags, "--max-tokens", "64", "--seeds", "0-2000", "--poll-timeout", "1"
+    )
+    assert cut.returncode == 124
+    job = re.findall(r"(job_\w+) is cancelled", cut.stderr)[0]
+    assert platform.outcome(job)[1]["state"] == "cancelled"
+    detached = shell.run("eval", "--app-id", "sums", *flags, "--detach")
+    assert (detached.returncode, "deploy sums" in detached.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("fault", UNDER_WAY)

@@ -99,6 +99,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("deploy", "stop"), ("nope",), code=6, whole=("nope",)),
         Screen(("play",), (url, "--seed", "3", "--model", "tiny-qwen3", "--temperature", "0", "--max-tokens", "8")),
         Screen(("eval", "run"), ("--model", "tiny-qwen3", *run)),
+        Screen(("eval", "run"), ("--app-id", "two", "--seeds", "0-3", "--model", "tiny-qwen3"), code=2),
         Screen(("eval", "show"), (evals[0], "--per-seed"), whole=tuple(f"{evals[0]}_e0_{i}" for i in range(4))),
         Screen(("eval", "compare"), (*evals, "--per-seed"), whole=tuple(evals)),
         Screen(("jobs", "ls"), whole=(*jobs, *models), table=True),

@@ -1,4 +1,4 @@
-"""The process of a deployed task app: `python -m synth.cli.deployments.worker APP SOCKET…`.
+"""The process of a deployed task app: `python -m synth.cli.deployments.worker [--until-stdin-ends] APP SOCKET…`.
 
 The sockets are handed on by the supervisor, as file descriptors: the app's own, which outlives this process, and one at
 which nobody but the supervisor asks for this very process's health.
@@ -7,18 +7,28 @@ which nobody but the supervisor asks for this very process's health.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import sys
+import threading
 
 from synth.cli.errors import CliError
 from synth.cli.task_apps.loading import load_task_app
 from synth.errors import SynthError, UserError
 from synth.taskapp.server import make_server
 
+#: The option with which it ends when whoever started it has gone: that holds the other end of its stdin.
+UNTIL_STDIN_ENDS = "--until-stdin-ends"
+
 
 def main() -> int:
     """Serve until SIGTERM. Exit 2 for an app that cannot be loaded, which is told in the log."""
-    named, *descriptors = sys.argv[1:]
+    arguments = sys.argv[1:]
+    if arguments[0] == UNTIL_STDIN_ENDS:
+        arguments.pop(0)
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    named, *descriptors = arguments
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # httpx logs each URL, and the URL's cid is a credential.
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -30,6 +40,11 @@ def main() -> int:
         return 2
     server.run(sockets=sockets)
     return 0
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _text(error: SynthError) -> str:

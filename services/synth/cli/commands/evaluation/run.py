@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -25,13 +28,14 @@ from synth.cli.commands.submit import (
     Tag,
     TaskUrl,
 )
-from synth.cli.connect import Backend, EnvFiles, load_config, open_client, override_options
+from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, open_client, override_options
 from synth.cli.errors import ExitCode, UsageProblem
 from synth.cli.tui import output
 from synth.cli.tui.completion import complete_models
 from synth.cli.tui.output import Format, Output
 
 if TYPE_CHECKING:
+    from synth.cli.api.client import Client
     from synth.cli.evaluation.rewards import Evaluation
 
 
@@ -46,6 +50,15 @@ def evaluate(
     ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help='One rollout on each: "0-99" or "1,2,5".')] = None,
     task_url: TaskUrl = None,
+    app_id: Annotated[
+        str | None,
+        typer.Option(
+            "--app-id",
+            metavar="ID",
+            help="A task app of this folder or below: without --task-url it is served while the evaluation runs.",
+            show_default=False,
+        ),
+    ] = None,
     env_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The environment; the app's own if none.")
     ] = None,
@@ -78,6 +91,9 @@ def evaluate(
 
     The interval is Wilson's where every reward is 0 or 1, else Student's. `run` may be left out. `--detach` only prints
     the job's id. The exit code is the job's outcome.
+
+    With `--app-id` and no `--task-url`, the app is found as `apps ls` finds it and served for the cluster of this
+    machine while this command waits: when the wait ends before the job does, the job is cancelled.
     """
     from synth.cli.evaluation.rewards import find_evaluation
     from synth.cli.job_files import Flags, name_of, read_config
@@ -86,7 +102,14 @@ def evaluate(
     from synth.cli.tui.follow import FollowOptions, follow_job, show_outcome, wait_for_job
 
     override_options(ctx, backend=backend, env_files=env_file)
+    served = app_id is not None and task_url is None
+    if app_id is not None and task_url is None:
+        app_id, task_url = _serve(ctx, app_id, data=data, waits=not no_poll and follow is not False)
+    elif app_id is not None and config is not None:
+        what = "--app-id beside a file and --task-url"
+        raise UsageProblem(what, expected="env_name in the file's [eval]", where=str(config))
     settings = load_config(ctx)
+    env_name = env_name or (app_id if config is None else None)
     address = task_app_address(task_url, settings)
     flags_given = {
         "seeds": seeds,
@@ -125,12 +148,13 @@ def evaluate(
         options = FollowOptions(timeout=poll_timeout, interval=poll_interval, patience=patience)
         if no_poll or follow is False:
             raise typer.Exit(follow_or_detach(client, created, follow=False, options=options, format=fmt))
-        if fmt is Format.TABLE:
-            code = follow_job(client, created.id, format=fmt, options=options, emit=output.message)
-            ended = client.job(created.id)
-        else:
-            ended, code = wait_for_job(client, created.id, options=options)
-            show_outcome(ended)
+        with _cancelled_if_left(client, created.id) if served else contextlib.nullcontext():
+            if fmt is Format.TABLE:
+                code = follow_job(client, created.id, format=fmt, options=options, emit=output.message)
+                ended = client.job(created.id)
+            else:
+                ended, code = wait_for_job(client, created.id, options=options)
+                show_outcome(ended)
         # What a job that did not succeed measured is not the result that was asked for.
         evaluation = find_evaluation(client, ended.id) if code is ExitCode.OK else None
     if code is ExitCode.INTERRUPTED:
@@ -146,6 +170,45 @@ def evaluate(
             print_seeds(evaluation)
         _print_result(ended.eval, evaluation)
     raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _cancelled_if_left(client: Client, job_id: str) -> Iterator[None]:
+    """Cancel the job where the block ends before the job has: nobody would play its rollouts."""
+    from synth.jobs.lifecycle import TERMINAL
+
+    try:
+        yield
+    finally:
+        if client.job(job_id).state not in TERMINAL:
+            client.cancel(job_id)
+            output.message(f"{job_id} is cancelled: its task app was served by this command")
+
+
+def _serve(ctx: typer.Context, app_id: str, *, data: Path, waits: bool) -> tuple[str, str]:
+    """Serve the app until the command ends; its id and its address. waits: whether the command waits for the job."""
+    from synth.cli.deployments.temporary import serving
+    from synth.cli.task_apps.loading import load_task_app, locate, set_environment
+
+    fix = f"have it stay, and name its address with --task-url: synthctl deploy {app_id}"
+    if not waits:
+        what = "the app of --app-id is served while this command waits, and it is told not to"
+        raise UsageProblem(what, fix=fix, where="--detach")
+    backend = load_config(ctx, may_be_new=True)
+    if not backend.is_on_this_machine:
+        what = f"the app of --app-id is served on loopback, where the cluster at {backend.backend.text} cannot reach it"
+        raise UsageProblem(what, fix=fix, where="--app-id")
+    for note in set_environment(get_env_files(ctx)):
+        output.hint(note)
+    place = locate(app_id)
+    # What would not start is told here, with its place, and not by a log.
+    loaded = load_task_app(place)
+    loaded.asgi()
+    log = data.resolve() / "deployments" / f"{quote(loaded.id, safe='')}.eval.log"
+    with output.status("starting") as show:
+        url = ctx.with_resource(serving(place, log=log, show=show))
+    output.hint(f"{loaded.id} is served at {url} until the evaluation has ended; its log: {log}")
+    return loaded.id, url
 
 
 def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> None:

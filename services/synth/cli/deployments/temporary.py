@@ -1,0 +1,71 @@
+"""A task app that is served while a command runs, in a process of its own: what it prints goes to a log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from synth.cli.api.task_app import TaskAppConnection, TaskAppError
+from synth.cli.deployments.worker import UNTIL_STDIN_ENDS
+from synth.cli.errors import CliError
+from synth.cli.processes import end_group
+from synth.taskapp.server import GRACE_S, listen, url_of
+
+_WORKER = (sys.executable, "-P", "-m", "synth.cli.deployments.worker")
+_LOOK_S = 1.0
+_TAIL_LINES = 15
+
+
+@contextmanager
+def serving(place: str, *, log: Path, show: Callable[[str], None]) -> Iterator[str]:
+    """The app, as `locate` gives it, at an address of this machine while the block runs.
+
+    Raises `CliError` with the end of its log where it ends before it answers.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    listener = listen("127.0.0.1", 0)
+    url = url_of(listener)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*_WORKER, UNTIL_STDIN_ENDS, place, str(listener.fileno())],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # Nothing is written to it: it ends with this process, however that ends.
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    # Of an app that has died, calls fail at once instead of waiting here.
+    listener.close()
+    try:
+        show("waiting for the task app")
+        _wait(process, url, log)
+        yield url
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S + 4.0)
+        end_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    with TaskAppConnection(url, None) as app:
+        while True:
+            try:
+                app.reply("GET", "/", timeout=_LOOK_S)
+                return
+            except TaskAppError:
+                if process.poll() is not None:
+                    lines = "\n    ".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]) or "(nothing)"
+                    what = f"the task app ended with code {process.returncode} before it answered"
+                    raise CliError(what, fix=f"its log ends with:\n    {lines}", where=str(log)) from None
