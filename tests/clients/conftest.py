@@ -18,6 +18,7 @@ from task_apps.math import dataset
 from tests.clients.published import Published
 from tests.e2e.cli.conftest import Shell, eventually
 from tests.e2e.platform import Platform
+from tests.judge_server import JudgeServer, scored
 
 BASE = "Qwen/Qwen3-0.6B"
 ENVIRONMENT_KEY = "env_of_the_clients"
@@ -39,11 +40,22 @@ def client_venvs() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """The cluster. A tiny model stands in for the one that the clients ask for."""
+def judge_api() -> Iterator[JudgeServer]:
+    """The API of a judge that pays for sums that are worked out."""
+    with JudgeServer(scored(lambda call: 1.0 if "answer " in call.text else 0.25)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def platform(tmp_path_factory: pytest.TempPathFactory, judge_api: JudgeServer) -> Iterator[Platform]:
+    """The cluster. A tiny model stands in for the one that the clients ask for; who names no judge has `judge_api`."""
     shell = Shell(tmp_path_factory.mktemp("clients"))
     (shell.folder / ".env").write_text(f"ENVIRONMENT_API_KEY={ENVIRONMENT_KEY}\n")
-    shell.ok("up", "--detach", "--port", str(shell.port))
+    judges = {
+        "SYNTH_JUDGE_PROVIDERS": json.dumps({"scripted": {"base_url": judge_api.url}}),
+        "SYNTH_JUDGE_PROVIDER": "scripted",
+    }
+    shell.ok("up", "--detach", "--port", str(shell.port), **judges)
     try:
         shell.ok("models", "make", "tiny-qwen3")
         shell.ok("models", "alias", BASE, "tiny-qwen3")

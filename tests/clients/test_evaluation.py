@@ -15,6 +15,7 @@ import pytest
 from tests.clients.conftest import BASE
 from tests.clients.published import Published
 from tests.e2e.platform import Platform, sft
+from tests.judge_server import JudgeServer
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -65,6 +66,33 @@ def test_a_models_answers_are_stored_filtered_and_trained_on(synth_ai: Published
     toml = platform.write(filtering(str(synth_ai.folder / "traces.db"), str(ours)), "filter")
     platform.shell.ok("filter", toml)
     same_rows(rows, ours)
+
+
+def test_an_evaluation_shows_what_the_clients_own_judge_is_told_by_the_platform(
+    synth_ai: Published, sft_model: str, judge_api: JudgeServer
+):
+    """The judge is the function that comes with the client, which asks `/judge/v1/score`."""
+    judge = synth_ai.venv / "lib/python3.11/site-packages/examples/multi_step/judges/crafter_backend_judge.py"
+    config = f"""{evaluation(sft_model, f"{synth_ai.root}/api/inference")}
+[eval.judge]
+path = "{judge}"
+name = "Backend"
+backend_url = "{synth_ai.root}/api"
+model = "a-judge"
+timeout_s = 45
+"""
+    before = len(judge_api.calls)
+    evaluated = synth_ai.evaluate(synth_ai.write(config), "judged.db")
+    assert evaluated.code == 0, evaluated.text
+    # One call for each different rollout, whose scores are in the table and in its mean.
+    asked = judge_api.calls[before:]
+    assert 1 <= len(asked) <= 8
+    assert {call.body["model"] for call in asked} == {"a-judge"}
+    scores = [float(line.split()[-1]) for line in evaluated.text.splitlines() if line.startswith("10000")]
+    assert len(scores) == 8, evaluated.text
+    assert set(scores) <= {0.25, 1.0}
+    mean = evaluated.found(r"\[Backend\] mean: (\S+)")
+    assert float(mean) == pytest.approx(sum(scores) / 8, abs=1e-3)
 
 
 def same_rows(theirs: list[dict[str, Any]], file: Path) -> None:
