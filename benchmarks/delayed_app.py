@@ -11,7 +11,7 @@ from typing import Any
 from synth.taskapp.sdk import Episode, TaskApp
 from task_apps.command import run
 
-TURNS = 6
+TURNS = 12
 
 delayed = TaskApp(
     "delayed",

@@ -1,6 +1,6 @@
 """What credit for turns buys where rewards come late: gspo against gspo_token with returns to go, on the same seeds.
 
-`python -m benchmarks.turn_credit [--seeds 3] [--iterations 40]`. One cluster, one base model, a task of six turns
+`python -m benchmarks.turn_credit [--seeds 3] [--iterations 40]`. One cluster, one base model, a task of twelve turns
 (`benchmarks.delayed_app`) that pays each reply one turn later. Held-out rewards before and after, and the curves.
 Exit code 1: with credit for turns less was learned, over all seeds.
 """
@@ -23,6 +23,8 @@ from benchmarks.cluster_run import Cluster, running_cluster, synthctl
 from benchmarks.delayed_app import TURNS
 
 console = Console(width=110)
+#: A reply is paid in the next turn, so that what comes much later is not its own.
+DISCOUNT = 0.7
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ async_level = 0
 seed = {seed}
 step_rewards_enabled = true
 step_rewards_mode = "env_sparse"
+turn_discount = {DISCOUNT if loss == "gspo_token" else 1.0}
 [evaluation]
 every_n_iters = {iterations}
 seeds = "1000-1031"

@@ -15,7 +15,9 @@ RolloutMode = Literal["train", "eval"]
 RolloutSort = Literal["newest", "oldest", "worst", "best"]
 RolloutOutcome = Literal["ok", "policy_failure", "failed", "late"]
 RolloutState = Literal["waiting", "batched", "trained", "dropped"]
-DropReason = Literal["failed", "late", "sibling_failed", "no_signal", "too_old", "mean_reward", "nothing_sampled"]
+DropReason = Literal[
+    "failed", "late", "sibling_failed", "unscored", "no_signal", "too_old", "mean_reward", "nothing_sampled"
+]
 
 
 class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +25,8 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     iteration: the one that asked for it, or of the evaluation; 0 in an evaluation job. group: index of its seed in the
     request. outcome: "ok", "policy_failure" (its reward is the job's `failure_reward`), "failed" (by the environment,
-    in all its tries) or "late" (cut off at its group's deadline); the last two have no reward. versions: of the policy,
+    in all its tries) or "late" (cut off at its group's deadline); the last two have no reward. reward: what is trained
+    and reported, null while judges have no scores for it. environment: the task app's own. versions: of the policy,
     the oldest and the newest that sampled it. problem: of the last try, where it failed. seq: of its event.
     """
 
@@ -37,6 +40,7 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     outcome: RolloutOutcome
     reward: float | None = None
+    environment: float | None = None
     completion_tokens: int | None = None
     calls: int | None = None
     versions: tuple[int, int] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from synth.bus.connection import Connection
 from synth.bus.history.job_log import append_as_owner, append_decided, start_attempt
 from synth.bus.publish import Fence, Publisher
@@ -23,17 +25,17 @@ async def append(bus: Connection, org: str, job: str, event: Event) -> None:
     await append_decided(bus, org, job, lambda _: event)
 
 
-async def verify(bus_as, org: str, job: str, *, kind: str = "rl") -> None:
-    """From created to verified."""
-    resolved = RESOLVED | {"kind": kind}
+async def verify(bus_as, org: str, job: str, *, kind: str = "rl", **settings: Any) -> None:
+    """From created to verified. settings: of the resolved job."""
+    resolved = RESOLVED | {"kind": kind} | settings
     validated = JobValidated(job=resolved, origins={"model": "file"}, warnings=["top_p is off"])
     await append(await bus_as("validator"), org, job, validated)
     await append(await bus_as("verifier"), org, job, JobVerified(source=ModelRef(id="tiny", path="tiny")))
 
 
-async def begin(bus_as, org: str, job: str, *, kind: str = "rl") -> tuple[Connection, Fence]:
-    """From created to started, by a trainer."""
-    await verify(bus_as, org, job, kind=kind)
+async def begin(bus_as, org: str, job: str, *, kind: str = "rl", **settings: Any) -> tuple[Connection, Fence]:
+    """From created to started, by a trainer. settings: of the resolved job."""
+    await verify(bus_as, org, job, kind=kind, **settings)
     trainer = await bus_as("trainer")
     _, fence = await start_attempt(trainer, org, job, worker="w")
     assert fence is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 
 from synth.api.rollouts import (
@@ -19,8 +19,8 @@ from synth.events import RolloutCompleted, RolloutFailed
 from synth.transcripts.batch_header import BatchMeta, RolloutMeta
 
 
-def rollout_view(recorded: Recorded) -> RolloutSummary:
-    """A `rollout.completed` or `rollout.failed` as one line."""
+def rollout_view(recorded: Recorded, reward: float | None) -> RolloutSummary:
+    """A `rollout.completed` or `rollout.failed` as one line. reward: what is trained of it; None: nothing yet."""
     event = recorded.event
     assert isinstance(event, RolloutCompleted | RolloutFailed)
     done = event if isinstance(event, RolloutCompleted) else None
@@ -34,7 +34,8 @@ def rollout_view(recorded: Recorded) -> RolloutSummary:
         group=event.group,
         seed=event.seed,
         outcome=cast(RolloutOutcome, outcome),
-        reward=done.reward if done else None,
+        reward=reward,
+        environment=done.reward if done else None,
         completion_tokens=done.completion_tokens if done else None,
         calls=done.calls if done else None,
         versions=done.versions if done and done.versions[0] >= 0 else None,
@@ -74,9 +75,16 @@ def training_view(
         return RolloutTraining(state=state, note="the batch has expired, and with it the advantage")
     meta = next((r for r in batch.rollouts if r.rollout_id == rollout.id), None)
     if meta is None or meta.advantage is None:
-        failed = any(m.outcome == "failed" for m in members.values())
-        return RolloutTraining(state="dropped", reason="sibling_failed" if failed else "no_signal", trained_tokens=0)
+        return RolloutTraining(state="dropped", reason=_why_not_in_batch(members.values()), trained_tokens=0)
     return _in_batch(meta, meta.advantage, state, oldest_version)
+
+
+def _why_not_in_batch(members: Collection[RolloutSummary]) -> DropReason:
+    if any(m.outcome == "failed" for m in members):
+        return "sibling_failed"
+    # A group is whole, or dropped: one whose judges could not be read has rewards that cannot be compared.
+    played = [m for m in members if m.outcome != "late"]
+    return "unscored" if any(m.reward is None for m in played) else "no_signal"
 
 
 def _in_batch(meta: RolloutMeta, advantage: float, state: RolloutState, oldest_version: int) -> RolloutTraining:

@@ -17,6 +17,7 @@ from synth.bus.recorded import Recorded
 from synth.events import RolloutBatched, RolloutCompleted, RolloutFailed, RolloutRequested
 from synth.gateway.presentation.rollouts import rollout_view
 from synth.gateway.read_model.event_log import read_page
+from synth.gateway.read_model.judged_rewards import JudgedRewards
 
 _PAGE = 1000
 _Key = tuple[float, int]
@@ -88,9 +89,11 @@ class FoundRollout:
         return self.recorded.event
 
 
-async def read_rollouts(bus: Connection, org: str, job_id: str, query: RolloutQuery) -> RolloutPage:
+async def read_rollouts(
+    bus: Connection, org: str, job_id: str, query: RolloutQuery, rewards: JudgedRewards
+) -> RolloutPage:
     """One page of a job's rollouts. Raises `Transient` when the bus does not answer."""
-    found = _Smallest(query.limit + 1, query)
+    found = _Smallest(query.limit + 1, query, rewards)
     marks = await _read_marks(bus, org, job_id)
     if query.iteration is not None:
         await _read_iteration(bus, org, job_id, query, marks, found)
@@ -108,7 +111,9 @@ async def read_rollouts(bus: Connection, org: str, job_id: str, query: RolloutQu
     return RolloutPage(data=page, has_more=more, next=_cursor(query.key(page[-1])) if more else None)
 
 
-async def find_rollout(bus: Connection, org: str, job_id: str, mode: str, iteration: int, index: int) -> FoundRollout:
+async def find_rollout(
+    bus: Connection, org: str, job_id: str, rewards: JudgedRewards, *, mode: str, iteration: int, index: int
+) -> FoundRollout:
     """One rollout, its group and its batch. Raises `LookupError` where it is not in the log (yet)."""
     marks = await _read_marks(bus, org, job_id)
     request = next((m for m in marks if (m.mode, m.iteration) == (mode, iteration)), None)
@@ -129,8 +134,8 @@ async def find_rollout(bus: Connection, org: str, job_id: str, mode: str, iterat
             continue
         before = members[event.group].get(event.index)
         # A collector that did not know yet that it was replaced may have abandoned what another one completed.
-        if before is None or (before.reward is None and isinstance(event, RolloutCompleted)):
-            members[event.group][event.index] = rollout_view(recorded)
+        if before is None or (before.outcome in ("failed", "late") and isinstance(event, RolloutCompleted)):
+            members[event.group][event.index] = rollout_view(recorded, rewards.reward(event))
             found = recorded if event.index == index else found
         if found is not None and mode == "eval":
             break
@@ -156,9 +161,10 @@ def _cursor(key: _Key) -> str:
 class _Smallest:
     """The first `size` rollouts of a query's order, of all that are added. Each rollout counts once."""
 
-    def __init__(self, size: int, query: RolloutQuery) -> None:
+    def __init__(self, size: int, query: RolloutQuery, rewards: JudgedRewards) -> None:
         self._size = size
         self._query = query
+        self._rewards = rewards
         self._heap: list[tuple[float, int, RolloutSummary]] = []
         # By mode and iteration, a bit for each index: a collector that was replaced may have announced a rollout too.
         self._completed: defaultdict[tuple[str, int], int] = defaultdict(int)
@@ -173,7 +179,7 @@ class _Smallest:
         event = recorded.event
         if not isinstance(event, RolloutCompleted | RolloutFailed):
             return
-        rollout, query = rollout_view(recorded), self._query
+        rollout, query = rollout_view(recorded, self._rewards.reward(event)), self._query
         request, bit = (rollout.mode, rollout.iteration), 1 << rollout.index
         if self._completed[request] & bit:
             return

@@ -19,8 +19,9 @@ from synth.api.schemas import Checkpoint, Point
 from synth.bus.recorded import Recorded
 from synth.errors import Permanent
 from synth.events import BlobExpired, JobCreated, JobDeleted, JobValidated, ModelDeleted, ModelPublished
-from synth.gateway.read_model import job_metrics, traces
+from synth.gateway.read_model import job_metrics, judged_rewards, traces
 from synth.gateway.read_model.artifacts import CheckpointRow, ModelRow, project_checkpoint, project_model
+from synth.gateway.read_model.database_file import connect, replace_damaged
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import FileRow, JobRow, Trash, apply_to_file, apply_to_job
 from synth.jobs.lifecycle import TERMINAL
@@ -29,7 +30,7 @@ from synth.runtime import logs
 
 log = logs.get("read model")
 
-_VERSION = 13
+_VERSION = 14
 _SCHEMA = f"""
 CREATE TABLE cursor (applied INTEGER NOT NULL, stream TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -54,8 +55,9 @@ CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, model TEXT NOT NULL, tree TEXT NOT NULL, row BLOB NOT NULL,
     PRIMARY KEY (job, step)
 ) WITHOUT ROWID;
-{job_metrics.SCHEMA}{traces.SCHEMA}"""
-_TABLES = ("cursor", "jobs", "texts", "files", "uses", "deleted", "trash", "models", "metrics", "checkpoints", "traces")
+{job_metrics.SCHEMA}{traces.SCHEMA}{judged_rewards.SCHEMA}"""
+_OF_JOB = ("uses", "checkpoints", "metrics", "traces", "judged")
+_TABLES = ("cursor", "jobs", "texts", "files", "deleted", "trash", "models", *_OF_JOB)
 _Row = TypeVar("_Row", JobRow, FileRow, ModelRow)
 
 
@@ -93,9 +95,9 @@ class ReadModel:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._db = _connect(path)
+            self._db = connect(path)
         except sqlite3.DatabaseError as error:
-            self._db = _replace_damaged(path, error)
+            self._db = replace_damaged(path, error)
         self.applied = 0
         """The sequence up to which the log is in the model."""
 
@@ -108,7 +110,7 @@ class ReadModel:
             known = self._known()
         except sqlite3.DatabaseError as error:
             self._db.close()
-            self._db, known = _replace_damaged(self._path, error), None
+            self._db, known = replace_damaged(self._path, error), None
         if known is not None and known[1] == stream and known[0] <= last_seq:
             self.applied = known[0]
             return
@@ -124,7 +126,7 @@ class ReadModel:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The file, for `read_model.traces`."""
+        """The file, for the modules beside this one."""
         return self._db
 
     def close(self) -> None:
@@ -318,8 +320,7 @@ class ReadModel:
             return
         fact = event.event
         if isinstance(fact, JobCreated | JobValidated | ModelPublished):
-            job = row.job
-            named = {job.training_file, job.validation_file, job.source_model, job.model} - {None}
+            named = {row.job.training_file, row.job.validation_file, row.job.source_model, row.job.model} - {None}
             self._db.executemany("INSERT OR IGNORE INTO uses VALUES (?, ?)", [(what, event.key) for what in named])
         if isinstance(fact, JobCreated):
             values = (event.key, fact.config, fact.body_sha256)
@@ -343,10 +344,12 @@ class ReadModel:
             if fact.tree is not None:
                 self.put_trash(Trash(tree=fact.tree, org=event.org, deleted_seq=event.seq))
         if isinstance(fact, BlobExpired):
-            gone = [(event.key, uri) for uri in fact.uris]
-            self._db.executemany("DELETE FROM checkpoints WHERE job = ? AND tree = ?", gone)
+            self._db.executemany(
+                "DELETE FROM checkpoints WHERE job = ? AND tree = ?", [(event.key, u) for u in fact.uris]
+            )
         job_metrics.record_event(self._db, event, ended=row.ended_seq is not None)
         traces.record_trace(self._db, event, row.job)
+        judged_rewards.record_scores(self._db, event)
 
     def _delete_job(self, batch: _Batch, event: Recorded) -> None:
         """Drop a job with all that it made; a model of it is then deleted too."""
@@ -359,7 +362,7 @@ class ReadModel:
         self._db.executemany("INSERT OR REPLACE INTO deleted VALUES (?, ?)", gone)
         self._db.execute(f"DELETE FROM models WHERE {made}", (event.org, event.key))
         self._db.execute("DELETE FROM texts WHERE id = ?", (event.key,))
-        for table in ("uses", "checkpoints", "metrics", "traces"):
+        for table in _OF_JOB:
             self._db.execute(f"DELETE FROM {table} WHERE job = ?", (event.key,))
         batch.jobs[event.key] = None
         self.put_trash(Trash(folder=f"jobs/{event.key}", org=event.org, deleted_seq=event.seq))
@@ -380,21 +383,3 @@ class ReadModel:
             else:
                 values = (id, file.org, file.created_seq, file.file.purpose, msgspec.json.encode(file))
                 self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", values)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("PRAGMA journal_mode = WAL")
-    # Enough against a killed process; after a power cut the tail is projected again.
-    db.execute("PRAGMA synchronous = NORMAL")
-    return db
-
-
-def _replace_damaged(path: Path, error: sqlite3.DatabaseError) -> sqlite3.Connection:
-    """A new file in place of a damaged one; raises `error` again when it is of another kind (locked, no space)."""
-    if isinstance(error, sqlite3.OperationalError):
-        raise error
-    log.warning("read model is damaged, projecting again", path=str(path), error=str(error))
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-    return _connect(path)

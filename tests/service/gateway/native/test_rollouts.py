@@ -17,12 +17,14 @@ from synth.events import (
     RolloutBatched,
     RolloutCompleted,
     RolloutFailed,
+    RolloutJudged,
     RolloutRequested,
 )
 from synth.gateway.read_model import rollout_log
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.transcripts.transcript import Transcript, TranscriptTurn
 from tests.service.gateway.job_histories import begin, step, verify
+from tests.service.gateway.wait import wait_until_shown
 
 NOWHERE = BlobRef(uri="blob://jobs/gone", size=9, sha256="0")
 
@@ -71,6 +73,12 @@ class Story:
         }
         event = RolloutCompleted(**self._common(iteration, index, mode) | fields | changes)
         await self._rollouts.once(event, org=self._org, key=self._job, id=f"c{event.rollout_id}")
+
+    async def judge(self, iteration: int, index: int, reward: float | None, *, mode: str = "train") -> int:
+        fields = {k: v for k, v in self._common(iteration, index, mode).items() if k not in ("group", "seed")}
+        problem = None if reward is not None else Problem(what="prose")
+        event = RolloutJudged(**fields, reward=reward, environment=0.5, problem=problem)
+        return await self._rollouts.once(event, org=self._org, key=self._job, id=f"j{event.rollout_id}")
 
     async def fail(self, iteration: int, index: int, **changes: Any) -> None:
         fields = {"problem": Problem(what="HTTP 500: no"), "tries": 2}
@@ -157,6 +165,30 @@ async def test_pages_in_every_order_hold_each_rollout_once(user, job: str, story
     assert await names(user, job, seed=20) == ["e2_1", "t2_3", "t2_2", "t1_3", "t1_2"]
     assert await names(user, job, failed=True) == ["t2_1", "t1_3"]
     assert await names(user, job, mode="train", limit=1) == order[7::-1]
+
+
+async def test_a_judged_rollout_has_the_reward_that_is_trained_and_stands_where_that_puts_it(
+    user, bus_as, blobs: BlobStore, job: str
+):
+    trainer, fence = await begin(bus_as, user.org, job, rewards={"scores": "judges"})
+    story = Story(await bus_as("rollouts"), trainer, fence, blobs, user.org, job)
+    await story.request(1)
+    for index, environment in enumerate((0.5, 0.9, 0.1, 0.7)):
+        await story.complete(1, index, environment)
+    await story.judge(1, 0, 0.25)
+    await story.judge(1, 1, 0.125)
+    await wait_until_shown(user, await story.judge(1, 2, None))
+    assert await names(user, job, sort="best") == ["t1_0", "t1_1"]
+    page = (await user.http.get(f"/api/jobs/{job}/rollouts", params={"sort": "oldest"})).json()
+    assert [(r["reward"], r["environment"]) for r in page["data"]] == [
+        (0.25, 0.5),
+        (0.125, 0.9),
+        (None, 0.1),
+        (None, 0.7),
+    ]
+    await story.batch(1, [story.meta(1, 0, 0.25, 1.0), story.meta(1, 1, 0.125, -1.0)])
+    shown = (await user.http.get(f"/api/jobs/{job}/rollouts/t1_2")).json()
+    assert (shown["training"]["state"], shown["training"]["reason"]) == ("dropped", "unscored")
 
 
 async def test_a_rollout_that_a_replaced_collector_abandoned_is_the_one_that_was_completed(

@@ -20,6 +20,7 @@ _DROPPED = {
     "failed": "the environment failed all of its tries; its group is dropped with it",
     "late": "it was cut off at its group's deadline; the group goes on without it",
     "sibling_failed": "another rollout of its group failed, and the group is dropped with it",
+    "unscored": "judges gave no scores for a rollout of its group, which is dropped with it",
     "no_signal": "all rewards of its group are equal, so there is nothing to compare",
     "too_old": "a token of each of its sequences is older than max_staleness allows",
     "mean_reward": "its reward is the mean of its group, so its advantage is 0",
@@ -47,6 +48,8 @@ def _outcome(r: RolloutDetail) -> Iterator[Line]:
         purpose = f"evaluation of policy version {r.pinned_version}"
     yield "rollout", f"{short_id(r.id, r.job_id)} of {r.job_id}, {purpose}, seed {r.seed}"
     reward = "none" if r.reward is None else number(r.reward)
+    if r.environment is not None and r.environment != r.reward:
+        reward += f" (environment {number(r.environment)})"
     yield "reward", reward + ("" if r.outcome == "ok" else f" ({outcome_text(r)})")
     if r.outcome == "policy_failure" and (why := _policy_failure(r.transcript)):
         yield "note", why

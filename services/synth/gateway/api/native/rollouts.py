@@ -10,7 +10,14 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from synth.api.rollouts import RolloutDetail, RolloutMode, RolloutPage, RolloutSort, RolloutTraining
+from synth.api.rollouts import (
+    RolloutDetail,
+    RolloutMode,
+    RolloutPage,
+    RolloutSort,
+    RolloutSummary,
+    RolloutTraining,
+)
 from synth.blobs import BlobMissing, BlobStore
 from synth.errors import Problem
 from synth.events import BlobRef
@@ -20,6 +27,7 @@ from synth.gateway.auth import CurrentKey
 from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError
 from synth.gateway.presentation.rollouts import group_members, rollout_view, training_view
+from synth.gateway.read_model.judged_rewards import JudgedRewards
 from synth.gateway.read_model.rollout_log import (
     FoundRollout,
     RolloutQuery,
@@ -64,7 +72,8 @@ async def list_rollouts(
         problem = Problem(what=f"after is {after!r}", expected="the `next` of a page", where="after")
         raise ApiError(422, problem.text(), param="after", problems=[problem]) from error
     query = RolloutQuery(sort=sort, limit=limit, mode=mode, iteration=iteration, seed=seed, failed=failed, after=cursor)
-    return json_response(await read_rollouts(gateway.bus, caller.org, job_id, query))
+    rewards = JudgedRewards.of(gateway.read_model.db, job_id)
+    return json_response(await read_rollouts(gateway.bus, caller.org, job_id, query, rewards))
 
 
 @router.get("/{rollout_id}", summary="One rollout, with its transcript", responses=returns(RolloutDetail))
@@ -78,19 +87,22 @@ async def get_rollout(job_id: str, rollout_id: str, caller: CurrentKey, gateway:
     if named is None or named["job"] not in (None, job_id):
         raise _no_rollout(job_id, rollout_id)
     mode, iteration, index = _MODES[named["mode"]], int(named["iteration"]), int(named["index"])
+    rewards = JudgedRewards.of(gateway.read_model.db, job_id)
     try:
-        found = await find_rollout(gateway.bus, caller.org, job_id, mode, iteration, index)
+        found = await find_rollout(
+            gateway.bus, caller.org, job_id, rewards, mode=mode, iteration=iteration, index=index
+        )
     except LookupError as error:
         raise _no_rollout(job_id, rollout_id) from error
     transcript, note = await _read_transcript(gateway.blobs, found.event.transcript)
-    rollout = rollout_view(found.recorded)
+    rollout = rollout_view(found.recorded, rewards.reward(found.event))
     detail = RolloutDetail(
         **msgspec.structs.asdict(rollout),
         failed_tries=found.event.failed_tries,
         group_members=group_members(found.members),
         pinned_version=found.request.pinned_version if found.request else None,
         oldest_version=found.request.oldest_version if found.request and mode == "train" else None,
-        training=await _training(gateway, found, step=row.job.step) if mode == "train" else None,
+        training=await _training(gateway, found, rollout, step=row.job.step) if mode == "train" else None,
         # As it was written: it may be large, and nobody here reads it.
         transcript=None if transcript is None else cast(Any, msgspec.Raw(transcript)),
         transcript_note=note,
@@ -98,7 +110,7 @@ async def get_rollout(job_id: str, rollout_id: str, caller: CurrentKey, gateway:
     return json_response(detail)
 
 
-async def _training(gateway: Gateway, found: FoundRollout, *, step: int) -> RolloutTraining:
+async def _training(gateway: Gateway, found: FoundRollout, rollout: RolloutSummary, *, step: int) -> RolloutTraining:
     batch: BatchMeta | None = None
     if found.batched is not None:
         try:
@@ -106,7 +118,7 @@ async def _training(gateway: Gateway, found: FoundRollout, *, step: int) -> Roll
         except BlobMissing:
             batch = None
     return training_view(
-        rollout_view(found.recorded),
+        rollout,
         found.members,
         batched=found.batched is not None,
         batch=batch,

@@ -1,0 +1,50 @@
+"""What the judges made of each rollout's reward, a row each: the log says it in another event than the rollout's."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from synth.bus.recorded import Recorded
+from synth.events import RolloutCompleted, RolloutFailed, RolloutJudged
+
+SCHEMA = """
+CREATE TABLE judged (
+    job TEXT NOT NULL, mode TEXT NOT NULL, iteration INTEGER NOT NULL, place INTEGER NOT NULL, reward REAL,
+    PRIMARY KEY (job, mode, iteration, place)
+) WITHOUT ROWID;
+"""
+
+
+def record_scores(db: sqlite3.Connection, recorded: Recorded) -> None:
+    """Enter what the judges said of a rollout; of what was said twice, the first stays."""
+    event = recorded.event
+    if isinstance(event, RolloutJudged):
+        values = (recorded.key, event.mode, event.iteration, event.index, event.reward)
+        db.execute("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)", values)
+
+
+@dataclass(frozen=True)
+class JudgedRewards:
+    """The rewards of one job. is_judged: whether judges have a part in them."""
+
+    db: sqlite3.Connection
+    job: str
+    is_judged: bool
+
+    @classmethod
+    def of(cls, db: sqlite3.Connection, job: str) -> JudgedRewards:
+        """Of the job with this id."""
+        query = "SELECT json_extract(CAST(validated AS TEXT), '$.job.rewards.scores') FROM texts WHERE id = ?"
+        found = db.execute(query, (job,)).fetchone()
+        return cls(db, job, found is not None and found[0] == "judges")
+
+    def reward(self, event: RolloutCompleted | RolloutFailed) -> float | None:
+        """What is trained and reported of a rollout: None where it failed, or has no scores (yet)."""
+        if isinstance(event, RolloutFailed):
+            return None
+        if not self.is_judged:
+            return event.reward
+        query = "SELECT reward FROM judged WHERE job = ? AND mode = ? AND iteration = ? AND place = ?"
+        found = self.db.execute(query, (self.job, event.mode, event.iteration, event.index)).fetchone()
+        return found[0] if found else None
