@@ -1,10 +1,12 @@
-"""`synthctl deploy` to a process: it stays, comes back, and is replaced without a call that fails."""
+"""`synthctl deploy`: a process stays, comes back, and is replaced without a call that fails; an image has no key."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from synth.bus.server.embedded import free_port
 from synth.cli.processes import start_of
 from synth.runtime.env_file import read_env_file
 from tests.e2e.cli.conftest import eventually
-from tests.unit.cli.test_command_line import synthctl
+from tests.unit.cli.test_command_line import CLEAN, synthctl
 from tests.unit.cli.test_serve import ONE
 
 #: What dies where it is served, and not where it is looked at before.
@@ -28,7 +31,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "app.py").write_text(ONE.format(name="one"))
     yield tmp_path
     synthctl("deploy", "stop", "one", cwd=tmp_path)
-    assert not (tmp_path / ".synth").exists() or shown(tmp_path)["pid"] is None
+    states = (tmp_path / ".synth" / "deployments").glob("*/state.json")
+    assert [file for file in states if json.loads(file.read_text())["pid"] is not None] == []
 
 
 def deploy(folder: Path, *flags: str, app: str = "one") -> str:
@@ -140,3 +144,94 @@ def test_one_that_does_not_come_up_says_why_and_leaves_nothing(source: str, word
     assert run.returncode != 0
     assert words in run.stderr
     assert "Traceback" not in run.stderr
+
+
+NEEDY = """
+from pathlib import Path
+import rules
+from PIL import Image
+WORDS = Path("data/words.txt").read_text()
+"""
+
+
+def image(folder: Path, *flags: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    return synthctl("deploy", "one", "--to", "docker", *flags, cwd=folder, PATH=f"{path or folder / 'nothing'}")
+
+
+@pytest.mark.long
+def test_an_image_has_the_app_and_what_it_asks_for_and_no_key(folder: Path):
+    (folder / "app.py").write_text(NEEDY + ONE.format(name="one"))
+    (folder / "rules.py").write_text("")
+    (folder / "unused.py").write_text("")
+    (folder / "data").mkdir()
+    (folder / "data" / "words.txt").write_text("word")
+    (folder / "data" / ".env").write_text("SECRET=s3cret")
+    (folder / ".env").write_text("ENVIRONMENT_API_KEY=env_s3cret\n")
+    lacks = image(folder)
+    assert lacks.returncode == 1
+    assert "No such file or directory: 'data/words.txt'" in lacks.stderr
+    assert "--include PATH" in lacks.stderr
+    assert image(folder, "--include", ".env").returncode == 2
+    assert image(folder, "--port", "8001").returncode == 2
+    elsewhere = synthctl("deploy", "one", "--to", "modal", cwd=folder)
+    assert (elsewhere.returncode, "does not deploy to Modal" in elsewhere.stderr) == (2, True)
+
+    done = image(folder, "--include", "data")
+    assert done.returncode == 0, done.stderr
+    built = Path(done.stdout.strip())
+    assert (
+        f"no container engine answers here (docker, podman); where one does: docker build --tag task-app-one {built}"
+        in (" ".join(done.stderr.split()))
+    )
+    copied = sorted(str(file.relative_to(built / "app")) for file in (built / "app").rglob("*") if file.is_file())
+    assert copied == ["app.py", "data/words.txt", "rules.py"]
+    asked = (built / "requirements.txt").read_text().splitlines()
+    assert [line.partition("==")[0] for line in asked if not line.startswith("synthctl")] == ["pillow"]
+    assert [file for file in built.rglob("*") if file.is_file() and "s3cret" in file.read_text(errors="replace")] == []
+
+    lines = [line for line in (built / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    words = [line.partition(" ")[0] for line in lines]
+    assert {"FROM", "ENV", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "HEALTHCHECK", "CMD"} == {*words}
+    assert words.index("USER") < words.index("CMD")
+    for line in lines:
+        if line.startswith("COPY"):
+            assert (built / line.split()[1]).exists()
+    # No engine is here: what the container would run is run in the folder that it would run in.
+    command = json.loads(lines[words.index("CMD")].removeprefix("CMD "))
+    health = json.loads(lines[words.index("HEALTHCHECK")].partition(" CMD ")[2])
+    port = str(free_port())
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = CLEAN | {"PATH": programs, "HOST": "127.0.0.1", "PORT": port, "HOME": str(folder)}
+    keyless = subprocess.run(command, cwd=built / "app", env=env, capture_output=True, text=True, check=False)
+    assert (keyless.returncode, "set ENVIRONMENT_API_KEY" in keyless.stderr) == (2, True)
+    env |= {"ENVIRONMENT_API_KEY": "k"}
+    server = subprocess.Popen(command, cwd=built / "app", env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline().strip() == f"http://127.0.0.1:{port}"
+        assert subprocess.run(health, env=env, check=False).returncode == 0
+        assert subprocess.run(health, env=env | {"ENVIRONMENT_API_KEY": "wrong"}, capture_output=True).returncode == 1
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+    assert [*(built / "app").glob(".env")] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_engine_that_answers_is_told_to_build_the_folder(code: int, folder: Path):
+    """The engine is a script that writes down what it is told: none is here."""
+    programs = folder / "programs"
+    programs.mkdir()
+    script = f'#!/bin/sh\necho "$@" >> {folder}/told\ntest "$1" = info || exit {code}\n'
+    (programs / "podman").write_text(script)
+    (programs / "podman").chmod(0o755)
+    done = image(folder, "--tag", "mine:1", "-o", "json", path=str(programs))
+    built = folder / ".synth" / "deployments" / "one" / "image"
+    assert (folder / "told").read_text().splitlines() == ["info", f"build --tag mine:1 {built}"]
+    if code:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "the build failed (exit code 7)" in done.stderr
+    else:
+        assert json.loads(done.stdout) == {"id": "one", "folder": str(built), "tag": "mine:1", "built": True}
+        assert "run it: podman run " in done.stderr

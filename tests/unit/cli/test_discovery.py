@@ -77,7 +77,7 @@ def test_an_app_is_loaded_by_its_id_also_from_a_package_and_beside_a_module_of_t
         ("thre", "is it three?"),
         ("grpo-crafter", "is an app of the synth-ai SDK; expected a task app"),
         ("on-modal", "serve it with `modal serve on_modal.py`"),
-        ("none/at/all", "expected grpo-crafter, on-modal, one, three"),
+        ("none/at/all", "expected an id of those here: grpo-crafter, on-modal, one, three"),
     ],
 )
 def test_an_id_that_cannot_be_served_is_one_clear_line(id: str, words: str, folder: Path):

@@ -99,7 +99,11 @@ def choose_app(id: str, found: Found) -> FoundApp | None:
 def no_such_app(id: str, found: Found, folder: Path) -> UsageProblem:
     """That no app in the folder has this id, with those that are there and what could not be read."""
     ids = sorted({app.id for app in found.apps if app.id})
-    expected = ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+    expected = (
+        "an id of those here: " * bool(ids)
+        + ", ".join(ids[:_SHOWN])
+        + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+    )
     near = difflib.get_close_matches(id, ids, n=1)
     unread = f"; not looked into: {'; '.join(found.unread)}" if found.unread else ""
     fix = f"is it {near[0]}?" if near else "`synthctl apps ls FOLDER` lists those of a folder; or name a file"

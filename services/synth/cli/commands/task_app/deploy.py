@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,15 @@ class Target(StrEnum):
     """Where an app is deployed to."""
 
     PROCESS = "process"
+    DOCKER = "docker"
+    MODAL = "modal"
+
+
+#: The options that belong to one target alone.
+_FLAGS_OF = {
+    Target.PROCESS: ("port", "host", "max_restarts", "start_timeout"),
+    Target.DOCKER: ("tag", "base", "requirements", "include"),
+}
 
 
 def run(
@@ -30,7 +40,9 @@ def run(
             metavar="APP", help="An id, a file (app.py) or module (pkg.app); :NAME picks one.", show_default=False
         ),
     ],
-    to: Annotated[Target, typer.Option("--to", help="Where to: a process of this machine.")] = Target.PROCESS,
+    to: Annotated[
+        Target, typer.Option("--to", help="A process of this machine, or a container image.")
+    ] = Target.PROCESS,
     port: Annotated[
         int | None,
         typer.Option(
@@ -54,6 +66,32 @@ def run(
     start_timeout: Annotated[
         float, typer.Option("--start-timeout", metavar="S", min=0.1, help="Seconds until it must be healthy.")
     ] = 60.0,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="docker: the image's name; made of the app's id if none.", show_default=False
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE", help="docker: the image to begin with; Python's own if none.", show_default=False
+        ),
+    ] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="docker: what the app needs, as pip reads it; without it what its modules import, as installed here.",
+            show_default=False,
+        ),
+    ] = None,
+    include: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", help="docker: a file or folder that the app reads; repeatable.", show_default=False
+        ),
+    ] = None,
     backend: Backend = None,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -64,12 +102,19 @@ def run(
     It gets this environment and what the env files say; an ENVIRONMENT_API_KEY is made and given to the backend as by
     `serve`. A process that dies is started again. Deployed anew, the new one takes the port over when it is healthy,
     and only then the old one ends; one that does not come up changes nothing. `run` may be left out.
+
+    `--to docker` writes a folder with a Dockerfile, the app's modules and what they ask for, and no key; it is built
+    where docker or podman answers. The environment key is given when the container runs.
     """
+    override_options(ctx, backend=backend, env_files=env_file)
+    _refuse_what_is_not_for(ctx, to)
+    if to is Target.DOCKER:
+        _to_docker(ctx, app, tag=tag, base=base, requirements=requirements, include=include or [], data=data, fmt=fmt)
+        return
     from synth.cli.deployments import control
     from synth.cli.deployments.state import Deployment
     from synth.cli.task_apps.loading import load_task_app, locate, set_environment, store_key
 
-    override_options(ctx, backend=backend, env_files=env_file)
     settings = load_config(ctx, may_be_new=True)
     for note in set_environment(get_env_files(ctx)):
         output.hint(note)
@@ -91,6 +136,68 @@ def run(
     output.hint(
         f"{files.id} is served; its log: synthctl deploy logs {files.id} · end it: synthctl deploy stop {files.id}"
     )
+
+
+def _refuse_what_is_not_for(ctx: typer.Context, to: Target) -> None:
+    """Refuse Modal, and what was said of another target. Raises `UsageProblem`."""
+    from synth.cli.errors import UsageProblem
+
+    if to is Target.MODAL:
+        what = "synthctl does not deploy to Modal: nothing here drives its SDK"
+        fix = "--to docker writes a Dockerfile, which Modal's own tools can build; or run `modal deploy` on a Modal app"
+        raise UsageProblem(what, expected="process or docker", fix=fix, where="--to")
+    for target, names in _FLAGS_OF.items():
+        for name in names if target is not to else ():
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                flag = "--" + name.replace("_", "-")
+                raise UsageProblem(
+                    f"{flag} has no meaning for --to {to}", expected=f"it with --to {target}", where=flag
+                )
+
+
+def _to_docker(
+    ctx: typer.Context,
+    app: str,
+    *,
+    tag: str | None,
+    base: str | None,
+    requirements: Path | None,
+    include: list[Path],
+    data: Path,
+    fmt: Format,
+) -> None:
+    import re
+    import shlex
+    import sys
+
+    from synth.cli.deployments import image
+    from synth.cli.deployments.state import Deployment
+    from synth.cli.task_apps.loading import load_task_app, locate, read_environment
+
+    read_environment(get_env_files(ctx))
+    place = locate(app)
+    loaded = load_task_app(place)
+    loaded.asgi()
+    folder = Deployment(data.resolve(), loaded.id).folder / "image"
+    base = base or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+    written = image.write_image(folder, place, include=include, requirements=requirements, base=base)
+    tag = tag or "task-app-" + (re.sub(r"[^a-z0-9]+", "-", loaded.id.lower()).strip("-") or "one")
+    output.hint(
+        f"in the image: {', '.join(written.files)}\nasked of pip: {', '.join(written.requirements) or 'nothing'}"
+    )
+    engine = image.find_engine()
+    if engine is not None:
+        image.build(engine, folder, tag)
+    if fmt is Format.JSON:
+        output.print_json({"id": loaded.id, "folder": str(folder), "tag": tag, "built": engine is not None})
+    else:
+        output.print_line(str(folder))
+    name = engine.rpartition("/")[2] if engine else "docker"
+    if engine is None:
+        command = shlex.join([name, "build", "--tag", tag, str(folder)])
+        output.warn(f"no container engine answers here ({', '.join(image.ENGINES)}); where one does: {command}")
+    output.hint(f"run it: {name} run --detach --publish 8001:8001 --env ENVIRONMENT_API_KEY {tag}")
 
 
 def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
