@@ -65,7 +65,7 @@ async_level = 0
 seed = {seed}
 step_rewards_enabled = true
 step_rewards_mode = "env_sparse"
-turn_discount = {DISCOUNT if loss == "gspo_token" else 1.0}
+{f"turn_discount = {DISCOUNT}" if loss == "gspo_token" else ""}
 [evaluation]
 every_n_iters = {iterations}
 seeds = "1000-1031"
