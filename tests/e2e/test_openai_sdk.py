@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from openai.types.fine_tuning import FineTuningJob
 from pydantic import BaseModel, ConfigDict
 
 from synth.runtime.env_file import read_env_file
-from task_apps.math import dataset
+from task_apps.math import dataset, problems
 from tests.e2e.platform import Platform
 from tests.e2e.task_apps import Served
 
@@ -213,3 +214,59 @@ def test_a_mistake_is_told_at_once_and_makes_no_job(sft_job: FineTuningJob, clie
         client.fine_tuning.jobs.create(model="tiny-qwen4", training_file=sft_job.training_file)
     assert "did you mean 'tiny-qwen3'" in refused.value.message
     assert client.fine_tuning.jobs.list(limit=1).data == before
+
+
+def _prompts(count: int, *, seed: int) -> bytes:
+    """Sums without their answers, and the worked answer for a grader to look for."""
+    pairs = random.Random(seed).sample(problems.pairs(held_out=False), count)
+    rows = [
+        {"messages": [{"role": "user", "content": problems.question(a, b)}], "answer": f"answer {a + b}"}
+        for a, b in pairs
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+@pytest.mark.long
+def test_reinforcement_by_a_grader_learns_from_a_file_of_prompts(
+    sft_job: FineTuningJob, platform: Platform, client: openai.OpenAI
+):
+    said = "{{sample.output_text}}"
+    like = {"type": "string_check", "name": "like", "operation": "like", "input": said, "reference": "answer "}
+    near = {
+        "type": "text_similarity",
+        "name": "near",
+        "evaluation_metric": "fuzzy_match",
+        "input": said,
+        "reference": "{{item.answer}}",
+    }
+    grader = {
+        "type": "multi",
+        "name": "worked",
+        "graders": {"like": like, "near": near},
+        "calculate_output": "0.8 * like + 0.2 * near",
+    }
+    files = [
+        client.files.wait_for_processing(client.files.create(file=(name, body), purpose="fine-tune").id)
+        for name, body in (("prompts.jsonl", _prompts(64, seed=1)), ("held-out.jsonl", _prompts(32, seed=2)))
+    ]
+    hyperparameters = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 400, "eval_interval": 16}
+    method: Any = {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
+    # To the SDK's types, `graders` is one grader: a strict client refuses several, as OpenAI's API answers them.
+    loose = client.copy()
+    loose._strict_response_validation = False
+    assert sft_job.fine_tuned_model is not None
+    job = loose.fine_tuning.jobs.create(
+        model=sft_job.fine_tuned_model, training_file=files[0].id, validation_file=files[1].id, method=method
+    )
+    platform.succeeded(job.id)
+    learned = loose.fine_tuning.jobs.retrieve(job.id)
+    assert (learned.training_file, learned.validation_file) == (files[0].id, files[1].id)
+    assert learned.method is not None
+    assert learned.method.reinforcement is not None
+    assert learned.method.reinforcement.grader.to_dict() == grader
+    events = list(client.fine_tuning.jobs.list_events(job.id, limit=100))
+    found: list[Any] = [event.data for event in events if event.type == "metrics"]
+    held_out = {data["step"]: data["values"]["reward_mean"] for data in found if "instances" in data}
+    assert sorted(held_out) == [0, 16]
+    # About 0.4 of the replies are worked before, and nearly all after.
+    assert held_out[0] < 0.6 < held_out[16]

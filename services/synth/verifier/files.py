@@ -21,12 +21,18 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class ReadyFile:
-    """A checked file. rows: the blob to train on. images: how many its rows show. pairs: whether they are pairs."""
+    """A checked file. rows: the blob to train on. images: how many its rows show. pairs: whether they are pairs.
+
+    count: how many rows. prompts: how many end with the user's message. unanswered: whether they are prompts alone.
+    """
 
     name: str
     rows: BlobRef
     images: int
     pairs: bool
+    count: int
+    prompts: int
+    unanswered: bool
 
 
 async def wait_for_file(
@@ -76,14 +82,22 @@ def _ready(known: FileHistory, file_id: str, role: str) -> ReadyFile | None:
     if isinstance(known.verdict, FileRejected):
         raise UserError(rejected(known.verdict, known.upload.name, file_id, role))
     verdict = known.verdict
-    return ReadyFile(known.upload.name, verdict.rewritten or known.upload.blob, verdict.images, bool(verdict.pairs))
+    return ReadyFile(
+        known.upload.name,
+        verdict.rewritten or known.upload.blob,
+        verdict.images,
+        bool(verdict.pairs),
+        verdict.rows,
+        verdict.prompts,
+        verdict.unanswered > 0,
+    )
 
 
 def rejected(verdict: FileRejected, name: str, file_id: str, role: str) -> list[Problem]:
     """What a user needs to mend the file: how many lines are bad, and the first of them."""
     summary = Problem(
         what=f"{name!r} has {verdict.bad_lines} bad line{'s' if verdict.bad_lines > 1 else ''}",
-        expected="a conversation, or a preference pair, on each line",
+        expected="a conversation, a preference pair, or a prompt, on each line",
         fix="mend the file, upload it again, and submit the job with the new id",
         where=f"{role} = {file_id!r}",
     )

@@ -18,7 +18,7 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.publish import enqueue
 from synth.bus.recorded import Recorded
 from synth.bus.rpc import CheckJob, CheckVerdict, TaskAppReport, VerifyTaskApp
-from synth.datasets.refused import images_refused, rows_refused
+from synth.datasets.refused import images_refused, prompts_refused, rows_refused
 from synth.errors import Permanent, Problem, Transient, UserError
 from synth.events import BlobRef, JobRefused, JobResumed, JobValidated, JobVerified
 from synth.events.catalogue import Event
@@ -100,7 +100,6 @@ class VerifierHandlers:
                 problems += await judges_refused(self.bus, asked.org, job)
             except Transient as error:
                 problems.append(Problem(what=str(error), fix="start `synthd judge`, then ask again", where="[judge]"))
-            return CheckVerdict(problems=problems)
         for role, file_id in _files_of(job):
             # A path: whoever asks has the file, and uploads it with the job.
             if not file_id.startswith("file_"):
@@ -137,11 +136,10 @@ class VerifierHandlers:
         app: VerifiedTaskApp | None = None
         task_url: str | None = None
         files: dict[str, BlobRef] = {}
-        if isinstance(job, SftJob):
-            for role, file_id in _files_of(job):
-                ready = await _collect(problems, self._file(job, org, file_id, role, until))
-                files |= {role: ready.rows} if ready else {}
-        else:
+        for role, file_id in _files_of(job):
+            ready = await _collect(problems, self._file(job, org, file_id, role, until))
+            files |= {role: ready.rows} if ready else {}
+        if isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None):
             task_url = job.rollout.task_url
             app = await _collect(problems, self._task_app(org, job))
             place = origins.get("rollout.env_name", "env_name")
@@ -149,6 +147,7 @@ class VerifierHandlers:
             if wrong := wrong_env_name(job.rollout.env_name, names, where=place, url=task_url):
                 problems.append(wrong)
             problems += rubric_lacks(job, app.rubric if app else None)
+        if not isinstance(job, SftJob):
             problems += await judges_refused(self.bus, org, job, retry_for_s=self.settings.retry_for_s)
         if problems or source is None:
             return JobRefused(problems=problems)
@@ -175,25 +174,47 @@ class VerifierHandlers:
             max_answer_bytes=self.settings.max_answer_bytes,
         )
 
-    async def _file(self, job: SftJob, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
+    async def _file(self, job: Job, org: str, file_id: str, role: str, until: datetime) -> ReadyFile:
         left = max(0.0, (until - datetime.now(UTC)).total_seconds())
         ready = await wait_for_file(self.bus, org, file_id, role=role, timeout=left, stop=self.stop)
         if problems := self._refused(job, ready, file_id, role):
             raise UserError(problems)
         return ready
 
-    def _refused(self, job: SftJob, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:
+    def _refused(self, job: Job, ready: ReadyFile, file_id: str, role: str) -> list[Problem]:
         where = f"{role} = {file_id!r}"
-        wrong = rows_refused(ready.name, pairs=ready.pairs, dpo=job.dpo is not None, where=where)
+        if not isinstance(job, SftJob):
+            last = _last_row(job, role)
+            wrong = prompts_refused(
+                ready.name, rows=ready.count, prompts=ready.prompts, images=ready.images, last=last, where=where
+            )
+            return [wrong] if wrong else []
+        dpo = job.dpo is not None
+        wrong = rows_refused(ready.name, pairs=ready.pairs, dpo=dpo, unanswered=ready.unanswered, where=where)
         problems = [wrong] if wrong else []
         if ready.images and self.registry.find(job.model).vision is None:
             problems.append(images_refused(ready.name, job.model, where=where))
         return problems
 
 
-def _files_of(job: SftJob) -> list[tuple[str, str]]:
+def _last_row(job: Job, role: str) -> int:
+    """The largest number of a row of this file that a grader's job plays; -1 where it plays none."""
+    if not isinstance(job, RlJob) or job.graded is None:
+        return -1
+    evaluated = job.evaluation.seeds if job.evaluation is not None else []
+    if role == "validation_file":
+        return max(evaluated, default=-1)
+    seeds = job.train_seeds
+    played = max(seeds.listed, default=seeds.start + seeds.count - 1)
+    return max(played, *(evaluated if job.graded.file_of("eval") == role else []), -1)
+
+
+def _files_of(job: Job) -> list[tuple[str, str]]:
     """The job's files: what each is to it, and its id."""
-    roles = (("training_file", job.training_file), ("validation_file", job.validation_file))
+    files = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
+    if files is None:
+        return []
+    roles = (("training_file", files.training_file), ("validation_file", files.validation_file))
     return [(role, file_id) for role, file_id in roles if file_id is not None]
 
 

@@ -166,8 +166,9 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     """An uploaded file as the API shows it. status: processing, ready or failed; problems: the first ones, by line.
 
     characters: of all message text; tokens: about how many those are; lengths[i]: conversations of 2^i up to 2^(i+1)
-    characters. images: that its rows show. pairs: rows that are preference pairs: all or none. converted: how many rows
-    came in another shape than the one that is trained on, by that shape.
+    characters. images: that its rows show. pairs: rows that are preference pairs: all or none. prompts: rows whose
+    last message is the user's. unanswered: rows without any message of an assistant. converted: how many rows came in
+    another shape than the one that is trained on, by that shape.
     """
 
     id: str
@@ -184,6 +185,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[int] = []
     images: int | None = None
     pairs: int | None = None
+    prompts: int | None = None
+    unanswered: int | None = None
     converted: dict[str, int] = {}
     bad_lines: int = 0
     problems: list[LineProblem] = []

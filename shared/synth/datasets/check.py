@@ -18,12 +18,15 @@ class FileCheck:
     """Takes a file in pieces of any size; `finish` gives the verdict.
 
     max_line_bytes: a longer line is a bad one. image_rows: how many rows show images, in whatever form. pairs: how many
-    are preference pairs; the kind of the first good row is that of all. converted: as in `FileReady`.
+    are preference pairs; the kind of the first good row is that of all. prompts, unanswered,
+    converted: as in `FileReady`.
     """
 
     def __init__(self, *, max_line_bytes: int = 64 << 20) -> None:
         self.image_rows = 0
         self.pairs: int = 0
+        self.prompts: int = 0
+        self.unanswered: int = 0
         self.converted: dict[str, int] = {}
         self._max_line_bytes = max_line_bytes
         self._too_long = ("$", f"the line is longer than {max_line_bytes} bytes (SYNTH_MAX_LINE_BYTES)")
@@ -65,6 +68,8 @@ class FileCheck:
             tokens=self._tokens.total(characters=self._characters, messages=self._messages),
             lengths=self._lengths,
             pairs=self.pairs,
+            prompts=self.prompts,
+            unanswered=self.unanswered,
             converted=self.converted,
         )
 
@@ -82,8 +87,16 @@ class FileCheck:
         if self._rows and found.pair != bool(self.pairs):
             self._bad(self._line, _MIXED[found.pair])
             return
+        if self._rows and self.unanswered and not found.prompt:
+            self._bad(self._line, ("$.messages", "the last message is not the user's, in a file of prompts"))
+            return
+        if self._rows and not self.unanswered and not found.answered:
+            self._bad(self._line, ("$.messages", "no assistant message to learn from"))
+            return
         self._rows += 1
         self.pairs += found.pair
+        self.prompts += found.prompt
+        self.unanswered += not found.answered
         if found.shape:
             self.converted[found.shape] = self.converted.get(found.shape, 0) + 1
         self._messages += found.messages

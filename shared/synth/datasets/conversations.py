@@ -2,6 +2,8 @@
 
 {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…", "weight": 1}], "tools": […]}
 
+Or one prompt for a grader's job: messages that end with the user's, and whatever fields the grader refers to.
+
 Every message that the published clients write is taken as it is (`synth.chat.messages` has the types and the rules), so
 that only rows with images and rows of another shape (`synth.datasets.shapes`, `synth.datasets.pairs`) are ever written
 anew.
@@ -46,7 +48,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class UploadedRow(TrainingRow, frozen=True, gc=False, kw_only=True):
     """A conversation. chosen, rejected: there where the line is a pair instead."""
 
-    messages: Annotated[list[TrainingMessage], Meta(min_length=2)]
+    messages: Annotated[list[TrainingMessage], Meta(min_length=1)]
     chosen: msgspec.Raw | None = None
     rejected: msgspec.Raw | None = None
 
@@ -54,7 +56,8 @@ class UploadedRow(TrainingRow, frozen=True, gc=False, kw_only=True):
 class LineStats(msgspec.Struct, gc=False):
     """What a good line holds. texts: of its messages, tool calls and reasoning. has_images: whether it shows any.
 
-    pair: whether it is a preference pair. shape: the one that it came in, "" where it is the one that is trained on.
+    pair: whether it is a preference pair. prompt: whether its last message is the user's. answered: whether any is of
+    an assistant. shape: the one that it came in, "" where it is the one that is trained on.
     """
 
     messages: int
@@ -62,6 +65,8 @@ class LineStats(msgspec.Struct, gc=False):
     has_images: bool
     pair: bool = False
     shape: str = ""
+    prompt: bool = False
+    answered: bool = True
 
 
 _decoder = msgspec.json.Decoder(UploadedRow)
@@ -99,7 +104,12 @@ def read_line(line: bytes) -> LineStats | tuple[str, str]:
         if line.startswith(_BYTE_ORDER_MARK):
             return "$", "the line begins with a byte order mark; save the file as UTF-8 without one"
         return "$", _malformed(line, str(error))
-    return _row_problem(row, row.messages) or _line_stats(row)
+    if row.messages[-1].role != "user" and len(row.messages) < 2:
+        return (
+            "$.messages",
+            "Expected `array` of length >= 2, or one message of the user",
+        )
+    return _row_problem(row, row.messages) or _line_stats(row, prompts=True)
 
 
 def canonical_line(line: bytes) -> bytes:
@@ -203,17 +213,21 @@ def _malformed(line: bytes, reason: str) -> str:
     return f"not JSON: {reason.removeprefix('JSON is malformed: ')}"
 
 
-def _line_stats(row: TrainingRow) -> LineStats | tuple[str, str]:
+def _line_stats(row: TrainingRow, *, prompts: bool = False) -> LineStats | tuple[str, str]:
+    """What a conversation holds, or what is wrong with it. prompts: whether one without an answer is good."""
     texts: list[str] = []
     found = _messages_show_images(row.messages, "$.messages", texts)
     if isinstance(found, tuple):
         return found
     # Most rows end with an assistant, and one look is enough.
-    if row.messages[-1].role != "assistant" and all(message.role != "assistant" for message in row.messages):
+    last = row.messages[-1].role
+    answered = last == "assistant" or any(message.role == "assistant" for message in row.messages)
+    if not answered and not (prompts and last == "user"):
         return "$.messages", "no assistant message to learn from"
     if wrong := _tools_problem(row, "$.tools"):
         return wrong
-    return LineStats(len(row.messages), texts, found or bool(row.images or row.image_url))
+    shows = found or bool(row.images or row.image_url)
+    return LineStats(len(row.messages), texts, shows, prompt=last == "user", answered=answered)
 
 
 def _messages_show_images(

@@ -23,6 +23,7 @@ class FileReady(Event, frozen=True, kw_only=True):
 
     tokens: an estimate from a sample. lengths[i]: conversations of 2^i up to 2^(i+1) characters. images: that the rows
     show, all of them; a job says how many of a message are trained. pairs: rows that are preference pairs: all or none.
+    prompts: rows whose last message is the user's. unanswered: rows without any message of an assistant.
     converted: how many rows came in a shape that is not the one that is trained on, by that shape; of Parquet all did.
     rewritten: the rows as they are trained on, where they are not the uploaded bytes (other shapes, images that are now
     blobs); None where they are.
@@ -35,6 +36,8 @@ class FileReady(Event, frozen=True, kw_only=True):
     lengths: list[int] = msgspec.field(default_factory=list[int])
     images: int = 0
     pairs: int = 0
+    prompts: int = 0
+    unanswered: int = 0
     converted: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     rewritten: BlobRef | None = None
 

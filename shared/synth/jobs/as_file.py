@@ -42,10 +42,12 @@ def job_file(job: Job) -> Table:
 
 
 def _rl(job: RlJob) -> Table:
-    rollout, evaluation = job.rollout, job.evaluation
+    rollout, evaluation, graded = job.rollout, job.evaluation, job.graded
     return {
         "algorithm": {"type": "online", "method": "policy_gradient", "variety": job.loss},
-        "services": {"task_url": rollout.task_url},
+        "services": {"task_url": rollout.task_url or None},
+        "job": {"data": graded.training_file if graded else None},
+        "grader": graded.grader if graded else {},
         "model": {
             "source" if parse_finetuned(job.model) else "base": job.model,
             "trainer_mode": job.mode,
@@ -74,6 +76,7 @@ def _rl(job: RlJob) -> Table:
         if evaluation
         else {},
         "data": {
+            "validation_path": graded.validation_file if graded else None,
             "seeds": _seeds(job.train_seeds),
             "evaluation_split": rollout.evaluation_env_config.get("split"),
         },
@@ -254,8 +257,8 @@ def _without_empty(table: Table) -> Table:
     """The table without its nulls, which TOML does not have, and without empty tables of its own."""
     kept: Table = {}
     for key, value in table.items():
-        # What is passed on to the task app is kept as it is.
-        if isinstance(value, dict) and key not in ("env_config", "tags"):
+        # What is passed on as it is, is kept as it is.
+        if isinstance(value, dict) and key not in ("env_config", "grader", "tags"):
             value = _without_empty(value)  # pyright: ignore[reportUnknownArgumentType]
         if value is not None and value != {}:
             kept[key] = value

@@ -118,8 +118,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task app is driven. policy_config: what the file says beside the sampling, passed on as it is.
+    """How a task app is driven; task_url is empty where the job has none.
 
+    policy_config: what the file says beside the sampling, passed on as it is.
     env_config: passed on as it is; in evaluations, with the keys of evaluation_env_config in place of its own.
     env_name: None leaves it to the task app. max_concurrent_rollouts: over the whole cluster. rollout_timeout_s:
     seconds a try. group_timeout_s: seconds from when all of a group are under way until it goes without those that
@@ -151,6 +152,22 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds that so many rollouts may take, where each needs all of its tries and all of their time."""
         turns = -(-rollouts // self.max_concurrent_rollouts)
         return turns * (1 + self.max_retries) * self.rollout_timeout_s
+
+
+class GradedRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts without a task app: one reply to each row's messages, and what a grader gives for it.
+
+    grader: as `synth.graders.schema.parse_grader` reads it. training_file: the file whose rows the seeds of training
+    number, from 0; validation_file: those of evaluations, where that is another one.
+    """
+
+    grader: dict[str, Any]
+    training_file: str
+    validation_file: str | None
+
+    def file_of(self, mode: str) -> Literal["training_file", "validation_file"]:
+        """The file whose rows the rollouts of a request play. mode: "train" or "eval"."""
+        return "validation_file" if mode == "eval" and self.validation_file is not None else "training_file"
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +244,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
     of a token. kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
-    rewards: what a rollout earns.
+    rewards: what a rollout earns. graded: None where a task app plays the rollouts.
     """
 
     label: str | None
@@ -252,6 +269,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     evaluation: EvaluationSettings | None
     watch: WatchSettings | None
     rewards: RewardSettings = RewardSettings()
+    graded: GradedRows | None = None
 
     def seeds_of(self, iteration: int) -> list[int]:
         """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job."""

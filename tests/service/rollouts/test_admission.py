@@ -87,7 +87,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             JOB,
             settings,
             RewardSettings(),
-            app=app,
+            player=app,
             recorder=recording,
             replicas=table,
             versions=versions,

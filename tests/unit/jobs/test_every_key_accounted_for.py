@@ -28,11 +28,20 @@ _RL = {
     "training": {"iterations_per_epoch": 2},
     "evaluation": {"seeds": [3, 4], "every_n_iters": 1},
 }
+_GRADED = {
+    "grader": {"type": "string_check", "name": "g", "input": "{{item.x}}", "reference": "y", "operation": "eq"},
+    "job": {"data": "file_1"},
+    "data": {"seeds": [1, 2, 3], "validation_path": "file_2"},
+    "model": {"base": "tiny-qwen3"},
+    "training": {"iterations_per_epoch": 2},
+    "evaluation": {"seeds": [3, 4], "every_n_iters": 1},
+}
 _SFT = {"job": {"model": "tiny-qwen3", "data": "file_1"}, "data": {"validation_path": "file_2"}}
 _EVAL = {"model": "tiny-qwen3", "task_app_url": "http://127.0.0.1:8001", "seeds": [1, 2, 3]}
 _FILTER = {"filter": {"db": "traces.db", "output": "rows.jsonl"}}
 _SCHEMAS: dict[str, tuple[Kind, type[BaseModel], dict[str, Any]]] = {
     "rl": ("rl", RlConfig, _RL),
+    "rl with a grader": ("rl", RlConfig, _GRADED),
     # What an adapter's keys do shows where there is one.
     "rl with an adapter": ("rl", RlConfig, {**_RL, "lora": {"r": 4}}),
     "rl of a model that sees": (
@@ -153,10 +162,13 @@ def test_a_null_of_a_payload_leaves_a_key_at_its_default(name: str, registry: Re
         assert (after.values, after.origins) == (before.values, before.origins), path
 
 
+_WHOLE = ("tags", "env_config", "evaluation_env_config", "policy_config", "train_seeds", "rubric", "grader")
+
+
 def _fields(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of a job's settings; free tables and sets of seeds are one value each."""
     for key, value in values.items():
-        whole = key in ("tags", "env_config", "evaluation_env_config", "policy_config", "train_seeds", "rubric")
+        whole = key in _WHOLE
         if isinstance(value, dict) and not whole:
             yield from _fields(cast(dict[str, Any], value), f"{prefix}{key}.")
         elif key != "kind":

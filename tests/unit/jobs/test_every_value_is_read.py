@@ -22,6 +22,7 @@ PARTS: dict[type[msgspec.Struct], set[str]] = {
     resolved.EvalJob: {"job"},
     resolved.RolloutSettings: {"rollout", "rollout_settings", "r"},
     resolved.Sampling: {"sampling", "asked"},
+    resolved.GradedRows: {"graded"},
     resolved.EvaluationSettings: {"evaluation"},
     resolved.WatchSettings: {"watch", "settings"},
     resolved.LoraSettings: {"lora"},

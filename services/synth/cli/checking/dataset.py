@@ -18,12 +18,13 @@ from synth.events import FileRejected
 class DatasetReport:
     """What is wrong with the lines of a file. image_rows: how many rows show images, which were not fetched.
 
-    pairs: whether they are preference pairs.
+    pairs: whether they are preference pairs. unanswered: whether they are prompts alone.
     """
 
     problems: list[Problem]
     image_rows: int
     pairs: bool
+    unanswered: bool = False
 
 
 def check_dataset(path: Path, *, read: Callable[[int], None] = lambda n: None) -> DatasetReport:
@@ -48,4 +49,4 @@ def check_dataset(path: Path, *, read: Callable[[int], None] = lambda n: None) -
     if isinstance(verdict, FileRejected):
         problems = line_problems(verdict.problems, verdict.bad_lines, str(path))
         return DatasetReport(problems, check.image_rows, check.pairs > 0)
-    return DatasetReport([], check.image_rows, check.pairs > 0)
+    return DatasetReport([], check.image_rows, check.pairs > 0, check.unanswered > 0)

@@ -71,7 +71,13 @@ def _looked_at_datasets(looked: JobFile, *, sees: bool | None = None) -> JobFile
         with output.status(f"checking {path} ({output.size(total)})") as status:
             report = check_dataset(path, read=lambda n, p=path, t=total: status(f"checking {p}: {100 * n // t} %"))
         problems += report.problems
-        wrong = rows_refused(path.name, pairs=report.pairs, dpo=job.dpo is not None, where=str(path))
+        wrong = rows_refused(
+            path.name,
+            pairs=report.pairs,
+            dpo=job.dpo is not None,
+            unanswered=report.unanswered,
+            where=str(path),
+        )
         if not report.problems and wrong is not None:
             problems.append(wrong)
         if not report.problems and report.image_rows and sees is False:

@@ -91,6 +91,7 @@ def get(
         ("lengths", _lengths(found.lengths)),
         ("images", output.count(found.images) if found.images else ""),
         ("pairs", output.count(found.pairs) if found.pairs else ""),
+        ("prompts", output.count(found.prompts) if found.prompts else ""),
         ("converted", ", ".join(f"{output.count(n)} {shape}" for shape, n in found.converted.items())),
         ("sha256", found.sha256),
         ("age", output.age(found.created_at)),

@@ -58,7 +58,8 @@ def summary(found: ValidationReport) -> str:
     job = found.job
     if isinstance(job, RlJob):
         each = f"{job.batch_size} x {job.group_size} rollouts"
-        what = f"RL ({job.mode}) of {job.model}, {job.iterations} iterations of {each} at {job.rollout.task_url}"
+        where = f"at {job.rollout.task_url}" if job.graded is None else f"on {job.graded.training_file}, by a grader"
+        what = f"RL ({job.mode}) of {job.model}, {job.iterations} iterations of {each} {where}"
     elif isinstance(job, SftJob):
         length = f"{job.steps} steps" if job.steps else f"{job.epochs} epoch{'s' * (job.epochs > 1)}"
         method, rows = ("SFT", "rows") if job.dpo is None else ("DPO", "pairs")

@@ -21,7 +21,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     ),
     File: (
         *("id", "status", "filename", "purpose", "bytes", "sha256", "rows", "messages", "characters", "tokens"),
-        *("lengths", "images", "pairs", "converted", "bad_lines", "problems", "created_at"),
+        *("lengths", "images", "pairs", "prompts", "unanswered", "converted", "bad_lines", "problems", "created_at"),
     ),
     LineProblem: ("line", "reason", "path"),
     Model: ("id", "kind", "base", "stand_in", "job_id", "step", "created_at"),

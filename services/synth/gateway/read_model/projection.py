@@ -124,7 +124,18 @@ def trees_of(model: ModelRef | None) -> list[str]:
     return [] if model is None else [*([model.tree.uri] if model.tree else []), *trees_of(model.base)]
 
 
-_COUNTS = ("rows", "messages", "characters", "tokens", "lengths", "images", "pairs", "converted")
+_COUNTS = (
+    "rows",
+    "messages",
+    "characters",
+    "tokens",
+    "lengths",
+    "images",
+    "pairs",
+    "prompts",
+    "unanswered",
+    "converted",
+)
 
 
 def apply_to_file(row: FileRow | None, recorded: Recorded) -> FileRow | None:

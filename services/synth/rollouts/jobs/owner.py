@@ -20,10 +20,14 @@ from synth.bus.history.job_log import JobHistory, read_job
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.kv.secrets import SecretStore
 from synth.bus.worker import Lease
-from synth.errors import Problem
+from synth.errors import Permanent, Problem, UserError
 from synth.events import JobFailed, JobValidated, JobVerified
+from synth.graders.schema import parse_grader
 from synth.jobs.resolved import EvalJob, RlJob, job_from_data
 from synth.judging.settings import Rubric
+from synth.rollouts.clients.graded import GradedPlayer
+from synth.rollouts.clients.player import Player
+from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.collector import Collector
@@ -91,7 +95,7 @@ class CollectTaskOwner:
         def progress(stage: str) -> None:
             lease.progress(stage, deadline=hung_after_s)
 
-        app = await self._task_app_client(history, job)
+        player = await self._player(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret)
         versions = PolicyVersions()
@@ -99,7 +103,7 @@ class CollectTaskOwner:
             history.job_id,
             rollout_settings,
             job.rewards,
-            app=app,
+            player=player,
             recorder=recorder,
             replicas=self.replicas,
             versions=versions,
@@ -140,7 +144,7 @@ class CollectTaskOwner:
             # A later task of the job may have begun.
             if self.collectors.get(history.job_id) is collector:
                 del self.collectors[history.job_id]
-            await app.aclose()
+            await player.aclose()
             await recorder.aclose()
 
     def _judge(
@@ -153,6 +157,28 @@ class CollectTaskOwner:
         if rubric is None:
             rubric = msgspec.convert(history.need(JobVerified).rubric, Rubric)
         return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask_judge(self.bus), progress)
+
+    async def _player(self, history: JobHistory, job: RlJob | EvalJob) -> Player:
+        """Whoever plays the job's rollouts. Raises `Permanent` where a grader's rows lack what it refers to."""
+        if isinstance(job, EvalJob) or job.graded is None:
+            return await self._task_app_client(history, job)
+        verified = history.need(JobVerified)
+        grader = parse_grader(job.graded.grader)
+        rows: dict[str, PromptRows] = {}
+        files = {"training_file": verified.training_data, "validation_file": verified.validation_data}
+        for name, ref in files.items():
+            if ref is not None:
+                try:
+                    rows[name] = await PromptRows.open(self.blobs, ref, grader, where=name)
+                except UserError as error:
+                    raise Permanent(str(error)) from error
+        return GradedPlayer(
+            job.graded,
+            job.rollout,
+            rows,
+            job_id=history.job_id,
+            max_characters=self.settings.max_graded_characters,
+        )
 
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
         verified = history.need(JobVerified)

@@ -16,8 +16,8 @@ from synth.errors import Transient
 from synth.jobs.resolved import RolloutSettings
 from synth.jobs.rewards import RewardSettings
 from synth.keys import Cid, mint_cid
+from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.recorder import RecorderClient
-from synth.rollouts.clients.task_app import TaskAppClient
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.transcript import transcript_to_bytes
@@ -37,7 +37,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 
 class RolloutRunner:
-    """Plays rollouts of one job against its task app and the replicas that serve its policy."""
+    """Plays rollouts of one job by its player and the replicas that serve its policy."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RolloutRunner:
         rollout_settings: RolloutSettings,
         rewards: RewardSettings,
         *,
-        app: TaskAppClient,
+        player: Player,
         recorder: RecorderClient,
         replicas: ReplicaTable,
         versions: PolicyVersions,
@@ -63,7 +63,7 @@ class RolloutRunner:
         self._job_id = job_id
         self._rollout_settings = rollout_settings
         self._rewards = rewards
-        self._app = app
+        self._player = player
         self._recorder = recorder
         self._replicas = replicas
         self._versions = versions
@@ -126,7 +126,7 @@ class RolloutRunner:
         deadline.mark_at_app(spec.index)
         self._progress("play")
         try:
-            reply: TaskAppReply = await self._app.play(request, spec, inference_url=url, cid=cid)
+            reply: TaskAppReply = await self._player.play(request, spec, inference_url=url, cid=cid)
         except asyncio.CancelledError:
             # The app may go on: its calls must be refused. What was recorded is kept for people, and is not trained.
             records = await self._close_credential(replica, cid)
@@ -142,7 +142,7 @@ class RolloutRunner:
         scored = score(
             reply,
             records,
-            url=self._app.url,
+            url=self._player.url,
             failure_reward=self._rollout_settings.failure_reward,
             rewards=self._rewards,
         )

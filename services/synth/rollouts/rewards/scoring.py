@@ -28,11 +28,13 @@ class TaskAppReply:
     """A task app's answer to `POST /rollout`: its HTTP status and its JSON body (its text where that is not JSON).
 
     status 0: there was no answer, and body says why. timed_out: the reason is that it did not come in time.
+    problem: why the environment failed, where whoever played the rollout knows it.
     """
 
     status: int
     body: Any
     timed_out: bool = False
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def score(
 
     records: what the policy sampled in it. failure_reward: the reward of a try that the policy failed.
     """
+    if reply.problem is not None:
+        return EnvironmentFailed(reply.problem)
     if reply.status != 200:
         return _score_error(reply, records, url=url, failure_reward=failure_reward)
     if not isinstance(reply.body, dict) or not isinstance(reply.body.get("metrics"), dict):

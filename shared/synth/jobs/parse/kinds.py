@@ -12,6 +12,7 @@ Kind = Literal["rl", "sft", "eval", "filter"]
 _TABLES: dict[str, Kind] = {
     "eval": "eval",
     "filter": "filter",
+    "grader": "rl",
     "hyperparameters": "sft",
     "job": "sft",
     # An evaluation of the older kind has its keys at the top, and may have [rollout] beside them.

@@ -14,6 +14,7 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
+from synth.jobs.resolve.rewards.graded import check_graded_rewards, resolve_graded
 from synth.jobs.resolve.rewards.settings import resolve_rewards
 from synth.jobs.resolve.rewards.steps import given_step_rewards
 from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
@@ -21,7 +22,7 @@ from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolve.watch import resolve_watch
-from synth.jobs.resolved import EvaluationSettings, Mode, RlJob, RolloutSettings
+from synth.jobs.resolved import EvaluationSettings, GradedRows, Mode, RlJob, RolloutSettings
 from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
@@ -45,8 +46,9 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         context,
     )
     topology = rl_topology(config, context)
+    graded = resolve_graded(config, context)
     rollout = _rollout(config, spec, context)
-    evaluation = _evaluation(config.evaluation, context)
+    evaluation = _evaluation(config.evaluation, graded, context)
     max_staleness = context.take("max_staleness", training, "max_staleness", training.async_level)
     if max_staleness < training.async_level:
         context.problem(
@@ -56,13 +58,15 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         )
     loss = resolve_loss(config, context)
     rewards = resolve_rewards(config, loss, context)
+    if graded is not None:
+        check_graded_rewards(rewards, context)
     if config.services.judge_url is not None:
         context.warn(("services", "judge_url"), "has no effect: judges are asked by this cluster's own judge service")
     clip_low, clip_high = resolve_clip(training, loss, context)
     reference = resolve_reference(config, mode, context)
     lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
     iterations = _iterations(config, context)
-    train_seeds = _train_seeds(config, evaluation, context)
+    train_seeds = _train_seeds(config, None if graded and graded.validation_file else evaluation, context)
     if spec is None:
         return None
     return RlJob(
@@ -104,6 +108,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         evaluation=evaluation,
         watch=resolve_watch(training.watch, context),
         rewards=rewards,
+        graded=graded,
         checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
         checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=context.seed(training),
@@ -238,7 +243,9 @@ def _rollout(config: RlConfig, spec: ModelSpec | None, context: ResolveContext) 
         context,
     )
     return RolloutSettings(
-        task_url=context.task_url(config.services.task_url, ("services", "task_url")),
+        task_url=context.task_url(config.services.task_url, ("services", "task_url"))
+        if config.grader is None
+        else context.record("rollout.task_url", "", "default"),
         env_name=context.take("rollout.env_name", section, "env_name"),
         policy_name=context.take("rollout.policy_name", section, "policy_name"),
         max_turns=context.first("rollout.max_turns", turns),
@@ -277,7 +284,9 @@ def _concurrency(config: RlConfig, context: ResolveContext) -> int:
     return context.take(key, config.training, "async_semaphore_max")
 
 
-def _evaluation(section: EvaluationSection | None, context: ResolveContext) -> EvaluationSettings | None:
+def _evaluation(
+    section: EvaluationSection | None, graded: GradedRows | None, context: ResolveContext
+) -> EvaluationSettings | None:
     if section is None or section.every_n_iters == 0:
         if section is not None and section.model_fields_set and "every_n_iters" not in section.model_fields_set:
             context.warn(("evaluation",), "has no effect: every_n_iters is not given")
@@ -286,7 +295,15 @@ def _evaluation(section: EvaluationSection | None, context: ResolveContext) -> E
     if section.seeds is None and section.instances is None:
         context.problem(("evaluation", "seeds"), "there are no seeds to evaluate on", fix="set seeds or instances")
         return None
-    seeds = section.seeds or Seeds(start=_HELD_OUT_FROM, count=section.instances or 0)
+    if graded is not None and graded.validation_file is None and section.seeds is None:
+        context.problem(
+            ("evaluation", "seeds"),
+            "the rows to evaluate on are not said",
+            expected="numbers of rows of [job].data, from 0, or [data].validation_path",
+        )
+        return None
+    first = _HELD_OUT_FROM if graded is None else 0
+    seeds = section.seeds or Seeds(start=first, count=section.instances or 0)
     if section.instances is not None and section.instances > len(seeds):
         context.warn(("evaluation", "instances"), f"becomes {len(seeds)}: there are no more seeds")
     wanted = min(section.instances or len(seeds), len(seeds))

@@ -280,8 +280,18 @@ class TrainingSection(RewardsSection):
     """of a reply without an answer: given to the task app as `env.config.reward_negative_no_answer`"""
 
 
+class RlJobSection(Section):
+    """`[job]`: the rows that a grader's job plays."""
+
+    data: Name | None = None
+    """the id of an uploaded file of prompts, for `[grader]`: a seed is the number of a row, from 0"""
+
+
 class RlDataSection(Section):
     """`[data]`: the seeds that are trained on."""
+
+    validation_path: Name | None = None
+    """the id of an uploaded file of prompts, for `[grader]`: the rows that `[evaluation]` plays; `[job].data`'s"""
 
     seeds: SeedSet | None = None
     """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
@@ -311,6 +321,9 @@ class RlConfig(Section):
     model: ModelSection = ModelSection()
     policy: PolicySection | None = None
     lora: LoraSection | None = None
+    job: RlJobSection | None = None
+    grader: Free | None = None
+    """what pays the rollouts where there is no task app, as docs/graders.md has it"""
     rollout: RolloutSection = RolloutSection()
     evaluation: EvaluationSection | None = None
     training: TrainingSection = TrainingSection()

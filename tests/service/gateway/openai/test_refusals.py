@@ -65,10 +65,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "hyperparameters twice": ({"method": sft(), "hyperparameters": {}}, "hyperparameters", "twice"),
     "rows to reinforce": ({"method": rl()}, "training_file", "seeds:0-99"),
     "no task app": ({"method": {"type": "reinforcement"}}, "method.reinforcement", "settings are missing"),
-    "a grader of OpenAI's": (
+    "a grader that is not run here": (
         {"method": {"type": "reinforcement", "reinforcement": {"grader": {"type": "python", "source": "1"}}}},
         "method.reinforcement.grader.type",
-        "your task app",
+        "runs no code",
     ),
     "a task app that is no address": (
         {

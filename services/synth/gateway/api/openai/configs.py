@@ -1,12 +1,13 @@
 """From a fine-tuning request to a job in our own schema, which the validator reads like any other.
 
 What OpenAI calls "auto" is the platform's default. A learning-rate multiplier is one of the platform's default rate.
-Reinforcement learns from seeds of a task app, where OpenAI has rows of a file.
+Reinforcement learns from rows of a file, which a grader pays, or from seeds of a task app.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -29,6 +30,7 @@ from synth.jobs.seeds import Seeds, parse_seeds
 from synth.models import parse_finetuned
 
 SEEDS = "seeds:"
+TASK_APP = "task_app"
 #: What a reinforcement job does where its request says "auto".
 GROUP_SIZE: int = TrainingSection.model_fields["group_size"].default
 _BATCH_SIZE: int = TrainingSection.model_fields["batch_size"].default
@@ -45,6 +47,7 @@ _PLACES = {
     "[data].seeds": "training_file",
     "[evaluation].seeds": "validation_file",
     "[evaluation]": "method.reinforcement.hyperparameters.eval_interval",
+    "[grader]": "method.reinforcement.grader",
     "[services].task_url": "method.reinforcement.grader.url",
     "[rollout.policy_config]": "method.reinforcement.grader.policy_config",
     "[rollout.env_config]": "method.reinforcement.grader.env_config",
@@ -61,8 +64,17 @@ class TranslatedJob(NamedTuple):
     config: dict[str, Any]
 
 
-def translate_request(request: FineTuningRequest) -> TranslatedJob:
-    """Translate a request into a job of our schema. Raises UserError, whose places are fields of the request."""
+def is_graded(request: FineTuningRequest) -> bool:
+    """Whether a request's rollouts are rows of files, paid by a grader."""
+    method = request.method.reinforcement if request.method else None
+    return method is not None and method.grader.get("type") != TASK_APP
+
+
+def translate_request(request: FineTuningRequest, rows: Mapping[str, int] = MappingProxyType({})) -> TranslatedJob:
+    """Translate a request into a job of our schema. Raises UserError, whose places are fields of the request.
+
+    rows: of the files of a graded job, by the fields that name them.
+    """
     if request.integrations:
         raise UserError(
             Problem(
@@ -88,7 +100,7 @@ def translate_request(request: FineTuningRequest) -> TranslatedJob:
         raise UserError(
             Problem(what="the method's settings are missing", expected=_GRADER, where="method.reinforcement")
         )
-    return TranslatedJob("rl", _rl(request, reinforcement))
+    return TranslatedJob("rl", _rl(request, reinforcement, rows))
 
 
 def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
@@ -150,7 +162,7 @@ def _sft(request: FineTuningRequest, kind: str) -> dict[str, Any]:
     }
 
 
-def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
+def _rl(request: FineTuningRequest, method: Reinforcement, rows: Mapping[str, int]) -> dict[str, Any]:
     if request.hyperparameters is not None:
         raise UserError(
             Problem(
@@ -159,17 +171,23 @@ def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
                 where="hyperparameters",
             )
         )
-    grader, hyper = _task_app(method.grader), method.hyperparameters
+    hyper = method.hyperparameters
     if hyper.reasoning_effort not in (None, "default"):
         raise UserError(
             Problem(
                 what=f"reasoning_effort is {hyper.reasoning_effort[:40]!r}",
                 expected='"default"',
-                fix='have the model think with the grader\'s policy_config {"thinking_mode": "think"}',
+                fix='leave it out; a task app\'s policy_config has {"thinking_mode": "think"}',
                 where="method.reinforcement.hyperparameters.reasoning_effort",
             )
         )
-    seeds = _seeds(request.training_file, "training_file")
+    if is_graded(request):
+        seeds = Seeds(start=0, count=rows["training_file"])
+        played = {"job": {"data": request.training_file}, "grader": method.grader}
+    else:
+        played = _played_by(_task_app(method.grader))
+        seeds = _seeds(request.training_file, "training_file")
+    validation = request.validation_file if is_graded(request) else None
     batch = hyper.batch_size or _BATCH_SIZE
     group = max(2, round(GROUP_SIZE * (hyper.compute_multiplier or 1)))
     a_pass = -(-len(seeds) // batch)
@@ -177,20 +195,13 @@ def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
     source = "source" if parse_finetuned(request.model) else "base"
     return {
         "algorithm": {"type": "online", "method": "policy_gradient", "variety": "gspo"},
-        "services": {"task_url": grader.url},
         "model": _without_none(
             **{source: request.model},
             trainer_mode="lora" if hyper.lora_rank else "full",
             label=request.suffix,
         ),
         **_lora(hyper),
-        "rollout": _without_none(
-            env_name=grader.env_name,
-            policy_name=grader.policy_name,
-            max_turns=grader.max_turns,
-            env_config=grader.env_config,
-            policy_config=grader.policy_config,
-        ),
+        **played,
         "training": _without_none(
             num_epochs=hyper.n_epochs or 1,
             iterations_per_epoch=a_pass,
@@ -200,40 +211,61 @@ def _rl(request: FineTuningRequest, method: Reinforcement) -> dict[str, Any]:
             learning_rate=_rate(RL_RATE, hyper),
             seed=request.seed,
         ),
-        "data": {"seeds": _as_data(seeds)},
-        **_evaluation(request, hyper, iterations),
+        "data": _without_none(seeds=_as_data(seeds), validation_path=validation),
+        **_evaluation(request, hyper, iterations, rows),
         "tags": _without_none(suffix=request.suffix),
     }
 
 
-def _evaluation(request: FineTuningRequest, hyper: ReinforcementHyperparameters, iterations: int) -> dict[str, Any]:
-    """The [evaluation] table: the seeds of validation_file, else eval_samples held-out ones; {} for neither."""
+def _played_by(app: TaskAppGrader) -> dict[str, Any]:
+    return {
+        "services": {"task_url": app.url},
+        "rollout": _without_none(
+            env_name=app.env_name,
+            policy_name=app.policy_name,
+            max_turns=app.max_turns,
+            env_config=app.env_config,
+            policy_config=app.policy_config,
+        ),
+    }
+
+
+def _evaluation(
+    request: FineTuningRequest, hyper: ReinforcementHyperparameters, iterations: int, rows: Mapping[str, int]
+) -> dict[str, Any]:
+    """The [evaluation] table: what validation_file has, else eval_samples held-out seeds; {} for neither."""
+    graded = is_graded(request)
+    if graded and request.validation_file is None and hyper.eval_samples is not None:
+        raise UserError(
+            Problem(
+                what="there is nothing to evaluate on",
+                expected="a validation_file of prompts",
+                where="method.reinforcement.hyperparameters.eval_samples",
+            )
+        )
     if request.validation_file is None and hyper.eval_samples is None:
         if hyper.eval_interval is not None:
             raise UserError(
                 Problem(
                     what="there is nothing to evaluate on",
-                    expected="eval_samples, or seeds as the validation_file",
+                    expected="a validation_file of prompts"
+                    if graded
+                    else "eval_samples, or seeds as the validation_file",
                     where="method.reinforcement.hyperparameters.eval_interval",
                 )
             )
         return {}
     every = hyper.eval_interval or max(1, iterations // _EVALUATIONS)
-    seeds = _as_data(_seeds(request.validation_file, "validation_file")) if request.validation_file else None
+    seeds = None
+    if graded:
+        seeds = _as_data(Seeds(start=0, count=rows["validation_file"]))
+    elif request.validation_file:
+        seeds = _as_data(_seeds(request.validation_file, "validation_file"))
     return {"evaluation": _without_none(every_n_iters=every, instances=hyper.eval_samples, seeds=seeds)}
 
 
 def _task_app(grader: dict[str, Any]) -> TaskAppGrader:
     place = "method.reinforcement.grader"
-    if grader.get("type") != "task_app":
-        kind = str(grader.get("type"))[:40]
-        raise UserError(
-            Problem(
-                what=f"a grader of type {kind!r} is not served here: your task app plays the rollouts and pays them",
-                expected=_GRADER,
-                where=f"{place}.type",
-            )
-        )
     try:
         return TaskAppGrader.model_validate(grader)
     except ValidationError as error:
@@ -259,7 +291,7 @@ def _seeds(text: str, place: str) -> Seeds:
             Problem(
                 what=f"{text[:80]!r} is not what reinforcement learns from",
                 expected=f"{SEEDS}0-99 or {SEEDS}3,14,15 ({error})",
-                fix="files are for supervised jobs; here the task app makes an episode of each seed",
+                fix="the task app makes an episode of each seed; a file's rows are for the graders of docs/graders.md",
                 where=place,
             )
         ) from error

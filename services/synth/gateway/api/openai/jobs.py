@@ -10,10 +10,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from synth.bus.kv.secrets import ApiKey
-from synth.datasets.refused import rows_refused
+from synth.datasets.refused import prompts_refused, rows_refused
 from synth.errors import Problem, UserError
 from synth.events import JobCreated
-from synth.gateway.api.openai.configs import TranslatedJob, place_in_request, translate_request
+from synth.gateway.api.openai.configs import SEEDS, TranslatedJob, is_graded, place_in_request, translate_request
 from synth.gateway.api.openai.events import FineTuningEvent, event_object, parse_event_id, read_newest_first
 from synth.gateway.api.openai.files import page_response
 from synth.gateway.api.openai.requests import FineTuningRequest
@@ -35,6 +35,7 @@ from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
+from synth.graders.schema import parse_grader
 from synth.jobs.parse.toml import read_data
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, RlJob, SftJob, job_from_data
@@ -56,12 +57,13 @@ async def create(
     gateway: GatewayDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Supervised or by DPO on an uploaded file, or by reinforcement on seeds of a task app, which the grader names.
+    """Supervised or by DPO on a file; by reinforcement on a file of prompts and a grader, or on seeds of a task app.
 
     Everything that is wrong with the request is one 400.
     """
+    rows = await _prompt_rows(gateway, caller.org, body) if is_graded(body) else {}
     try:
-        submission = translate_request(body)
+        submission = translate_request(body, rows)
     except UserError as error:
         raise _bad_request(error.problems) from error
     problems = await _files(gateway, caller.org, body, submission) if submission.kind == "sft" else []
@@ -220,9 +222,54 @@ async def _files(gateway: Gateway, org: str, body: FineTuningRequest, submission
             problems.append(Problem(what=what, fix="mend the file, and upload it again", where=param))
         elif row.file.status == "ready":
             dpo = submission.config["algorithm"]["method"] == "dpo"
-            wrong = rows_refused(row.file.filename, pairs=bool(row.file.pairs), dpo=dpo, where=param)
+            wrong = rows_refused(
+                row.file.filename,
+                pairs=bool(row.file.pairs),
+                dpo=dpo,
+                unanswered=bool(row.file.unanswered),
+                where=param,
+            )
             problems += [wrong] if wrong else []
     return problems
+
+
+async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest) -> dict[str, int]:
+    """How many rows a graded job's files have, by the field. Raises a 400 where one, or the grader, is wrong."""
+    problems: list[Problem] = []
+    try:
+        method = body.method.reinforcement if body.method else None
+        parse_grader(method.grader if method else None, where="method.reinforcement.grader")
+    except UserError as error:
+        problems += error.problems
+    rows: dict[str, int] = {}
+    for param, id in (("training_file", body.training_file), ("validation_file", body.validation_file)):
+        if id is None:
+            continue
+        if id.startswith(SEEDS):
+            what = f"{id[:80]!r} are seeds of a task app, and a grader pays rows of a file"
+            problems.append(Problem(what=what, expected="the id of an uploaded file of prompts", where=param))
+            continue
+        try:
+            file = (await gateway.file(org, id)).file
+        except ApiError:
+            what = f"there is no file {id[:120]!r}"
+            problems.append(Problem(what=what, fix="upload it with client.files.create", where=param))
+            continue
+        if file.status == "failed":
+            what = f"{file.filename!r} cannot be trained on: {file_problems(file)}"
+            problems.append(Problem(what=what, fix="mend the file, and upload it again", where=param))
+        elif file.status != "ready":
+            what = f"{file.filename!r} is still being checked, and how long the job is follows from its rows"
+            fix = "wait with client.files.wait_for_processing, then create the job"
+            problems.append(Problem(what=what, expected="a file that is processed", fix=fix, where=param))
+        else:
+            rows[param] = file.rows or 0
+            counts = {"rows": rows[param], "prompts": file.prompts or 0, "images": file.images or 0}
+            wrong = prompts_refused(file.filename, **counts, last=-1, where=param)
+            problems += [wrong] if wrong else []
+    if problems:
+        raise _bad_request(problems)
+    return rows
 
 
 def _bad_request(problems: list[Problem]) -> ApiError:

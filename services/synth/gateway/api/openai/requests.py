@@ -1,4 +1,4 @@
-"""The body of `POST /v1/fine_tuning/jobs`, as the openai SDK sends it, with the one grader that is ours."""
+"""The body of `POST /v1/fine_tuning/jobs`, as the openai SDK sends it, with one grader more, which is ours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DpoHyperparameters(SupervisedHyperparameters):
 
 
 class ReinforcementHyperparameters(SupervisedHyperparameters):
-    """n_epochs: passes over the seeds. batch_size: seeds a step. compute_multiplier: of 8 rollouts a seed."""
+    """n_epochs: passes over the rows or seeds. batch_size: of them a step. compute_multiplier: of 8 rollouts each."""
 
     compute_multiplier: _AutoFactor = None
     eval_interval: _AutoCount = Field(default=None, description="Steps between two evaluations")
@@ -84,7 +84,9 @@ class Dpo(_Body):
 
 
 class Reinforcement(_Body):
-    grader: dict[str, Any] = Field(description='{"type": "task_app", "url": …, "env_name": …}')
+    grader: dict[str, Any] = Field(
+        description='Of OpenAI\'s types, for files of prompts; or {"type": "task_app", "url": …, "env_name": …}'
+    )
     hyperparameters: ReinforcementHyperparameters = ReinforcementHyperparameters()
 
 
@@ -107,7 +109,7 @@ def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
 
 
 class FineTuningRequest(_Body):
-    """A job. training_file: a file's id; for reinforcement the seeds, as `seeds:0-99`."""
+    """A job. training_file: a file's id; for reinforcement by a task app its seeds, as `seeds:0-99`."""
 
     model: _Text
     training_file: Annotated[str, Field(min_length=1, max_length=8192)]

@@ -215,8 +215,13 @@ def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
         "eval_samples": len(evaluation.seeds) if evaluation else None,
         "reasoning_effort": "default",
     }
+    grader = job.graded.grader if job.graded else _task_app(job)
+    return {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
+
+
+def _task_app(job: RlJob) -> dict[str, Any]:
     rollout = job.rollout
-    grader = {
+    return {
         "type": "task_app",
         "name": rollout.env_name or rollout.task_url,
         "url": rollout.task_url,
@@ -227,11 +232,12 @@ def _method(job: SftJob | RlJob | None) -> dict[str, Any] | None:
         "policy_config": rollout.policy_config
         | {"temperature": rollout.sampling.temperature, "max_tokens": rollout.sampling.max_tokens},
     }
-    return {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyperparameters}}
 
 
 def _training_file(job: Job, resolved: SftJob | RlJob | None) -> str:
     if isinstance(resolved, RlJob):
+        if resolved.graded is not None:
+            return resolved.graded.training_file
         seeds = resolved.train_seeds
         return _seeds(seeds.listed or range(seeds.start, seeds.start + seeds.count))
     return job.training_file or ""
@@ -239,6 +245,8 @@ def _training_file(job: Job, resolved: SftJob | RlJob | None) -> str:
 
 def _validation_file(job: Job, resolved: SftJob | RlJob | None) -> str | None:
     if isinstance(resolved, RlJob):
+        if resolved.graded is not None:
+            return resolved.graded.validation_file
         return _seeds(resolved.evaluation.seeds) if resolved.evaluation else None
     return job.validation_file
 

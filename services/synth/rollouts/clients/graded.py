@@ -1,0 +1,76 @@
+"""Plays the rollouts that a grader pays: one reply to a row's messages, and its score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from synth.errors import Problem
+from synth.graders.grade import GraderFailed, grade
+from synth.graders.schema import Grader, parse_grader
+from synth.graders.template import Sample
+from synth.jobs.resolved import GradedRows, RolloutSettings
+from synth.rollouts.clients.prompt_rows import PromptRows
+from synth.rollouts.collection.types import CollectRequest, RolloutSpec
+from synth.rollouts.rewards.scoring import TaskAppReply
+from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply
+
+
+class GradedPlayer:
+    """Asks the model for one reply a rollout, and grades it: what a task app would do, without one."""
+
+    def __init__(
+        self,
+        graded: GradedRows,
+        rollout_settings: RolloutSettings,
+        rows: Mapping[str, PromptRows],
+        *,
+        job_id: str,
+        max_characters: int,
+    ) -> None:
+        """rows: by the file that `GradedRows.file_of` names. max_characters: of all texts that one grading compares."""
+        self._graded = graded
+        self._grader: Grader = parse_grader(graded.grader)
+        self._rollout_settings = rollout_settings
+        self._rows = rows
+        self._job_id = job_id
+        self._max_characters = max_characters
+        self._chats = ChatClients(max_in_flight=rollout_settings.max_concurrent_rollouts)
+
+    @property
+    def url(self) -> str:
+        return "grader"
+
+    async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
+        """One try of one rollout. A grader that cannot grade is the environment's fault, as a broken task app is."""
+        row = await self._rows[self._graded.file_of(request.mode)].row(spec.seed)
+        # How the reply is sampled is the job's, which the credential stands for.
+        body: dict[str, Any] = {"model": self._job_id, "messages": row["messages"]}
+        if row.get("tools"):
+            body["tools"] = row["tools"]
+        try:
+            reply = await self._chats.chat(inference_url, body, within=self._rollout_settings.rollout_timeout_s)
+        except PolicyFailure as failure:
+            details = {"policy_failure": {"code": failure.code, "message": str(failure)}}
+            return TaskAppReply(200, {"metrics": {"details": details}, "aborted": True})
+        except InferenceUnavailable as unavailable:
+            text = str(unavailable).replace(cid, "[secret]")
+            return _failed(text, "a reply of the model", "look at the inference service's log")
+        try:
+            return await asyncio.to_thread(self._grade, row, reply)
+        except GraderFailed as failed:
+            return _failed(f"row {spec.seed}: {failed}", "a score", "mend the grader, or the row")
+
+    def _grade(self, row: dict[str, Any], reply: Reply) -> TaskAppReply:
+        sample = Sample(reply.content, reply.message.get("tool_calls") or [])
+        found = grade(self._grader, row, sample, max_characters=self._max_characters)
+        details = {"grader": {"score": found.score, "parts": found.parts, "lacking": found.lacking}}
+        return TaskAppReply(200, {"metrics": {"mean_return": found.score, "details": details}})
+
+    async def aclose(self) -> None:
+        await self._chats.close()
+
+
+def _failed(what: str, expected: str, fix: str) -> TaskAppReply:
+    return TaskAppReply(502, what, problem=Problem(what=what, expected=expected, fix=fix, where="grader"))

@@ -1,0 +1,90 @@
+"""The rows of a file of prompts, each read by its number: what is in memory is where each of them lies."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+import msgspec
+
+from synth.blobs import BlobStore
+from synth.errors import Problem, UserError
+from synth.events import BlobRef
+from synth.graders.schema import Grader, templates_of
+from synth.graders.template import ItemLacks, check_item
+
+_SHOWN = 20
+
+
+class PromptRows:
+    """Where each row of a checked file begins and ends, in bytes: sixteen a row."""
+
+    def __init__(self, blobs: BlobStore, ref: BlobRef) -> None:
+        self._blobs = blobs
+        self._ref = ref
+        self._starts = array("Q")
+        self._ends = array("Q")
+
+    @classmethod
+    async def open(cls, blobs: BlobStore, ref: BlobRef, grader: Grader, *, where: str) -> PromptRows:
+        """Look at every row, in constant memory. where: the file, for problems.
+
+        Raises `UserError` with the lines that lack what the grader refers to, the first 20 of them.
+        """
+        rows = cls(blobs, ref)
+        check = _RowCheck(rows, grader, where)
+        async for piece in blobs.stream(ref):
+            await asyncio.to_thread(check.feed, piece)
+        await asyncio.to_thread(check.feed, b"\n")
+        if check.problems:
+            raise UserError(check.problems)
+        return rows
+
+    async def row(self, number: int) -> dict[str, Any]:
+        """A row by its number, from 0."""
+        return msgspec.json.decode(await self._blobs.get_range(self._ref, self._starts[number], self._ends[number]))
+
+    def add(self, start: int, end: int) -> None:
+        """The next row."""
+        self._starts.append(start)
+        self._ends.append(end)
+
+
+class _RowCheck:
+    """Takes the file in pieces of any size."""
+
+    def __init__(self, rows: PromptRows, grader: Grader, where: str) -> None:
+        self.problems: list[Problem] = []
+        self._rows = rows
+        self._templates = templates_of(grader)
+        self._where = where
+        self._rest = b""
+        self._at = 0
+        self._line = 0
+
+    def feed(self, piece: bytes) -> None:
+        lines = piece.split(b"\n")
+        lines[0] = self._rest + lines[0]
+        self._rest = lines.pop()
+        for line in lines:
+            self._line += 1
+            if line and not line.isspace():
+                self._rows.add(self._at, self._at + len(line))
+                self._check(msgspec.json.decode(line))
+            self._at += len(line) + 1
+
+    def _check(self, row: Any) -> None:
+        for place, template in self._templates.items():
+            try:
+                check_item(template, row)
+            except ItemLacks as lacks:
+                if len(self.problems) < _SHOWN:
+                    self.problems.append(
+                        Problem(
+                            what=str(lacks),
+                            expected=f"a row with what {place} refers to",
+                            fix="mend the row, or the template",
+                            where=f"{self._where}:{self._line}",
+                        )
+                    )

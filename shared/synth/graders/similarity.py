@@ -1,0 +1,60 @@
+"""How alike two texts are, from 0 to 1: edits, shared n-grams, and the longest that both have in common.
+
+- fuzzy_match: what rapidfuzz calls the ratio, of the characters: 1 - insertions and deletions / characters of both;
+- bleu: Papineni et al. 2002, up to four words, smoothed (method 1 of Chen and Cherry 2014), of one reference;
+- gleu: Wu et al. 2016 (arXiv 1609.08144), section 3.3: the smaller of precision and recall of one to four words;
+- rouge_1 to rouge_5, rouge_l: Lin 2004, as F1: of n words in a row, and of the longest common subsequence.
+
+Words are runs of letters and digits, and single other characters but spaces; for ROUGE in small letters, and without
+those others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+from nltk.translate import bleu_score, gleu_score  # pyright: ignore[reportMissingTypeStubs]
+from rapidfuzz import fuzz
+from rapidfuzz.distance import LCSseq
+
+from synth.graders.schema import Metric
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_ROUGE_WORDS = re.compile(r"\w+")
+#: They have no types.
+_bleu = cast(Callable[..., float], cast(Any, bleu_score).sentence_bleu)
+_gleu = cast(Callable[..., float], cast(Any, gleu_score).sentence_gleu)
+_smoothed: Any = cast(Any, bleu_score).SmoothingFunction().method1
+
+
+def similarity(metric: Metric, text: str, reference: str) -> float:
+    """How alike a text is to its reference."""
+    if metric == "fuzzy_match":
+        return fuzz.ratio(text, reference) / 100
+    if metric in ("bleu", "gleu"):
+        said, wanted = _WORDS.findall(text), _WORDS.findall(reference)
+        if not said or not wanted:
+            return float(said == wanted)
+        if metric == "gleu":
+            return float(_gleu([wanted], said))
+        # A text of fewer than four words has no four in a row: the shorter ones weigh more then.
+        return float(_bleu([wanted], said, smoothing_function=_smoothed, auto_reweigh=True))
+    said, wanted = _ROUGE_WORDS.findall(text.lower()), _ROUGE_WORDS.findall(reference.lower())
+    if not said or not wanted:
+        return float(said == wanted)
+    if metric == "rouge_l":
+        return _f1(LCSseq.similarity(said, wanted), len(said), len(wanted))
+    n = int(metric.removeprefix("rouge_"))
+    ours, theirs = _n_grams(said, n), _n_grams(wanted, n)
+    return _f1((ours & theirs).total(), ours.total(), theirs.total())
+
+
+def _n_grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def _f1(shared: int, ours: int, theirs: int) -> float:
+    return 2 * shared / (ours + theirs) if ours + theirs else 0.0

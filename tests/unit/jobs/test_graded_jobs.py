@@ -1,0 +1,87 @@
+"""A job file with a `[grader]`: rows of files in place of a task app."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from synth.jobs.as_file import job_file
+from synth.jobs.parse.toml import Document
+from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
+from synth.jobs.resolved import RlJob
+from synth.models import Registry
+
+GRADER = {"type": "string_check", "name": "g", "input": "{{item.x}}", "reference": "y", "operation": "eq"}
+JOB: dict[str, Any] = {
+    "grader": GRADER,
+    "job": {"data": "file_1"},
+    "data": {"seeds": "0-9", "validation_path": "file_2"},
+    "model": {"base": "tiny-qwen3"},
+    "training": {"iterations_per_epoch": 2},
+    "evaluation": {"instances": 4, "every_n_iters": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    models = tmp_path_factory.mktemp("models")
+    (models / "tiny-qwen3").mkdir()
+    (models / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+    return Registry(models)
+
+
+def _looked(registry: Registry, **tables: Any) -> ValidationReport:
+    data = copy.deepcopy(JOB)
+    for name, table in tables.items():
+        data[name] = {**data.get(name, {}), **table}
+    document = Document(name="job.toml", data={k: v for k, v in data.items() if v is not None})
+    return validate_job(document, overrides=Overrides(), registry=registry)
+
+
+def test_its_rows_and_its_grader_are_the_job(registry: Registry):
+    job = _looked(registry).job
+    assert isinstance(job, RlJob)
+    assert job.graded is not None
+    assert (job.graded.grader, job.graded.training_file, job.graded.validation_file) == (GRADER, "file_1", "file_2")
+    assert (job.train_seeds.first(), job.rollout.task_url) == (list(range(10)), "")
+    # The first rows of the other file.
+    assert job.evaluation is not None
+    assert (job.evaluation.seeds, job.graded.file_of("eval")) == ([0, 1, 2, 3], "validation_file")
+
+
+def test_as_a_file_it_is_the_same_job(registry: Registry):
+    job = _looked(registry).job
+    assert job is not None
+    again = validate_job(Document(name="again.toml", data=job_file(job)), overrides=Overrides(), registry=registry)
+    assert (again.job, again.warnings) == (job, [])
+
+
+@pytest.mark.parametrize(
+    ("tables", "where", "words"),
+    [
+        ({"grader": {"type": "python"}}, "[grader].type", "runs no code"),
+        ({"grader": {"input": "{{x}}"}}, "[grader].input", "no reference"),
+        ({"job": {"data": None}}, "[job].data", "no dataset"),
+        ({"job": {"data": "rows.jsonl"}}, "[job].data", "no uploaded file"),
+        ({"data": {"seeds": None}}, "[data].seeds", "not said"),
+        ({"data": {"validation_path": None}}, "[evaluation].seeds", "not said"),
+        ({"services": {"task_url": "http://127.0.0.1:1"}}, "[services].task_url", "both given"),
+        ({"rollout": {"max_turns": 2}}, "[rollout].max_turns", "one reply"),
+        ({"rollout": {"task_app_origin_rewards_only": True}}, "task_app_origin_rewards_only", "no task app"),
+        ({"training": {"step_rewards_enabled": True, "step_rewards_mode": "env_sparse"}}, "[training]", "one reply"),
+    ],
+)
+def test_what_does_not_fit_a_grader_is_told(registry: Registry, tables: dict[str, Any], where: str, words: str):
+    problems = _looked(registry, **tables).problems
+    assert any(where in p.where and words in p.what for p in problems), problems
+
+
+def test_what_only_a_task_app_reads_has_no_effect(registry: Registry):
+    warnings = _looked(registry, rollout={"env_name": "math"}).warnings
+    assert any("env_name" in warning and "no task app" in warning for warning in warnings)
+
+
+def test_a_document_with_a_grader_is_rl_by_itself(registry: Registry):
+    assert _looked(registry).kind == "rl"
