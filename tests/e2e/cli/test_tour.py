@@ -64,12 +64,13 @@ class Screen:
 def screens(p: Platform, url: str) -> list[Screen]:
     """The tour: jobs of each kind, which have ended, and then every command that there is to play."""
     shell = p.shell
-    trained = p.submit(sft(steps=4), "--dataset", "math.jsonl", "--tag", "study=tour")
+    # So many that its replies end by themselves: what is cut off is no row of a dataset.
+    trained = p.submit(sft(steps=80), "--dataset", "math.jsonl", "--tag", "study=tour")
     tail = "[evaluation]\nevery_n_iters = 1\ninstances = 2"
     played = p.submit(rl("tiny-qwen3", url, iterations=2, tail=tail), "--name", "tour")
     model = p.succeeded(trained)["model"]
     learnt = p.succeeded(played)["model"]
-    evaluation = '[eval]\nmodel = "{}"\nseeds = "0-3"\nmax_tokens = 8\n'
+    evaluation = '[eval]\nmodel = "{}"\nseeds = "0-3"\nmax_tokens = 40\n'
     evals = [p.submit(evaluation.format(id), "--task-url", url) for id in ("tiny-qwen3", model)]
     for job in evals:
         p.succeeded(job)
@@ -122,7 +123,7 @@ def screens(p: Platform, url: str) -> list[Screen]:
         Screen(("traces", "ls"), ("--job", evals[0]), whole=tuple(f"{evals[0]}_e0_{i}" for i in range(4)), table=True),
         Screen(("traces", "show"), (f"{evals[0]}_e0_0",), whole=(f"{evals[0]}_e0_0",)),
         Screen(("traces", "export"), ("traces.jsonl", "--job", evals[0], "--replace")),
-        Screen(("filter",), ("--job", evals[0], "--out", "filtered.jsonl"), whole=("filtered.jsonl",)),
+        Screen(("filter",), ("--job", evals[1], "--out", "filtered.jsonl"), whole=("filtered.jsonl",)),
         Screen(("filter",), ("--job", evals[0], "--min-reward", "9", "--out", "none.jsonl"), code=1),
         Screen(("files", "upload"), ("math.jsonl",)),
         Screen(("files", "ls"), whole=(file,), table=True),
