@@ -14,7 +14,7 @@ from tests.e2e.task_apps import Served
 
 PAGE = ROOT / "docs" / "read-your-run.md"
 BLOCKS = [block for block in blocks_of(PAGE) if block.mark == "run by" and block.value.endswith(Path(__file__).name)]
-EVALUATED = "[evaluation]\nevery_n_iters = 1\ninstances = 4"
+EVALUATED = "[evaluation]\nevery_n_iters = 1\ninstances = 4\nrollouts_per_seed = 2\nsuccess_threshold = 0.5"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -67,6 +67,18 @@ def test_what_differs_is_the_key_that_was_set_and_the_curves_begin_with_the_sour
     # Both judge the same model on the same seeds at step 0.
     source = runs.platform.shell.json("eval", "compare", runs.a, runs.b, "--step", "0")["difference"]
     assert source["seeds"] == 4
+
+
+def test_seeds_that_are_played_twice_give_mean_at_2_and_pass_at_2(runs: Runs):
+    values = runs.platform.events(runs.a, "eval.completed")[-1]["values"]
+    assert values["rollouts"] == 8
+    assert values["mean@2"] == pytest.approx(values["reward_mean"])
+    assert 0 <= values["pass@1"] <= values["pass@2"] <= 1
+    assert runs.platform.shell.json("jobs", "get", runs.a)["eval"] == values
+    measures = runs.platform.shell.json("eval", "show", runs.a)["measures"]
+    for name in ("mean@2", "pass@1", "pass@2"):
+        assert (measures[name]["value"], measures[name]["seeds"]) == (pytest.approx(values[name]), 4)
+        assert measures[name]["interval"]["low"] == pytest.approx(values[f"{name}_low"])
 
 
 def test_a_jobs_configuration_submitted_again_is_the_same_job(runs: Runs):

@@ -138,7 +138,7 @@ class RolloutLog:
             for index, judged in self._judged.get(key, {}).items()
             if index in completed and judged.transcript == _digest(completed[index].transcript)
         }
-        if self._rewards.judging is None or not self._rewards.judging.ranking:
+        if self._rewards.judging is None or not self._rewards.judging.ranking or key[0] == "eval":
             return found
         half = {event.group for index, event in completed.items() if index not in found}
         return {index: judged for index, judged in found.items() if completed[index].group not in half}

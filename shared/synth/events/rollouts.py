@@ -11,7 +11,8 @@ from synth.events.references import BlobRef
 
 @event("rollout.requested", by=Role.TRAINER, reads={Role.ROLLOUTS: Reading.FOLLOW}, write=Write.FENCED)
 class RolloutRequested(Event, frozen=True, kw_only=True):
-    """The trainer wants iteration k. mode "train", or "eval": group size 1, the policy version pinned.
+    """The trainer wants iteration k. mode "train", or "eval": the policy version pinned, each rollout
+    measured alone.
 
     oldest_version: the oldest policy version whose rollouts can still be trained when this iteration is.
     refill_seeds: of the groups that stand in, in this order, for those without a difference in their rewards.
@@ -125,13 +126,18 @@ class RolloutBatched(Event, frozen=True, kw_only=True):
 
 @event("eval.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
 class EvalCompleted(Event, frozen=True, kw_only=True):
-    """An evaluation is done. step: the training step of the policy version, None in an evaluation job."""
+    """An evaluation is done. step: the training step of the policy version, None in an evaluation job.
+
+    instances: rollouts that count. success_threshold: of pass@k, None where there is none.
+    """
 
     model: str
     instances: int
     values: dict[str, float]
     step: int | None = None
     iteration: int = 0
+    rollouts_per_seed: int = 1
+    success_threshold: float | None = None
 
 
 @event("rollout.blocked", by=Role.ROLLOUTS, reads={Role.OWNER: Reading.FOLLOW})

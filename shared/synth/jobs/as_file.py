@@ -72,7 +72,12 @@ def _rl(job: RlJob) -> Table:
             "task_app_origin_rewards_only": job.rewards.scores == "task_app" or None,
         },
         **judging_tables(job.rewards),
-        "evaluation": {"every_n_iters": evaluation.every_n_iters, "seeds": _listed(evaluation.seeds)}
+        "evaluation": {
+            "every_n_iters": evaluation.every_n_iters,
+            "seeds": _listed(evaluation.seeds),
+            "rollouts_per_seed": evaluation.rollouts_per_seed,
+            "success_threshold": evaluation.success_threshold,
+        }
         if evaluation
         else {},
         "data": {
@@ -166,6 +171,8 @@ def _eval(job: EvalJob) -> Table:
             "model": job.model,
             "task_app_url": rollout.task_url,
             "seeds": _listed(job.seeds),
+            "rollouts_per_seed": job.rollouts_per_seed,
+            "success_threshold": job.success_threshold,
             **_rollout(rollout),
             "concurrency": rollout.max_concurrent_rollouts,
             **sampling,

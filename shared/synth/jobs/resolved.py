@@ -171,10 +171,16 @@ class GradedRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts on fixed seeds before the first iteration, and after every `every_n_iters` iterations."""
+    """Rollouts on fixed seeds before the first iteration, and after every `every_n_iters` iterations.
+
+    rollouts_per_seed: of each seed. success_threshold: the least reward that pass@k takes for a success; None: there is
+    no pass@k.
+    """
 
     every_n_iters: int
     seeds: list[int]
+    rollouts_per_seed: int = 1
+    success_threshold: float | None = None
 
 
 class WatchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,11 +300,16 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
 
 
 class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
-    """One rollout of `model` on each seed. vision: None for a text model. rewards: what a rollout earns."""
+    """`rollouts_per_seed` rollouts of `model` on each seed. vision: None for a text model. rewards: what each earns.
+
+    success_threshold: the least reward that pass@k takes for a success; None: there is no pass@k.
+    """
 
     model: str
     base_model: str
     seeds: list[int]
+    rollouts_per_seed: int = 1
+    success_threshold: float | None = None
     rollout: RolloutSettings
     tags: dict[str, Any]
     vision: VisionSettings | None = None

@@ -37,6 +37,18 @@ LOGS = {
         rollout(0, 1.0, iteration=10),
     ],
     "job_5": [],
+    # Two rollouts of each of three seeds; seed s succeeds s times.
+    "job_6": [
+        *(rollout(s, float(i < s), rollout_id=f"r{s}_{i}") for s in range(3) for i in range(2)),
+        completed(rollouts_per_seed=2, success_threshold=1.0),
+    ],
+    "job_7": [
+        *(rollout(s, 1.0, rollout_id=f"r{s}_{i}") for s in range(3) for i in range(2)),
+        # The judge thinks less of one, and cannot score another.
+        {"type": "rollout.judged", "data": {"rollout_id": "r0_0", "iteration": 0, "mode": "eval", "reward": 0.5}},
+        {"type": "rollout.judged", "data": {"rollout_id": "r0_1", "iteration": 0, "mode": "eval", "reward": None}},
+        completed(rollouts_per_seed=2, success_threshold=1.0),
+    ],
 }
 
 
@@ -110,6 +122,35 @@ def test_two_evaluations_are_paired_by_the_seeds_that_both_have(tmp_path: Path):
     run = evaluated("compare", "job_1", "job_2", cwd=tmp_path)
     assert "seeds: B is better on 4, worse on 0, the same on 4" in run.stdout
     assert "B is better: the interval does not hold 0" in run.stdout
+
+
+def test_seeds_that_are_played_several_times_give_mean_at_k_and_pass_at_k(tmp_path: Path):
+    found = json.loads(evaluated("show", "job_6", "-o", "json", cwd=tmp_path).stdout)
+    measures = {name: (m["value"], m["seeds"]) for name, m in found["measures"].items()}
+    assert measures == {"mean@2": (0.5, 3), "pass@1": (0.5, 3), "pass@2": (pytest.approx(2 / 3), 3)}
+    assert len(found["seeds"]) == 6
+    shown = evaluated("show", "job_6", "--per-seed", cwd=tmp_path).stdout.splitlines()
+    assert [line.split("\t")[0] for line in shown[:8]] == ["seed", "0", "0", "1", "1", "2", "2", "mean reward"]
+    rows = dict(line.split("\t") for line in shown[7:])
+    assert float(rows["pass@2"]) == pytest.approx(2 / 3)
+    # Wilson's, of two seeds out of three.
+    assert [round(float(end), 4) for end in rows["pass@2 95 % interval"].split()] == [0.2077, 0.9385]
+
+
+def test_what_judges_made_of_a_rollout_is_its_reward_and_what_it_earned_is_its_success(tmp_path: Path):
+    found = json.loads(evaluated("show", "job_7", "-o", "json", cwd=tmp_path).stdout)
+    assert (found["measures"]["mean@2"]["value"], found["failed"]) == (pytest.approx(2.5 / 3), [0])
+    assert (found["measures"]["pass@1"]["value"], found["measures"]["pass@2"]["seeds"]) == (1.0, 2)
+
+
+def test_repeated_evaluations_are_paired_by_seed_in_each_measure_that_both_have(tmp_path: Path):
+    found = json.loads(evaluated("compare", "job_6", "job_7", "-o", "json", cwd=tmp_path).stdout)
+    assert found["difference"]["mean"] == pytest.approx((0.5 + 0.5 + 0) / 3)
+    # Of seed 0 one rollout is left: it has no pass@2.
+    assert (found["differences"]["pass@2"]["seeds"], found["differences"]["pass@2"]["mean"]) == (2, 0.0)
+    run = evaluated("compare", "job_6", "job_7", cwd=tmp_path)
+    assert "pass@1\t0.5\t3\t" in run.stdout, run.stdout
+    assert "pass@" not in evaluated("compare", "job_1", "job_6", cwd=tmp_path).stdout
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path):

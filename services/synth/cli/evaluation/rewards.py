@@ -1,21 +1,28 @@
-"""The rewards of an evaluation seed by seed, as the log of its job has them."""
+"""The rewards of an evaluation rollout by rollout, as the log of its job has them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from synth.api.schemas import EventView
 from synth.cli.api.client import Client
 from synth.cli.errors import CliError, UsageProblem
+from synth.estimates.repeated import by_measure, seed_means
+
+_READ = ("rollout.completed", "rollout.judged", "rollout.failed", "eval.completed")
 
 
 @dataclass(frozen=True)
-class SeedReward:
-    """One rollout of an evaluation. outcome: "ok", or how the policy failed. seconds: of wall-clock time."""
+class RolloutReward:
+    """One rollout of an evaluation. outcome: "ok", or how the policy failed. seconds: of wall-clock time.
+
+    reward: what is reported: of a judged job what its judges made of it. completed: what it earned before that.
+    """
 
     seed: int
     reward: float
+    completed: float
     outcome: str
     calls: int
     tokens: int
@@ -27,23 +34,40 @@ class SeedReward:
 class Evaluation:
     """What one evaluation of a job measured. step: whose policy it judged, None in an evaluation job.
 
-    rewards: by seed. failed: the seeds whose rollouts the environment failed, which have no reward.
+    rewards: by rollout, several of a seed where it was played several times. failed: by rollout, the seeds of those
+    that have no reward: the environment failed them, or their judges. rollouts_per_seed: that were asked for.
+    success_threshold: of pass@k, None where there is none.
     """
 
     job_id: str
     step: int | None = None
-    rewards: dict[int, SeedReward] = field(default_factory=dict[int, SeedReward])
-    failed: set[int] = field(default_factory=set[int])
+    rollouts_per_seed: int = 1
+    success_threshold: float | None = None
+    rewards: dict[str, RolloutReward] = field(default_factory=dict[str, RolloutReward])
+    failed: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """The rewards alone."""
-        return {seed: found.reward for seed, found in self.rewards.items()}
+        """The mean reward of each seed."""
+        return seed_means(self._by_seed("reward"))
+
+    @property
+    def measures(self) -> dict[str, dict[int, float]]:
+        """mean@k and pass@k, seed by seed; none where each seed was played once and no threshold is given."""
+        return by_measure(
+            self._by_seed("reward"), self._by_seed("completed"), self.rollouts_per_seed, self.success_threshold
+        )
 
     @property
     def title(self) -> str:
         """What it is called: its job, and the step within it."""
         return self.job_id if self.step is None else f"{self.job_id} step {self.step}"
+
+    def _by_seed(self, name: str) -> dict[int, list[float]]:
+        found: dict[int, list[float]] = {}
+        for rollout in self.rewards.values():
+            found.setdefault(rollout.seed, []).append(getattr(rollout, name))
+        return found
 
 
 def read_evaluation(client: Client, job_id: str, *, step: int | None = None) -> Evaluation:
@@ -68,6 +92,9 @@ def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
         iteration = int(data.get("iteration") or 0)
         if event.type == "eval.completed":
             complete.append(iteration)
+            evaluation = found.setdefault(iteration, Evaluation(job_id))
+            evaluation.rollouts_per_seed = int(data.get("rollouts_per_seed") or 1)
+            evaluation.success_threshold = data.get("success_threshold")
             in_job = in_job or data.get("step") is not None
         elif data.get("mode") == "eval":
             _add(found.setdefault(iteration, Evaluation(job_id)), event.type, data)
@@ -79,7 +106,7 @@ def find_evaluation(client: Client, job_id: str, *, step: int | None = None) -> 
             where="--step",
         )
     wanted = step if step is not None else max(complete, default=max(found, default=None))
-    if wanted is None or wanted not in found:
+    if wanted is None or not (wanted in found and (found[wanted].rewards or found[wanted].failed)):
         return None
     evaluation = found[wanted]
     evaluation.step = wanted if in_job else None
@@ -91,24 +118,40 @@ def _events(client: Client, job_id: str) -> list[EventView]:
     after = 0
     while True:
         page = client.events(job_id, after=after)
-        kept += [e for e in page.events if e.type in ("rollout.completed", "rollout.failed", "eval.completed")]
+        kept += [e for e in page.events if e.type in _READ]
         if not page.more or not page.events:
             return kept
         after = page.events[-1].seq
 
 
 def _add(evaluation: Evaluation, type: str, data: dict[str, Any]) -> None:
+    rollout = str(data["rollout_id"])
+    if type == "rollout.judged":
+        _add_scores(evaluation, rollout, data["reward"])
+        return
     seed = int(data["seed"])
     if type == "rollout.failed":
-        evaluation.failed.add(seed)
+        evaluation.failed[rollout] = seed
         return
-    evaluation.failed.discard(seed)
-    evaluation.rewards[seed] = SeedReward(
+    evaluation.failed.pop(rollout, None)
+    evaluation.rewards[rollout] = RolloutReward(
         seed=seed,
         reward=float(data["reward"]),
+        completed=float(data["reward"]),
         outcome=str(data.get("outcome") or "ok"),
         calls=int(data.get("calls") or 0),
         tokens=int(data.get("completion_tokens") or 0),
         seconds=float(data.get("seconds") or 0),
-        rollout=str(data["rollout_id"]),
+        rollout=rollout,
     )
+
+
+def _add_scores(evaluation: Evaluation, rollout: str, reward: float | None) -> None:
+    """Take in what judges made of a rollout; None: they could not score it, so that it does not count."""
+    completed = evaluation.rewards.get(rollout)
+    if completed is None:
+        return
+    if reward is None:
+        evaluation.failed[rollout] = evaluation.rewards.pop(rollout).seed
+    else:
+        evaluation.rewards[rollout] = replace(completed, reward=reward)

@@ -67,7 +67,8 @@ def summary(found: ValidationReport) -> str:
             f"{method} ({job.mode}) of {job.model} on {job.training_file}, {length} of {job.batch_size} {rows} a step"
         )
     elif isinstance(job, EvalJob):
-        what = f"evaluation of {job.model} on {len(job.seeds)} seeds at {job.rollout.task_url}"
+        each = f", {job.rollouts_per_seed} rollouts each," if job.rollouts_per_seed > 1 else ""
+        what = f"evaluation of {job.model} on {len(job.seeds)} seeds{each} at {job.rollout.task_url}"
     else:
         v = found.values
         source = v["db"] or (f"the traces of {', '.join(v['jobs'])}" if v["jobs"] else "all traces")

@@ -173,11 +173,12 @@ def job_cancelled(e: JobCancelled) -> str:
 
 
 def eval_requested(e: RolloutRequested) -> str:
-    return f"evaluation over {len(e.seeds)} seeds"
+    each = f", {e.group_size} rollouts each" if e.group_size > 1 else ""
+    return f"evaluation over {len(e.seeds)} seeds{each}"
 
 
 def eval_requested_data(e: RolloutRequested) -> Data:
-    return {"instances": len(e.seeds), "version": e.pinned_version}
+    return {"instances": len(e.seeds) * e.group_size, "version": e.pinned_version}
 
 
 def rollout_failed(e: RolloutFailed) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import msgspec
 import numpy as np
 
+from synth.estimates.repeated import as_values, estimates
 from synth.jobs.rewards import RewardSettings
 from synth.rollouts.collection.batching import ScoredRollout
 
@@ -33,6 +36,35 @@ def collection_metrics(
         "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
         "branch_breaks": float(sum(len(r.branches) - 1 for r in rollouts)),
     }
+
+
+def evaluation_metrics(
+    rollouts: list[ScoredRollout],
+    *,
+    failed: int,
+    rewards: RewardSettings,
+    rollouts_per_seed: int,
+    success_threshold: float | None,
+) -> dict[str, float]:
+    """The metrics of an evaluation: those of its collection, and what its repeated rollouts say."""
+    return collection_metrics(rollouts, failed=failed, rewards=rewards) | repeated_metrics(
+        rollouts, rewards=rewards, rollouts_per_seed=rollouts_per_seed, success_threshold=success_threshold
+    )
+
+
+def repeated_metrics(
+    rollouts: list[ScoredRollout], *, rewards: RewardSettings, rollouts_per_seed: int, success_threshold: float | None
+) -> dict[str, float]:
+    """mean@k and pass@k with their intervals (`synth.estimates.repeated`).
+
+    A success is by the reward of `rollout.completed`: judges say how good a rollout is, not whether it succeeded.
+    """
+    reported: defaultdict[int, list[float]] = defaultdict(list)
+    completed: defaultdict[int, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        reported[rollout.seed].append(rollout.reward)
+        completed[rollout.seed].append(rollout.reward if rewards.judging is None else rollout.sources["env"])
+    return as_values(estimates(reported, completed, n=rollouts_per_seed, threshold=success_threshold))
 
 
 def _sampled(rollout: ScoredRollout) -> bytes:

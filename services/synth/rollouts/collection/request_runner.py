@@ -84,8 +84,8 @@ class RequestRunner:
         self._complete = complete
         self._abandon = abandon
         self._progress = progress
-        # A group of one has no others to go on with.
-        self._group_timeout_s = group_timeout_s if request.group_size > 1 else None
+        # Where nothing is compared, no rollout waits for the others of its group.
+        self._group_timeout_s = group_timeout_s if request.compares else None
         self._judge = judge
         self._turn_discount = turn_discount
         self._done = dict(prior.done)
@@ -163,8 +163,8 @@ class RequestRunner:
 
     @property
     def _judges_each(self) -> bool:
-        """Whether a rollout is judged for itself: in a group of one, as in an evaluation, nothing can be compared."""
-        return self._judge is not None and (self._request.group_size == 1 or not self._judge.by_group)
+        """Whether a rollout is judged for itself: in a group of one and in an evaluation, nothing is compared."""
+        return self._judge is not None and not (self._request.compares and self._judge.by_group)
 
     def _unjudged_of(self, specs: list[RolloutSpec]) -> list[DurableRollout]:
         return [self._unjudged[s.index] for s in specs if s.index in self._unjudged]

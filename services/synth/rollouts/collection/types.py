@@ -47,6 +47,11 @@ class CollectRequest:
         return len(self.seeds) * self.group_size
 
     @property
+    def compares(self) -> bool:
+        """Whether the rollouts of a group are compared with each other. Those of an evaluation are measured alone."""
+        return self.mode == "train" and self.group_size > 1
+
+    @property
     def max_groups(self) -> int:
         """The number of groups with every refill."""
         return len(self.seeds) + len(self.refill_seeds)

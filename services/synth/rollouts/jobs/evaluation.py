@@ -10,7 +10,7 @@ from synth.events import EvalCompleted, JobFailed, JobSucceeded, PolicyLoaded, P
 from synth.events.catalogue import Event
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import EvalJob
-from synth.rollouts.collection.metrics import collection_metrics
+from synth.rollouts.collection.metrics import evaluation_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken
 from synth.rollouts.jobs.context import CollectionContext
 from synth.work import Task
@@ -68,11 +68,25 @@ async def _evaluate(context: CollectionContext, job: EvalJob) -> Event:
 
 
 async def _collect(context: CollectionContext, job: EvalJob) -> EvalCompleted | EnvironmentBroken:
-    request = CollectRequest(iteration=0, mode="eval", seeds=job.seeds, group_size=1, oldest_version=0)
+    request = CollectRequest(
+        iteration=0, mode="eval", seeds=job.seeds, group_size=job.rollouts_per_seed, oldest_version=0
+    )
     result = await context.collector.collect(request, await context.event_log.prior_progress(request))
     if isinstance(result, EnvironmentBroken):
         return result
-    values = collection_metrics(result.rollouts, failed=result.failed, rewards=job.rewards)
-    done = EvalCompleted(model=job.model, instances=len(result.rollouts), values=values)
+    values = evaluation_metrics(
+        result.rollouts,
+        failed=result.failed,
+        rewards=job.rewards,
+        rollouts_per_seed=job.rollouts_per_seed,
+        success_threshold=job.success_threshold,
+    )
+    done = EvalCompleted(
+        model=job.model,
+        instances=len(result.rollouts),
+        values=values,
+        rollouts_per_seed=job.rollouts_per_seed,
+        success_threshold=job.success_threshold,
+    )
     await context.event_log.publish_evaluation(done)
     return done

@@ -70,7 +70,7 @@ class RolloutJudge:
         self, request: CollectRequest, rollouts: list[DurableRollout]
     ) -> list[ScoredRollout | AbandonedRollout]:
         """See `Judge`."""
-        alone = request.group_size == 1
+        alone = not request.compares
         question = JudgeRollouts(
             org=self.org,
             job_id=self.job_id,

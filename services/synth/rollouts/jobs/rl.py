@@ -15,7 +15,7 @@ from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
-from synth.rollouts.collection.metrics import collection_metrics
+from synth.rollouts.collection.metrics import collection_metrics, repeated_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.limiter import busy_share, mean_in_use
@@ -144,6 +144,7 @@ class _RunningRequests:
     async def _collect_evaluation(
         self, request: CollectRequest, priority: int, previous: asyncio.Task[None] | None
     ) -> None:
+        threshold = self._job.evaluation.success_threshold if self._job.evaluation else None
         # One after the other: each needs memory for its pinned version beside the live policy.
         if previous is not None:
             await asyncio.wait([previous])
@@ -156,12 +157,17 @@ class _RunningRequests:
         else:
             result, values = found
             rollouts = result.rollouts
+            values = values | repeated_metrics(
+                rollouts, rewards=self._job.rewards, rollouts_per_seed=request.group_size, success_threshold=threshold
+            )
         event = EvalCompleted(
             model=f"{self._context.history.job_id}@v{request.pinned_version}",
             instances=len(rollouts),
             values=values,
             step=request.pinned_version,
             iteration=request.iteration,
+            rollouts_per_seed=request.group_size,
+            success_threshold=threshold,
         )
         await self._context.event_log.publish_evaluation(event)
 

@@ -53,7 +53,7 @@ class RolloutFeed:
                 iteration=k,
                 mode="eval",
                 seeds=evaluation.seeds,
-                group_size=1,
+                group_size=evaluation.rollouts_per_seed,
                 oldest_version=k,
                 pinned_version=k,
             )
@@ -92,7 +92,9 @@ class RolloutFeed:
     @property
     def _evaluated_rollouts(self) -> int:
         evaluation = self._job.evaluation
-        return len(self.pinned_versions()) * len(evaluation.seeds) if evaluation is not None else 0
+        if evaluation is None:
+            return 0
+        return len(self.pinned_versions()) * len(evaluation.seeds) * evaluation.rollouts_per_seed
 
     def _file(self, k: int) -> Path:
         return self._attempt.work_dir / f"batch-{k}.safetensors"

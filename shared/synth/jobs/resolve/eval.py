@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
 from synth.jobs.resolve.rewards.settings import resolve_eval_rewards
-from synth.jobs.resolve.sampling import resolve_thinking, smallest_limit
+from synth.jobs.resolve.sampling import resolve_repeats, resolve_thinking, resolve_threshold, smallest_limit
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
@@ -82,12 +82,16 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     )
     rewards = resolve_eval_rewards(config, context)
     tags = context.tags(*([config.tags] if section.tags is config.tags else [config.tags, section.tags]))
+    repeats = resolve_repeats(section, rollout.sampling.temperature, context)
+    threshold = resolve_threshold("", section, context)
     if spec is None or seeds is None or context.problems:
         return None
     return EvalJob(
         model=spec.id,
         base_model=spec.base,
         seeds=seeds,
+        rollouts_per_seed=repeats,
+        success_threshold=threshold,
         rollout=rollout,
         tags=tags,
         vision=resolve_vision(spec, None, context, max_images=[(section, "max_images_per_message")]),

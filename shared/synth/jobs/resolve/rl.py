@@ -17,7 +17,7 @@ from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
 from synth.jobs.resolve.rewards.graded import check_graded_rewards, resolve_graded
 from synth.jobs.resolve.rewards.settings import resolve_rewards
 from synth.jobs.resolve.rewards.steps import given_step_rewards
-from synth.jobs.resolve.sampling import max_tokens_per_call, training_sampling
+from synth.jobs.resolve.sampling import max_tokens_per_call, resolve_threshold, training_sampling
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
@@ -314,6 +314,8 @@ def _evaluation(
     return EvaluationSettings(
         every_n_iters=context.take("evaluation.every_n_iters", section, "every_n_iters"),
         seeds=listed,
+        rollouts_per_seed=context.take("evaluation.rollouts_per_seed", section, "rollouts_per_seed"),
+        success_threshold=resolve_threshold("evaluation.", section, context),
     )
 
 

@@ -9,8 +9,12 @@ from pydantic import BaseModel
 
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import Sampling
-from synth.jobs.schema.rl import RlConfig
+from synth.jobs.schema.eval import EvalSection
+from synth.jobs.schema.rl import EvaluationSection, RlConfig
 from synth.models import ModelSpec
+
+#: Of a rollout that did all that was asked for, where the file does not say.
+_FULL_REWARD = 1.0
 
 _N = TypeVar("_N", int, float)
 _OFF = "while training, what is sampled must be the policy's own"
@@ -112,3 +116,20 @@ def resolve_thinking(named: Sequence[BaseModel | None], spec: ModelSpec | None, 
             fix="remove the key, or name a model that thinks, such as a Thinking variant",
         )
     return mode == "think"
+
+
+def resolve_repeats(section: EvalSection, temperature: float, context: ResolveContext) -> int:
+    """Rollouts of each seed of an evaluation. temperature: of the sampling."""
+    repeats: int = context.take("rollouts_per_seed", section, "rollouts_per_seed")
+    if repeats > 1 and temperature == 0:
+        context.warn(
+            context.at(section, "rollouts_per_seed"),
+            f"= {repeats} at temperature 0: the rollouts of a seed differ only where the environment does",
+        )
+    return repeats
+
+
+def resolve_threshold(prefix: str, section: EvalSection | EvaluationSection, context: ResolveContext) -> float | None:
+    """The least reward that is a success; None where pass@k is not asked for."""
+    default = _FULL_REWARD if section.rollouts_per_seed > 1 else None
+    return context.first(f"{prefix}success_threshold", [(section, "success_threshold")], default)

@@ -34,11 +34,16 @@ class EvalSection(Section):
     task_app_url: Name | None = None
     """the task app's address; `--task-url` replaces it"""
     seeds: SeedSet | None = None
-    """which seeds, one rollout each; a list, "0-99", or {start, count}"""
+    """which seeds, `rollouts_per_seed` rollouts each; a list, "0-99", or {start, count}"""
     num_episodes: Positive | None = None
     """the first so many of `seeds`; without them, so many from `seed_start` on"""
     seed_start: NonNegative | None = 0
     """first seed, where `seeds` does not say"""
+    rollouts_per_seed: Positive = 1
+    """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
+    success_threshold: float | None = None
+    """the least reward of the environment that `pass@k` takes for a success; 1 where `rollouts_per_seed` is above 1,
+    else there is no `pass@k`"""
     concurrency: Positive | None = 16
     """rollouts at the task app at one time"""
     parallel_episodes: Positive | None = None

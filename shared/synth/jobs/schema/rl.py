@@ -158,6 +158,11 @@ class EvaluationSection(Section):
     never"""
     seeds: SeedSet | None = None
     """which seeds; from 1000000 on, which task apps keep apart from training"""
+    rollouts_per_seed: Positive = 1
+    """rollouts of each seed, sampled independently; above 1, `mean@k` and `pass@k` are reported"""
+    success_threshold: float | None = None
+    """the least reward of the environment that `pass@k` takes for a success; 1 where `rollouts_per_seed` is above 1,
+    else there is no `pass@k`"""
 
 
 class WeightSyncSection(Section):

@@ -15,7 +15,8 @@ from synth.cli.tui.output import Cell, Format, Output
 
 if TYPE_CHECKING:
     from synth.cli.evaluation.rewards import Evaluation
-    from synth.cli.evaluation.statistics import Interval
+    from synth.estimates.intervals import Interval
+    from synth.estimates.repeated import Estimate
 
 Step = Annotated[
     int | None,
@@ -23,7 +24,7 @@ Step = Annotated[
 ]
 _METHODS = {"wilson": "Wilson", "student": "Student"}
 
-PerSeed = Annotated[bool, typer.Option("--per-seed", help="A line for each seed.")]
+PerSeed = Annotated[bool, typer.Option("--per-seed", help="A line for each rollout of each seed.")]
 
 
 def show(
@@ -33,7 +34,9 @@ def show(
     step: Step = None,
     fmt: Output = Format.TABLE,
 ) -> None:
-    """Show an evaluation: its mean reward with a 95 % confidence interval, and with --per-seed every seed.
+    """Show an evaluation: its mean reward with a 95 % confidence interval, and with --per-seed every rollout.
+
+    Where seeds were played several times: mean@k and pass@k, each with an interval over the seeds.
 
     JOB is an evaluation job, or an RL job with evaluations of its own.
     """
@@ -57,10 +60,12 @@ def compare(
 ) -> None:
     """Compare two evaluations: the mean difference B less A on the seeds that both have, with a 95 % interval.
 
-    An interval without 0 says that one of them is better. The interval is Student's, of the paired differences.
+    An interval without 0 says that one of them is better. The interval is Student's, of the paired differences. Of a
+    seed that was played several times it is the mean that is compared, and each pass@k that both have.
     """
     from synth.cli.evaluation.rewards import read_evaluation
-    from synth.cli.evaluation.statistics import paired_difference
+    from synth.estimates.intervals import paired_difference
+    from synth.estimates.repeated import paired_estimates
 
     if len(jobs) != 2:
         raise UsageProblem(f"{len(jobs)} job{'s' * (len(jobs) != 1)}", expected="two jobs, A and B")
@@ -72,8 +77,10 @@ def compare(
             f"no seed is in both: {a.title} has {_seeds(a)}, {b.title} {_seeds(b)}",
             expected="evaluations on the same seeds",
         )
+    measured = paired_estimates(a.measures, b.measures)
     if fmt is Format.JSON:
-        return output.print_json({"a": as_data(a), "b": as_data(b), "difference": found})
+        data = {"a": as_data(a), "b": as_data(b), "difference": found}
+        return output.print_json(data | ({"differences": measured} if measured else {}))
     if per_seed:
         shared = sorted(a.by_seed.keys() & b.by_seed.keys())
         rows = [[str(s), *(output.number(r[s]) for r in (a.by_seed, b.by_seed)), _gain(a, b, s)] for s in shared]
@@ -84,23 +91,38 @@ def compare(
         ["B - A", "-", _signed(found.mean), str(found.seeds), _range(found.interval)],
     ]
     output.print_table(("label", "evaluation", "mean", "seeds", "95 % interval"), rows, wrap="evaluation")
+    if measured:
+        cells = [[name, _signed(d.mean), str(d.seeds), _range(d.interval)] for name, d in measured.items()]
+        output.print_table(("measure", "b - a", "seeds", "95 % interval"), cells)
     output.print_sentence(f"seeds: B is better on {found.better}, worse on {found.worse}, the same on {found.equal}")
     return output.print_sentence(_verdict(found.interval))
 
 
 def as_data(evaluation: Evaluation) -> dict[str, object]:
-    """An evaluation for programs. interval: of the mean reward; null where there is none."""
-    from synth.cli.evaluation.statistics import mean_interval
+    """An evaluation for programs. interval: of the mean reward; null where there is none.
+
+    seeds: its rollouts, in the order of their seeds. measures: mean@k and pass@k, where there are any.
+    """
+    from synth.estimates.intervals import mean_interval
 
     rewards = list(evaluation.by_seed.values())
+    measured = _estimates(evaluation)
     return {
         "job": evaluation.job_id,
         "step": evaluation.step,
         "mean": statistics.fmean(rewards) if rewards else None,
         "interval": mean_interval(rewards),
-        "seeds": [evaluation.rewards[seed] for seed in sorted(evaluation.rewards)],
-        "failed": sorted(evaluation.failed),
+        "seeds": sorted(evaluation.rewards.values(), key=lambda found: found.seed),
+        "failed": sorted(set(evaluation.failed.values())),
+        **({"measures": measured} if measured else {}),
     }
+
+
+def _estimates(evaluation: Evaluation) -> dict[str, Estimate]:
+    from synth.estimates.repeated import over_seeds
+
+    found = {name: over_seeds(by_seed) for name, by_seed in evaluation.measures.items()}
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
 
 
 def print_mean(evaluation: Evaluation) -> None:
@@ -109,6 +131,7 @@ def print_mean(evaluation: Evaluation) -> None:
     rows = [
         ("mean reward", output.number(statistics.fmean(rewards)) if rewards else "-"),
         *interval_rows(evaluation),
+        *(row for name, found in _estimates(evaluation).items() for row in _estimate_rows(name, found)),
         ("seeds", str(len(rewards))),
         ("failed", str(len(evaluation.failed)) if evaluation.failed else ""),
     ]
@@ -117,7 +140,7 @@ def print_mean(evaluation: Evaluation) -> None:
 
 def interval_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
     """The confidence interval of the mean reward, named by its method; none where there is no interval."""
-    from synth.cli.evaluation.statistics import mean_interval
+    from synth.estimates.intervals import mean_interval
 
     interval = mean_interval(list(evaluation.by_seed.values()))
     if interval is None:
@@ -126,8 +149,8 @@ def interval_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def print_seeds(evaluation: Evaluation) -> None:
-    """Print a line for each seed, the worst first."""
-    found = sorted(evaluation.rewards.values(), key=lambda r: (r.reward, r.seed))
+    """Print a line for each rollout, the worst first."""
+    found = sorted(evaluation.rewards.values(), key=lambda r: (r.reward, r.seed, r.rollout))
     rows = [
         [
             *(str(r.seed), output.number(r.reward), r.outcome, str(r.calls), str(r.tokens)),
@@ -135,21 +158,30 @@ def print_seeds(evaluation: Evaluation) -> None:
         ]
         for r in found
     ]
-    rows += [[str(seed), "-", "failed", "-", "-", "-", "-"] for seed in sorted(evaluation.failed)]
+    rows += [[str(seed), "-", "failed", "-", "-", "-", "-"] for seed in sorted(evaluation.failed.values())]
     output.print_table(("seed", "reward", "outcome", "calls", "tokens", "took", "rollout"), rows, wrap="rollout")
 
 
 def _mean_cells(evaluation: Evaluation) -> list[str]:
-    from synth.cli.evaluation.statistics import mean_interval
+    from synth.estimates.intervals import mean_interval
 
     rewards = list(evaluation.by_seed.values())
     return [output.number(statistics.fmean(rewards)), str(len(rewards)), _range(mean_interval(rewards))]
 
 
+def _estimate_rows(name: str, found: Estimate) -> list[tuple[str, str]]:
+    return [(name, output.number(found.value)), (f"{name} 95 % interval", _range(found.interval))]
+
+
 def _range(interval: Interval | None) -> str:
     if interval is None:
         return "-"
-    return Cell(f"{output.number(interval.low)} … {output.number(interval.high)}", f"{interval.low} {interval.high}")
+    return interval_text(interval.low, interval.high)
+
+
+def interval_text(low: float, high: float) -> str:
+    """Both ends of an interval: as people read them, and apart for programs."""
+    return Cell(f"{output.number(low)} … {output.number(high)}", f"{low} {high}")
 
 
 def _signed(value: float) -> str:

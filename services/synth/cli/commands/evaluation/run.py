@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from synth.cli.commands.evaluation.results import PerSeed, as_data, interval_rows, print_seeds
+from synth.cli.commands.evaluation.results import PerSeed, as_data, interval_rows, interval_text, print_seeds
 from synth.cli.commands.submit import (
     DEFAULT_DATA,
     AllowExperimental,
@@ -70,6 +70,9 @@ def evaluate(
         int | None, typer.Option(metavar="N", min=1, help="Calls of the model a rollout; the app's own limit if none.")
     ] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rollouts at one time.")] = None,
+    rollouts_per_seed: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rollouts of each seed, for mean@k and pass@k.")
+    ] = None,
     per_seed: PerSeed = False,
     set_: Set = None,
     name: Name = None,
@@ -89,7 +92,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model over seeds of a task app, wait, and print the mean reward with a 95 % confidence interval.
 
-    The interval is Wilson's where every reward is 0 or 1, else Student's. `run` may be left out. `--detach` only prints
+    The interval is Wilson's where every reward is 0 or 1, else Student's. With --rollouts-per-seed each seed is played
+    several times, and mean@k and pass@k are printed too. `run` may be left out. `--detach` only prints
     the job's id. The exit code is the job's outcome.
 
     With `--app-id` and no `--task-url`, the app is found as `apps ls` finds it and served for the cluster of this
@@ -118,6 +122,7 @@ def evaluate(
         "max_tokens": max_tokens,
         "max_turns": max_turns,
         "concurrency": concurrency,
+        "rollouts_per_seed": rollouts_per_seed,
     }
     flags_given = {name: value for name, value in flags_given.items() if value is not None}
     if config is None:
@@ -162,7 +167,8 @@ def evaluate(
     if fmt is Format.JSON:
         values = ended.eval or {}
         found = as_data(evaluation) if evaluation else {}
-        detail = {name: found.get(name) for name in ("interval", *(["seeds"] if per_seed else []))}
+        names = ["interval", *(name for name in ("measures",) if name in found), *(["seeds"] if per_seed else [])]
+        detail = {name: found.get(name) for name in names}
         summary = {"job": ended.id, "state": ended.state, "model": ended.source_model, "values": values}
         output.print_json(summary | detail)
     elif ended.eval is not None:
@@ -212,13 +218,22 @@ def _serve(ctx: typer.Context, app_id: str, *, data: Path, waits: bool) -> tuple
 
 
 def _print_result(values: dict[str, float], evaluation: Evaluation | None) -> None:
-    """Every measure, the mean reward with its interval first."""
+    """Every measure, the mean reward with its interval first, then mean@k and pass@k with theirs."""
     rows: list[list[str]] = []
-    for name in sorted(values, key=lambda name: (name != "reward_mean", name)):
+    ends = {f"{name}{end}" for name in values if "@" in name for end in ("_low", "_high")}
+    for name in sorted(values.keys() - ends, key=_place):
         rows.append([name, output.number(values[name])])
+        if f"{name}_low" in ends & values.keys():
+            rows.append([f"{name} 95 % interval", interval_text(values[f"{name}_low"], values[f"{name}_high"])])
         if name == "reward_mean" and evaluation is not None:
             rows += [list(row) for row in interval_rows(evaluation)]
     output.print_table(("measure", "result"), rows)
+
+
+def _place(name: str) -> tuple[bool, bool, str, int, str]:
+    """Where a measure stands: pass@2 before pass@16."""
+    kind, _, k = name.partition("@")
+    return name != "reward_mean", not k, kind, int(k) if k.isdecimal() else 0, name
 
 
 def _toml(model: str | None, task_url: str | None, flags_given: dict[str, object]) -> str:

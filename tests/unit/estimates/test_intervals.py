@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from synth.cli.evaluation.statistics import mean_interval, paired_difference, student, t_quantile, wilson
+from synth.estimates.intervals import mean_interval, paired_difference, student, t_quantile, wilson
 
 
 @pytest.mark.parametrize(
