@@ -12,7 +12,7 @@ from synth.events.catalogue import MAX_EVENT_BODY_BYTES
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job
-from synth.jobs.resolved import RlJob, job_to_data
+from synth.jobs.resolved import EvalJob, RlJob, job_to_data
 from synth.models import Registry
 
 _PROBLEMS_SHOWN = 100
@@ -49,7 +49,7 @@ def validate(created: JobCreated, registry: Registry, *, uploaded: bool = True) 
         job=job_to_data(resolved.job),
         origins=resolved.origins,
         warnings=resolved.warnings[:_PROBLEMS_SHOWN],
-        name=resolved.job.label if isinstance(resolved.job, RlJob) and created.name is None else None,
+        name=resolved.job.label if isinstance(resolved.job, RlJob | EvalJob) and created.name is None else None,
     )
     size = len(msgspec.json.encode(validated))
     if size > MAX_EVENT_BODY_BYTES:

@@ -182,6 +182,11 @@ def _eval(job: EvalJob) -> Table:
             "return_trace": None if rollout.evaluations_traced else False,
             "tags": job.tags,
         },
+        "model": {
+            "label": job.label,
+            "vision_processor_id": job.vision.processor_id if job.vision else None,
+        },
+        "rollout": {"task_app_origin_rewards_only": job.rewards.scores == "task_app" or None},
         **judging_tables(job.rewards),
     }
 

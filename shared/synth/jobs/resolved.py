@@ -302,9 +302,11 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
 class EvalJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
     """`rollouts_per_seed` rollouts of `model` on each seed. vision: None for a text model. rewards: what each earns.
 
+    label: as of `RlJob`.
     success_threshold: the least reward that pass@k takes for a success; None: there is no pass@k.
     """
 
+    label: str | None = None
     model: str
     base_model: str
     seeds: list[int]

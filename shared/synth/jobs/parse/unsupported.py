@@ -16,6 +16,7 @@ _BLOBS = "weights travel through the blob store"
 _MINIBATCHES = "minibatches and micro_batch_tokens decide this"
 _REFERENCE = "the reference model lives in the trainer, it is no server"
 _FP16 = "gradients of float16 need a scaling that this trainer has not; bf16 is what GPUs train in"
+_NOT_TRAINED = "nothing is trained"
 _CLIENT = "it is for the client alone"
 
 
@@ -64,6 +65,9 @@ UNSUPPORTED: dict[str, dict[str, UnsupportedKey]] = {
     "eval": {
         "type": UnsupportedKey("a model is evaluated the same, however it was trained"),
         "task": UnsupportedKey("env_config is what the environment is given"),
+        **_each("model", "trainer_mode freeze_vision_tower", UnsupportedKey(_NOT_TRAINED)),
+        **_each("rollout", "episodes_per_batch batches_per_step trace_rate", UnsupportedKey(_NOT_TRAINED)),
+        "rollout.group_timeout_s": UnsupportedKey("each rollout of an evaluation is waited for, until it is given up"),
         "eval.provider": UnsupportedKey(_HERE, ("synth",)),
         "eval.inference_url": UnsupportedKey(_ADDRESS),
         "eval.env_file": UnsupportedKey(_CLIENT),

@@ -10,10 +10,17 @@ from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, 
 from synth.jobs.resolve.rewards.settings import resolve_eval_rewards
 from synth.jobs.resolve.sampling import resolve_repeats, resolve_thinking, resolve_threshold, smallest_limit
 from synth.jobs.resolve.source import agreed_model
-from synth.jobs.resolve.task_app import EVAL_ENV_KEYS, EVAL_POLICY_KEYS, given_keys, merge_given, with_sight
+from synth.jobs.resolve.task_app import (
+    EVAL_ENV_KEYS,
+    EVAL_POLICY_KEYS,
+    POLICY_KEYS,
+    given_keys,
+    merge_given,
+    with_sight,
+)
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
-from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
+from synth.jobs.schema.eval import EvalConfig, EvalModelSection, EvalRolloutSection, EvalSection, FlatEvalConfig
 from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
@@ -27,11 +34,12 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     policies = [section.policy_config, beside.policy_config if beside else None, section.policy]
     if config.policy is not section.policy:
         policies.append(config.policy)
-    spec = _model(section, policies, context)
+    described = config.model if isinstance(config, EvalConfig) else None
+    spec = _model(section, described, policies, context)
     check_images(
         spec,
-        [],
-        [(table, key) for table in (section, *policies) for key in IMAGE_WISHES],
+        [(described, "supports_vision")],
+        [(table, key) for table in (section, beside, *policies) for key in IMAGE_WISHES],
         context,
     )
     _refuse_filters(section, context)
@@ -45,13 +53,17 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         (beside, "max_turns"),
         *((policy, key) for policy in policies for key in ("max_llm_calls", "max_turns")),
     ]
-    concurrency = [(section, "concurrency"), (section, "parallel_episodes")]
+    concurrency = [(section, "concurrency"), (section, "parallel_episodes"), (beside, "max_concurrent_rollouts")]
+
+    def either(key: str) -> Any:
+        return context.first(f"rollout.{key}", [(section, key), (beside, key)])
+
     rollout = RolloutSettings(
         task_url=context.task_url(url, context.at(url_table or section, url_key)),
         env_name=_env_name(section, beside, context),
-        policy_name=context.first("rollout.policy_name", [(section, "policy_name"), (beside, "policy_name")]),
+        policy_name=either("policy_name"),
         max_turns=context.first("rollout.max_turns", turns),
-        ops=context.first("rollout.ops", [(section, "ops"), (beside, "ops")]),
+        ops=either("ops"),
         env_config=merge_given(
             "rollout.env_config",
             context.first("rollout.env_config", [(section, "env_config"), (beside, "env_config"), (config, "env")]),
@@ -63,7 +75,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
             merge_given(
                 "rollout.policy_config",
                 _passthrough(policies, context),
-                given_keys(section, EVAL_POLICY_KEYS),
+                [*given_keys(section, EVAL_POLICY_KEYS), *(given_keys(beside, POLICY_KEYS) if beside else [])],
                 context,
                 called="policy_config",
             ),
@@ -72,10 +84,10 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         evaluation_env_config=context.record("rollout.evaluation_env_config", {}, "default"),
         sampling=_sampling(section, policies, spec, context),
         max_concurrent_rollouts=context.first("rollout.max_concurrent_rollouts", concurrency),
-        failure_reward=context.take("rollout.failure_reward", section, "failure_reward"),
-        rollout_timeout_s=context.take("rollout.rollout_timeout_s", section, "rollout_timeout_s"),
-        max_retries=context.take("rollout.max_retries", section, "max_retries"),
-        constrain_tools=context.take("rollout.constrain_tools", section, "constrain_tools"),
+        failure_reward=either("failure_reward"),
+        rollout_timeout_s=either("rollout_timeout_s"),
+        max_retries=either("max_retries"),
+        constrain_tools=either("constrain_tools"),
         group_timeout_s=context.record("rollout.group_timeout_s", None, "default"),
         trace_rate=context.record("rollout.trace_rate", 0.0, "default"),
         evaluations_traced=_traced(section, context),
@@ -84,9 +96,11 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
     tags = context.tags(*([config.tags] if section.tags is config.tags else [config.tags, section.tags]))
     repeats = resolve_repeats(section, rollout.sampling.temperature, context)
     threshold = resolve_threshold("", section, context)
+    label = context.first("label", [(described, "label")])
     if spec is None or seeds is None or context.problems:
         return None
     return EvalJob(
+        label=label,
         model=spec.id,
         base_model=spec.base,
         seeds=seeds,
@@ -94,18 +108,29 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
         success_threshold=threshold,
         rollout=rollout,
         tags=tags,
-        vision=resolve_vision(spec, None, context, max_images=[(section, "max_images_per_message")]),
+        vision=resolve_vision(
+            spec,
+            None,
+            context,
+            max_images=[(section, "max_images_per_message"), (described, "max_images_per_message")],
+            processor=[(described, "vision_processor_id")],
+        ),
         rewards=rewards,
     )
 
 
 def _model(
-    section: EvalSection, policies: list[PolicyConfigSection | None], context: ResolveContext
+    section: EvalSection,
+    described: EvalModelSection | None,
+    policies: list[PolicyConfigSection | None],
+    context: ResolveContext,
 ) -> ModelSpec | None:
-    """The one model that [eval] and its policy tables name, in however many places, unless --model names it."""
+    """The one model that [eval], [model] and the policy tables name, in however many places, unless --model does."""
     if context.overrides.model is not None:
         return context.find_model(None, context.at(section, "model"), use="eval")
     named = [(context.at(table, "model"), table.model) for table in (section, *policies[2:]) if table is not None]
+    if described is not None:
+        named += [(context.at(described, "base"), described.base), (context.at(described, "source"), described.source)]
     if all(model is None for _, model in named):
         context.problem(
             context.at(section, "model"),

@@ -45,10 +45,11 @@ def merge_given(
         if section is None or not is_written(section, key):
             continue
         value = getattr(section, key)
-        if name in table and table[name] != value:
+        if name in merged and merged[name] != value:
+            by = f"by {called}" if name in table else "by another key"
             context.problem(
                 context.at(section, key),
-                f"the task app would be given {name} = {_shown(value)} and, by {called}, {_shown(table[name])}",
+                f"the task app would be given {name} = {_shown(value)} and, {by}, {_shown(merged[name])}",
                 expected="one value",
                 fix="remove one of the two",
             )

@@ -10,6 +10,7 @@ from synth.jobs.schema.rewards import JudgeSection, RubricSection
 from synth.jobs.schema.sections import (
     MAX_TOKENS,
     OPS,
+    Fraction,
     Free,
     Name,
     NonNegative,
@@ -135,8 +136,29 @@ class TaskAppSection(Section):
     """the same as `task_app_url`"""
 
 
+class EvalModelSection(Section):
+    """`[model]` as RL has it, beside `[eval]`: what is evaluated."""
+
+    base: Name | None = None
+    """a base model's id: the same as `[eval] model`"""
+    source: Name | None = None
+    """a fine-tuned model's id: the same as `[eval] model`"""
+    trainer_mode: Literal["full", "lora", "qlora"] | None = None
+    """what RL trains"""
+    label: str | None = None
+    """the job's name, unless `--name` gives it one; without either, its file's"""
+    supports_vision: bool | None = None
+    """whether prompts may carry images; what is said has to be true of the model"""
+    max_images_per_message: Positive | None = None
+    """images that a message keeps, the first ones, for a model that sees; the same as that of `[eval]`"""
+    vision_processor_id: str | None = None
+    """the model whose image processor prepares them; the registry knows it"""
+    freeze_vision_tower: bool | None = None
+    """what RL trains of the vision tower"""
+
+
 class EvalRolloutSection(Section):
-    """`[rollout]`: how a rollout goes, in older files; the keys of `[eval]` come before it."""
+    """`[rollout]` as RL has it: how a rollout goes. The keys of `[eval]` come before it."""
 
     env_name: Name | None = None
     """the environment that the task app is asked for"""
@@ -149,7 +171,36 @@ class EvalRolloutSection(Section):
     env_config: Free | None = None
     """passed to the environment as it is"""
     policy_config: PolicyConfigSection | None = None
-    """sampling, and what else the policy wants"""
+    """sampling, and what else the policy wants; other than RL's, `top_p` and `top_k` are honoured"""
+    max_concurrent_rollouts: Positive | None = None
+    """the same as `[eval] concurrency`"""
+    failure_reward: float | None = None
+    """reward of a rollout in which the policy itself failed"""
+    rollout_timeout_s: PositiveFloat | None = None
+    """seconds until a rollout is given up as an error of the environment"""
+    max_retries: NonNegative | None = None
+    """how often a rollout is tried again after an error of the environment or of the connection"""
+    constrain_tools: bool | None = None
+    """whether a `tool_choice` that the task app forces is enforced"""
+    use_vision: bool | None = None
+    """whether observations carry an image: given to the task app as `policy.config.use_vision`"""
+    image_only_mode: bool | None = None
+    """whether observations carry no text: given to the task app as `policy.config.image_only_mode`"""
+    max_images_per_step: Positive | None = None
+    """images an observation: given to the task app as `policy.config.max_images_per_step`"""
+    task_app_origin_rewards_only: bool | None = None
+    """whether judges are left out: the scores of events and outcome are `metrics.events_score` and `outcome_score` of
+    the task app's answer, and its `mean_return` is the environment's"""
+    rubric_rewards_only: bool | None = None
+    """whether the environment's own reward is left out: `[rubric.weights] env` is 0"""
+    episodes_per_batch: Positive | None = None
+    """of training"""
+    batches_per_step: Positive | None = None
+    """of training"""
+    group_timeout_s: PositiveFloat | None = None
+    """of training: a rollout of an evaluation is waited for until it is given up"""
+    trace_rate: Fraction | None = None
+    """of training: the traces of evaluations are all kept"""
 
 
 class EvalTables(Section):
@@ -181,5 +232,7 @@ class EvalConfig(EvalTables):
     """An evaluation job."""
 
     eval: EvalSection
+    model: EvalModelSection | None = None
+    """what is evaluated"""
     judge: JudgeSection | None = None
     """the model that scores the rollouts"""

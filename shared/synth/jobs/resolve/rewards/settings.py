@@ -12,7 +12,7 @@ from synth.jobs.resolve.rewards.judging import JudgeTables, named_judges, resolv
 from synth.jobs.resolve.rewards.steps import resolve_steps, reward_tables, written_at
 from synth.jobs.resolved import Loss
 from synth.jobs.rewards import RewardSettings, RewardWeights
-from synth.jobs.schema.eval import EvalConfig, FlatEvalConfig
+from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, FlatEvalConfig
 from synth.jobs.schema.rl import RlConfig, RolloutSection
 from synth.judging.settings import Judging
 
@@ -36,14 +36,14 @@ def resolve_rewards(config: RlConfig, loss: Loss, context: ResolveContext) -> Re
 def resolve_eval_rewards(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -> RewardSettings:
     """The rewards of an evaluation: the environment's, blended with the judges' scores where there are any."""
     judge = config.judge if isinstance(config, EvalConfig) else None
-    weights, scores, judging = _sources(JudgeTables(judge, config.rubric, groups=False), None, context)
+    weights, scores, judging = _sources(JudgeTables(judge, config.rubric, groups=False), config.rollout, context)
     for key in ("steps", "turn_discount"):
         context.record(f"rewards.{key}", None, "default")
     return RewardSettings(weights=weights, scores=scores, judging=judging)
 
 
 def _sources(
-    tables: JudgeTables, rollout: RolloutSection | None, context: ResolveContext
+    tables: JudgeTables, rollout: RolloutSection | EvalRolloutSection | None, context: ResolveContext
 ) -> tuple[RewardWeights, Literal["none", "task_app", "judges"], Judging | None]:
     """The weights, who gives the scores, and how judges do."""
     of_the_app = rollout is not None and rollout.task_app_origin_rewards_only is True
