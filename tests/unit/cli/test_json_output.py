@@ -22,8 +22,8 @@ JOB = (
     " last_seq"
 )
 FILE = (
-    "id status filename purpose bytes sha256 rows messages characters tokens lengths images pairs converted bad_lines"
-    " problems created_at"
+    "id status filename purpose bytes sha256 rows messages characters tokens lengths images pairs prompts"
+    " unanswered converted bad_lines problems created_at"
 )
 KEY = "id name state scopes created_at created_by expires_at revoked_at"
 
