@@ -119,6 +119,46 @@ def test_a_reply_that_was_cut_off_is_no_row(platform: Platform, taught: str, mat
         assert 0 < said["dropped"]["cut off"] == 32 - len(kept)
 
 
+def test_a_job_that_a_grader_pays_is_submitted_with_its_rows(platform: Platform, taught: str):
+    """The address of a task app that is there for other jobs changes nothing."""
+    rows = platform.shell.folder / "prompts.jsonl"
+    asked = [{"messages": [{"role": "user", "content": f"What is {n} + {n}?"}], "n": f"{2 * n}"} for n in range(10, 26)]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    text = f"""
+[algorithm]
+type = "online"
+method = "policy_gradient"
+variety = "gspo"
+[job]
+data = "prompts.jsonl"
+[data]
+seeds = "0-15"
+[model]
+source = "{taught}"
+[rollout.policy_config]
+max_tokens = 32
+[training]
+iterations_per_epoch = 2
+batch_size = 4
+group_size = 4
+[grader]
+type = "string_check"
+name = "exact"
+operation = "like"
+input = "{{{{sample.output_text}}}}"
+reference = "answer {{{{item.n}}}}"
+"""
+    job = platform.shell.ok("submit", platform.write(text), "--detach", TASK_APP_URL="http://127.0.0.1:9").strip()
+    platform.succeeded(job)
+    rewards = [event["reward"] for event in platform.events(job, "rollout.completed")]
+    assert len(rewards) == 32
+    assert set(rewards) == {0.0, 1.0}
+    used = platform.api.get(
+        f"/api/files/{platform.shell.json('jobs', 'get', job)['resolved']['graded']['training_file']}/jobs"
+    )
+    assert job in [found["id"] for found in used.json()["data"]]
+
+
 def test_a_flywheel_that_was_killed_goes_on_where_it_was(platform: Platform, sums: Path, math_url: str):
     rl = (ROOT / "configs/demo/rl.toml").read_text().replace("iterations_per_epoch = 30", "iterations_per_epoch = 12")
     sft = (ROOT / "configs/demo/sft.toml").read_text()

@@ -16,7 +16,7 @@ from synth.cli.transfer.upload import check_readable
 from synth.errors import Problem, UserError
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import SftJob
+from synth.jobs.resolved import RlJob, SftJob
 from synth.models import LORA_TARGETS, ModelSpec, Registry, parse_finetuned
 
 
@@ -87,29 +87,32 @@ def validate_text(text: str, *, name: str, flags: Flags, registry: Registry) -> 
     Raises `UserError` for text that is no TOML, `UsageProblem` for a setting that cannot be put into it.
     """
     _, document = set_values(text, name=name, settings=flags.settings)
+    url = flags.task_url
+    if url is not None and url.origin != "--task-url" and "grader" in document.data:
+        # An address that is there for other jobs says nothing of one that a grader pays.
+        url = None
     overrides = Overrides(
         model=flags.model,
         training_file=_text(flags.dataset),
         validation_file=_text(flags.validation),
-        task_url=flags.task_url.text if flags.task_url else None,
+        task_url=url.text if url else None,
         examples=flags.examples,
         seed=flags.seed,
         allow_experimental=flags.allow_experimental,
     )
     found = validate_job(document, overrides=overrides, registry=registry, uploaded=False)
-    url = flags.task_url
     if url is not None:
         problems = [
             msgspec.structs.replace(p, where=url.origin) if p.where == "--task-url" else p for p in found.problems
         ]
         origins = {field: url.origin if origin == "--task-url" else origin for field, origin in found.origins.items()}
         found = replace(found, problems=problems, origins=origins)
-    if isinstance(found.job, SftJob) and (problems := _unreadable(found.job, found.origins)):
+    if isinstance(found.job, SftJob | RlJob) and (problems := _unreadable(found.job, found.origins)):
         found = replace(found, job=None, problems=problems)
     return document, found
 
 
-def _unreadable(job: SftJob, origins: dict[str, str]) -> list[Problem]:
+def _unreadable(job: SftJob | RlJob, origins: dict[str, str]) -> list[Problem]:
     """What is wrong with the files that a job names, each at the place that names it."""
     problems: list[Problem] = []
     for field, path in datasets_of(job):
@@ -120,9 +123,12 @@ def _unreadable(job: SftJob, origins: dict[str, str]) -> list[Problem]:
     return problems
 
 
-def datasets_of(job: SftJob) -> list[tuple[str, Path]]:
+def datasets_of(job: SftJob | RlJob) -> list[tuple[str, Path]]:
     """The datasets that are uploaded with a job: the field that names each, and its path."""
-    named = (("training_file", job.training_file), ("validation_file", job.validation_file))
+    files, prefix = (job, "") if isinstance(job, SftJob) else (job.graded, "graded.")
+    if files is None:
+        return []
+    named = ((f"{prefix}training_file", files.training_file), (f"{prefix}validation_file", files.validation_file))
     return [(field, Path(file)) for field, file in named if file is not None and not file.startswith("file_")]
 
 

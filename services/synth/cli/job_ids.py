@@ -35,7 +35,9 @@ def find_job_id(client: Client, text: str) -> str:
     most = _MOST_CANDIDATES + 1
     # No id is as long as the longest name.
     found = client.jobs(prefix=prefix, limit=most) if text and len(prefix) <= _LONGEST_ID else []
-    found = found or (client.jobs(name=text, limit=most) if text else [])
+    if text and not text.startswith("job_"):
+        known = {job.id for job in found}
+        found += [job for job in client.jobs(name=text, limit=most) if job.id not in known]
     if len(found) == 1:
         return found[0].id
     expected = f"a job's id, the beginning of one, its name, or {LAST} for the newest"

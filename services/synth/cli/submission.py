@@ -21,7 +21,7 @@ from synth.cli.task_apps.preflight import preflight
 from synth.cli.transfer.upload import upload_ready
 from synth.cli.tui import output
 from synth.jobs.resolve.job import require_job
-from synth.jobs.resolved import ResolvedJob, SftJob
+from synth.jobs.resolved import EvalJob, ResolvedJob, RlJob, SftJob
 
 if TYPE_CHECKING:
     from synth.cli.tui.follow import FollowOptions
@@ -74,16 +74,17 @@ def submit_job(
     an uploaded dataset is checked. looks: at the job's task app first, as `preflight` says, which may refuse it.
     """
     job, flags = checked.resolved.job, checked.flags
-    if looks and not isinstance(job, SftJob):
+    if looks and not isinstance(job, SftJob) and _is_played(job):
         preflight(job.rollout.task_url, config, client)
     files: dict[str, str | None] = {}
-    if isinstance(job, SftJob):
-        files["training_file"] = _uploaded(client, job.training_file, check_timeout)
-        files["validation_file"] = _uploaded(client, job.validation_file, check_timeout)
-    elif config.environment_key is not None:
+    datasets = job if isinstance(job, SftJob) else job.graded if isinstance(job, RlJob) else None
+    if datasets is not None:
+        files["training_file"] = _uploaded(client, datasets.training_file, check_timeout)
+        files["validation_file"] = _uploaded(client, datasets.validation_file, check_timeout)
+    elif config.environment_key is not None and _is_played(job):
         # The verifier tries every key that it knows: the one in use here must be among them.
         client.add_environment_key(config.environment_key.text)
-    if flags.task_url is not None and not isinstance(job, SftJob) and flags.task_url.origin != "--task-url":
+    if flags.task_url is not None and _is_played(job) and flags.task_url.origin != "--task-url":
         output.hint(f"task app: {flags.task_url.text} ({flags.task_url.origin})")
     body = submission_body(checked, name=name, files=files)
     with output.status("submitting"):
@@ -94,12 +95,17 @@ def submission_body(checked: CheckedJob, *, files: Mapping[str, str | None], nam
     """What is sent of a job. files: its datasets by their fields. name: of the job; its file's when None."""
     job, flags = checked.resolved.job, checked.flags
     body: dict[str, Any] = {"config": checked.text, "config_name": checked.name, **files}
-    if flags.task_url is not None and not isinstance(job, SftJob):
+    if flags.task_url is not None and _is_played(job):
         body["task_url"] = flags.task_url.text
     body |= {"name": name, "model": flags.model, "examples": flags.examples, "seed": flags.seed}
     # Sent where it is asked for alone: a submission is the same one by its body.
     body["allow_experimental"] = flags.allow_experimental or None
     return {name: value for name, value in body.items() if value is not None}
+
+
+def _is_played(job: SftJob | RlJob | EvalJob) -> bool:
+    """Whether a task app plays a job's rollouts."""
+    return isinstance(job, EvalJob) or (isinstance(job, RlJob) and job.graded is None)
 
 
 def task_app_address(flag: str | None, settings: Config) -> ConfigValue | None:

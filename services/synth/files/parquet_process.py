@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from synth.datasets.parquet import ParquetUnreadable, parquet_lines
+from synth.errors import Transient
 
 _PIECE_BYTES = 1 << 20
 _UNREADABLE, _TOO_LARGE = 3, 4
 
 
 async def read_parquet(file: Path, *, memory_bytes: int, most_bytes: int) -> AsyncIterator[bytes]:
-    """The rows as JSONL, in pieces that may end anywhere. Raises `ParquetUnreadable`.
+    """The rows as JSONL, in pieces that may end anywhere. Raises `ParquetUnreadable`, and `Transient` where reading was
+    ended from outside.
 
     memory_bytes: what the process may hold. most_bytes: of JSONL, of all rows.
     """
@@ -28,6 +31,8 @@ async def read_parquet(file: Path, *, memory_bytes: int, most_bytes: int) -> Asy
         *(sys.executable, "-m", "synth.files.parquet_process", str(file), str(memory_bytes)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        # A signal that ends this service is not one that ends the reading: it says nothing of the file.
+        start_new_session=True,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -42,9 +47,13 @@ async def read_parquet(file: Path, *, memory_bytes: int, most_bytes: int) -> Asy
         code = await process.wait()
         if code == _UNREADABLE:
             raise ParquetUnreadable((await said).decode(errors="replace").strip())
-        if code:
+        if code in (_TOO_LARGE, -signal.SIGABRT):
             fix = "write it with smaller groups of rows, or smaller values"
             raise ParquetUnreadable(f"to read its rows takes more than {memory_bytes:,} bytes of memory: {fix}")
+        if code:
+            raise Transient(
+                f"the process that reads Parquet ended with {code}: {(await said).decode(errors='replace')}"
+            )
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

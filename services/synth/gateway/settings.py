@@ -40,7 +40,7 @@ class GatewaySettings(ServiceSettings):
     """The largest body of any other request."""
 
     max_graded_characters: int = Field(default=200_000, ge=1)
-    """Of all texts that one grader compares: what comparing two costs grows with the product of their lengths."""
+    """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths."""
 
     inference_timeout_s: float = 3900.0
     """How long an inference replica may be silent before a request to it is given up: longer than a reply may take

@@ -26,8 +26,8 @@ class RolloutsSettings(ServiceSettings, GuardSettings):
     """The largest answer of a task app to one rollout; a larger one is an error of the environment."""
 
     max_graded_characters: int = Field(default=200_000, ge=1)
-    """Of all texts that one grader compares: what comparing two costs grows with the product of their lengths. A reply
-    that is longer is an error of the environment."""
+    """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths. A reply
+    that is longer scores 0, and the transcript says so."""
 
     transcript_bytes: int = Field(default=1 << 20, ge=4096)
     """The largest transcript of a rollout (its messages, and what its task app answered), in bytes of JSON. What does

@@ -144,7 +144,7 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
 class RolloutBlocked(Event, frozen=True, kw_only=True):
     """Too many rollouts failed, or could not be judged: the collector has stopped, and the owner fails the job.
 
-    problem, code: the cause, and its word: "task_app_failed" or "judge_failed".
+    problem, code: the cause, and its word: "task_app_failed", "judge_failed" or "grader_failed".
     """
 
     iteration: int

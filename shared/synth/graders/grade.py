@@ -1,7 +1,7 @@
 """What a sample is worth by a grader.
 
-What the model said may lack what a grader reads, as JSON that is none: that earns 0 and is said. What a row lacks, or a
-formula cannot compute, is no reward at all: the grader is at fault.
+What the model said may lack what a grader reads, as JSON that is none, or be too long: that earns 0 and is said. What a
+row lacks, or a formula cannot compute, is no reward at all: the grader is at fault.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ class Graded:
 
 
 def grade(grader: Grader, item: Any, sample: Sample, *, max_characters: int) -> Graded:
-    """Grade a sample. item: the row. max_characters: of all texts that are compared. Raises `GraderFailed`."""
-    budget = Budget(max_characters)
+    """Grade a sample. item: the row. max_characters: of the texts of one comparison. Raises `GraderFailed`."""
     try:
         parts = grader.graders if isinstance(grader, Multi) else {grader.name: grader}
         scores: dict[str, float] = {}
         lacking: dict[str, str] = {}
         for key, part in parts.items():
             try:
-                scores[key] = _score(part, item, sample, budget)
+                scores[key] = _score(part, item, sample, Budget(max_characters))
             except SampleLacks as lacks:
                 scores[key], lacking[key] = 0.0, str(lacks)
         if not isinstance(grader, Multi):

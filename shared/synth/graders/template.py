@@ -6,7 +6,6 @@ goes on into objects by `.name` and into lists by `[0]`. A text stands as it is,
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 _OPEN, _CLOSE = "{{", "}}"
+_LIMIT = "(SYNTH_MAX_GRADED_CHARACTERS)"
 _SAMPLE = ("output_text", "output_json", "output_tools")
 _REFERENCE = re.compile(r"(item|sample)((?:\.[^\s.\[\]{}]+|\[\d{1,9}\])*)")
 _STEP = re.compile(r"\.([^\s.\[\]{}]+)|\[(\d+)\]")
@@ -37,22 +37,28 @@ class SampleLacks(Exception):
 
 
 class TooLong(Exception):
-    """The texts of one grading are longer than they may be."""
+    """The texts that are compared are longer than they may be, also without what the model said."""
 
 
-@dataclass(frozen=True)
 class Sample:
     """What the model said. tools: its tool calls, as in a chat completion."""
 
-    text: str
-    tools: list[dict[str, Any]]
+    def __init__(self, text: str, tools: list[dict[str, Any]]) -> None:
+        self.text = text
+        self.tools = tools
+        self._json: Any = msgspec.UNSET
+        self._not_json = ""
 
     def json(self) -> Any:
-        """The text as JSON. Raises `SampleLacks`."""
-        try:
-            return msgspec.json.decode(self.text)
-        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-            raise SampleLacks(f"the output is not JSON: {error}") from error
+        """The text as JSON, which is read once. Raises `SampleLacks`."""
+        if self._json is msgspec.UNSET and not self._not_json:
+            try:
+                self._json = msgspec.json.decode(self.text)
+            except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+                self._not_json = f"the output is not JSON: {error}"
+        if self._not_json:
+            raise SampleLacks(self._not_json)
+        return self._json
 
 
 @dataclass(frozen=True)
@@ -71,34 +77,44 @@ class Template:
     parts: tuple[str | FieldReference, ...]
 
 
-@functools.lru_cache(maxsize=1024)
 def parse_template(text: str) -> Template:
-    """Read a template. Raises `TemplateWrong`."""
+    """Read a template, in a time that its length bounds. Raises `TemplateWrong`."""
     parts: list[str | FieldReference] = []
-    rest = text
-    while rest:
-        before, opened, after = rest.partition(_OPEN)
-        if before:
-            parts.append(before)
-        if not opened:
+    at = 0
+    while at < len(text):
+        opened = text.find(_OPEN, at)
+        if opened < 0:
+            parts.append(text[at:])
             break
-        inside, closed, rest = after.partition(_CLOSE)
-        if not closed:
-            raise TemplateWrong(f"{(_OPEN + inside)[:80]!r} is not closed")
-        parts.append(_reference(inside.strip()))
+        if opened > at:
+            parts.append(text[at:opened])
+        closed = text.find(_CLOSE, opened)
+        if closed < 0:
+            raise TemplateWrong(f"{text[opened : opened + 80]!r} is not closed")
+        parts.append(_reference(text[opened + len(_OPEN) : closed].strip()))
+        at = closed + len(_CLOSE)
     return Template(tuple(parts))
 
 
 class Budget:
-    """How many characters the texts of one grading may still have: comparing them costs their product."""
+    """How many characters the texts of one comparison may have: comparing them costs their product."""
 
     def __init__(self, characters: int) -> None:
-        self._whole = self._left = characters
+        self._most = characters
+        self._own = self._sampled = 0
 
-    def spend(self, characters: int) -> None:
-        self._left -= characters
-        if self._left < 0:
-            raise TooLong(f"the texts to grade have more than {self._whole} characters (SYNTH_MAX_GRADED_CHARACTERS)")
+    def spend(self, characters: int, *, sampled: bool) -> None:
+        """Take in a text. sampled: by the model. Raises `SampleLacks` where the model said too much, else `TooLong`."""
+        if sampled:
+            self._sampled += characters
+        else:
+            self._own += characters
+        if self._own > self._most:
+            raise TooLong(f"the texts to compare have more than {self._most:,} characters {_LIMIT}")
+        if self._own + self._sampled > self._most:
+            raise SampleLacks(
+                f"the output is too long: it is compared up to {self._most - self._own:,} characters {_LIMIT}"
+            )
 
 
 def render(template: Template, item: Any, sample: Sample, budget: Budget) -> str:
@@ -106,7 +122,7 @@ def render(template: Template, item: Any, sample: Sample, budget: Budget) -> str
     texts: list[str] = []
     for part in template.parts:
         text = part if isinstance(part, str) else _as_text(_value(part, item, sample))
-        budget.spend(len(text))
+        budget.spend(len(text), sampled=isinstance(part, FieldReference) and part.namespace == "sample")
         texts.append(text)
     return "".join(texts)
 

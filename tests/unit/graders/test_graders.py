@@ -120,7 +120,13 @@ def test_what_the_row_lacks_is_no_reward():
 
 def test_long_texts_are_not_compared():
     with pytest.raises(GraderFailed, match="more than 10 characters"):
-        _graded(_check("eq", "x"), "y" * 11, limit=10)
+        _graded(_check("eq", "x" * 11), "y", limit=10)
+    found = _graded(_check("ne", "x"), "y" * 10, limit=10)
+    assert (found.score, found.lacking["c"][:41]) == (0.0, "the output is too long: it is compared up")
+    # The parts of a multi grader are compared one by one.
+    parts = {"a": _check("ne", "x"), "b": _check("ne", "x")}
+    whole = _graded({"type": "multi", "name": "m", "graders": parts, "calculate_output": "a + b"}, "y" * 9, limit=10)
+    assert whole.score == 2.0
 
 
 def _multi(formula: str, **graders: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def submit(
         typer.Option(metavar="ID", help="Train from this model instead of the file's.", autocompletion=complete_models),
     ] = None,
     dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSONL to train on (SFT): uploaded and checked.")
+        Path | None, typer.Option(metavar="FILE", help="JSONL to train on (SFT, or a grader's): uploaded and checked.")
     ] = None,
     validation: Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL to validate on (SFT).")] = None,
     task_url: TaskUrl = None,

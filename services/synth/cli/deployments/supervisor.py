@@ -129,11 +129,13 @@ class AppKeeper:
             self.draining.add(task)
             task.add_done_callback(self.draining.discard)
 
-    async def _comes_up(self, worker: Worker) -> str:
-        """Wait until it is healthy; why it is not, "" where it is."""
+    async def _comes_up(self, worker: Worker, *, unless: asyncio.Event | None = None) -> str:
+        """Wait until it is healthy; why it is not, "" where it is. unless: gives it up when this is set."""
         deadline = time.monotonic() + worker.order.start_s
         problem = "it does not answer"
         while time.monotonic() < deadline and not self.stop.is_set():
+            if unless is not None and unless.is_set():
+                return "an order came before it was healthy"
             if worker.process.returncode is not None:
                 return f"it ended with {_reason(worker.process.returncode)} before it was healthy"
             problem = await self._health_problem(worker)
@@ -181,14 +183,18 @@ class AppKeeper:
         self.state.restarts += 1
         self._save()
         _report(f"{reason}; restarting in {delay:.1f} s")
-        await _wait_at_most(asyncio.ensure_future(self.stop.wait()), delay)
-        if self.stop.is_set():
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.stop, self.ordered)]
+        await asyncio.wait(waits, timeout=delay, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        # An order may be what mends it, and whoever gave it waits.
+        if self.stop.is_set() or self.ordered.is_set():
             return
         assert self.listener is not None
         again = await self._spawn(worker.order, self.listener)
         self.worker = again
         self._now_runs(again, health="starting")
-        if problem := await self._comes_up(again):
+        if problem := await self._comes_up(again, unless=self.ordered):
             _report(problem)
             if again.process.returncode is None:
                 # It hangs at its start, which is no better than a crash.

@@ -203,7 +203,9 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobValidated() as e:
             source = e.job.get("model", job.source_model)
             kind, tags = e.job.get("kind"), e.job.get("tags") or {}
-            files = {name: e.job.get(name) for name in ("training_file", "validation_file")}
+            # Those of a graded job stand beside its grader.
+            named_in = e.job.get("graded") or e.job
+            files = {name: named_in.get(name) for name in ("training_file", "validation_file")}
             named = {"name": e.name or job.name, "label": e.job.get("label"), "tags": tags}
             return {"kind": kind, "source_model": source, "warnings": e.warnings, **named, **files}
         case JobVerified() as e:

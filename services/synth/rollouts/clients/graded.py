@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from synth.blobs import BlobMissing
 from synth.errors import Problem
 from synth.graders.grade import GraderFailed, grade
 from synth.graders.schema import Grader, parse_grader
 from synth.graders.template import Sample
 from synth.jobs.resolved import GradedRows, RolloutSettings
 from synth.rollouts.clients.prompt_rows import PromptRows
-from synth.rollouts.collection.types import CollectRequest, RolloutSpec
+from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, EnvironmentBroken, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
 from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply
 
@@ -29,7 +30,7 @@ class GradedPlayer:
         job_id: str,
         max_characters: int,
     ) -> None:
-        """rows: by the file that `GradedRows.file_of` names. max_characters: of all texts that one grading compares."""
+        """rows: by the file that `GradedRows.file_of` names. max_characters: of the texts of one comparison."""
         self._graded = graded
         self._grader: Grader = parse_grader(graded.grader)
         self._rollout_settings = rollout_settings
@@ -43,8 +44,16 @@ class GradedPlayer:
         return "grader"
 
     async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
-        """One try of one rollout. A grader that cannot grade is the environment's fault, as a broken task app is."""
-        row = await self._rows[self._graded.file_of(request.mode)].row(spec.seed)
+        """One try of one rollout.
+
+        Raises `CollectionBlocked` where a row or the grader is at fault: another reply of the model in the place of one
+        that cannot be graded would train on those alone that can be.
+        """
+        file = self._graded.file_of(request.mode)
+        try:
+            row = await self._rows[file].row(spec.seed)
+        except BlobMissing as missing:
+            raise _blocked(f"the {file.replace('_', ' ')} is not there any more", "upload it again") from missing
         # How the reply is sampled is the job's, which the credential stands for.
         body: dict[str, Any] = {"model": self._job_id, "messages": row["messages"]}
         if row.get("tools"):
@@ -60,7 +69,7 @@ class GradedPlayer:
         try:
             return await asyncio.to_thread(self._grade, row, reply)
         except GraderFailed as failed:
-            return _failed(f"row {spec.seed}: {failed}", "a score", "mend the grader, or the row")
+            raise _blocked(f"row {spec.seed}: {failed}", "mend the grader, or the row") from failed
 
     def _grade(self, row: dict[str, Any], reply: Reply) -> TaskAppReply:
         sample = Sample(reply.content, reply.message.get("tool_calls") or [])
@@ -70,6 +79,11 @@ class GradedPlayer:
 
     async def aclose(self) -> None:
         await self._chats.close()
+
+
+def _blocked(what: str, fix: str) -> CollectionBlocked:
+    problem = Problem(what=what, expected="a score", fix=fix, where="grader")
+    return CollectionBlocked(EnvironmentBroken(problem, "grader_failed"))
 
 
 def _failed(what: str, expected: str, fix: str) -> TaskAppReply:

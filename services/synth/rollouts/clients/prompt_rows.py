@@ -71,20 +71,23 @@ class _RowCheck:
             self._line += 1
             if line and not line.isspace():
                 self._rows.add(self._at, self._at + len(line))
-                self._check(msgspec.json.decode(line))
+                self._read(line)
             self._at += len(line) + 1
 
-    def _check(self, row: Any) -> None:
+    def _read(self, line: bytes) -> None:
+        try:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            # The check of an upload passes over fields that no training reads.
+            self._add(f"a field of the row cannot be read: {error}", "JSON whose numbers have a size", "mend the row")
+            return
         for place, template in self._templates.items():
             try:
                 check_item(template, row)
             except ItemLacks as lacks:
-                if len(self.problems) < _SHOWN:
-                    self.problems.append(
-                        Problem(
-                            what=str(lacks),
-                            expected=f"a row with what {place} refers to",
-                            fix="mend the row, or the template",
-                            where=f"{self._where}:{self._line}",
-                        )
-                    )
+                self._add(str(lacks), f"a row with what {place} refers to", "mend the row, or the template")
+
+    def _add(self, what: str, expected: str, fix: str) -> None:
+        if len(self.problems) < _SHOWN:
+            where = f"{self._where}:{self._line}"
+            self.problems.append(Problem(what=what, expected=expected, fix=fix, where=where))

@@ -166,7 +166,7 @@ class EnvironmentBroken:
     """
 
     problem: Problem
-    code: Literal["task_app_failed", "judge_failed"] = "task_app_failed"
+    code: Literal["task_app_failed", "judge_failed", "grader_failed"] = "task_app_failed"
 
 
 class CollectionBlocked(Exception):

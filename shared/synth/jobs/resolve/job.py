@@ -81,7 +81,7 @@ def _report(
     job: Job | None = None
     values: dict[str, Any] = {}
     if isinstance(config, RlConfig):
-        job = resolve_rl(config, context)
+        job = resolve_rl(config, context, uploaded=uploaded)
     elif isinstance(config, EvalConfig | FlatEvalConfig):
         job = resolve_eval(config, context)
     elif isinstance(config, FilterConfig):

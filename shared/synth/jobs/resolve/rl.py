@@ -32,8 +32,11 @@ _TRAIN_SEEDS = 100_000
 _HELD_OUT_FROM = 1_000_000
 
 
-def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
-    """Resolve, collecting problems in `context`; None when there are any that leave a hole."""
+def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> RlJob | None:
+    """Resolve, collecting problems in `context`; None when there are any that leave a hole.
+
+    uploaded: False before the upload, when the files of a graded job may still be paths.
+    """
     context.check_algorithm(config.algorithm, type="online", methods=("policy_gradient",), varieties=tuple(DEFAULTS))
     spec = _source(config, context)
     mode = _mode(config, context)
@@ -46,7 +49,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext) -> RlJob | None:
         context,
     )
     topology = rl_topology(config, context)
-    graded = resolve_graded(config, context)
+    graded = resolve_graded(config, context, uploaded=uploaded)
     rollout = _rollout(config, spec, context)
     evaluation = _evaluation(config.evaluation, graded, context)
     max_staleness = context.take("max_staleness", training, "max_staleness", training.async_level)

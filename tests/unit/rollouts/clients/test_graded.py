@@ -16,7 +16,7 @@ from synth.ids import RolloutId
 from synth.jobs.resolved import GradedRows
 from synth.rollouts.clients.graded import GradedPlayer
 from synth.rollouts.clients.prompt_rows import PromptRows
-from synth.rollouts.collection.types import CollectRequest, RolloutSpec
+from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
 from tests.unit.rollouts.clients.test_task_app import SETTINGS
 
@@ -46,6 +46,13 @@ async def test_a_row_without_what_the_grader_reads_is_told_with_its_line(tmp_pat
         await _rows(tmp_path, ['{"messages": [], "answer": 1}', "", '{"messages": []}'])
     [problem] = refused.value.problems
     assert (problem.where, "there is no 'answer'" in problem.what) == ("training_file:3", True)
+
+
+async def test_a_field_that_no_training_reads_is_told_with_its_line_too(tmp_path: Path):
+    with pytest.raises(UserError) as refused:
+        await _rows(tmp_path, ['{"messages": [], "answer": 1}', '{"messages": [], "answer": 1, "a": 1e999}'])
+    [problem] = refused.value.problems
+    assert problem.where == "training_file:2"
 
 
 async def _played(folder: Path, status: int, answer: dict[str, Any], lines: list[str]) -> TaskAppReply:
@@ -87,10 +94,20 @@ async def test_the_reply_to_a_row_is_graded(tmp_path: Path, text: str, reward: f
     assert (reply.status, reply.body["metrics"]["mean_return"]) == (200, reward)
 
 
-async def test_a_grader_that_cannot_grade_is_the_environments_fault(tmp_path: Path):
+async def test_a_reply_that_is_too_long_to_compare_scores_0_and_is_not_sampled_again(tmp_path: Path):
     reply = await _played(tmp_path, 200, _said("4" * 200), _ROWS)
-    assert reply.problem is not None
-    assert "row 1: the texts to grade have more than 100 characters" in reply.problem.what
+    metrics = reply.body["metrics"]
+    assert (reply.status, metrics["mean_return"]) == (200, 0.0)
+    assert "the output is too long" in next(iter(metrics["details"]["grader"]["lacking"].values()))
+
+
+async def test_a_grader_that_cannot_grade_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    divides = {"type": "multi", "name": "m", "graders": {"exact": GRADER}, "calculate_output": "1 / exact"}
+    monkeypatch.setitem(globals(), "GRADER", divides)
+    with pytest.raises(CollectionBlocked) as blocked:
+        await _played(tmp_path, 200, _said("5"), _ROWS)
+    assert blocked.value.broken.code == "grader_failed"
+    assert "row 1: '1 / exact' has no value for exact = 0" in blocked.value.broken.problem.what
 
 
 async def test_a_model_that_refuses_is_no_reward_and_no_credential_is_told(tmp_path: Path):

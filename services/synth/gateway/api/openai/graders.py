@@ -64,7 +64,8 @@ class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
 async def validate(body: ValidateRequest, caller: CurrentKey) -> Response:
     """A grader that cannot be read, or that is not run here, is a 400 with every problem."""
-    return json_response(ValidatedGrader(grader=_parse(body.grader).model_dump(mode="json")))
+    grader = await asyncio.to_thread(_parse, body.grader)
+    return json_response(ValidatedGrader(grader=grader.model_dump(mode="json")))
 
 
 @router.post("/fine_tuning/alpha/graders/run", summary="Grade a sample", responses=returns(GradedSample))
@@ -73,7 +74,7 @@ async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Resp
 
     A grader that refers to what the item lacks, or whose formula has no value, has the reward 0 and that error.
     """
-    grader = _parse(body.grader)
+    grader = await asyncio.to_thread(_parse, body.grader)
     sample = Sample(body.model_sample, [])
     limit = gateway.settings.max_graded_characters
     began = time.perf_counter()

@@ -17,8 +17,11 @@ _OF_THE_APP = ("env_name", "policy_name", "ops", "env_config", "constrain_tools"
 _OF_ITS_DATA = ("split", "evaluation_split")
 
 
-def resolve_graded(config: RlConfig, context: ResolveContext) -> GradedRows | None:
-    """The rows and their grader; None where the file has no `[grader]`, and where there is a problem."""
+def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> GradedRows | None:
+    """The rows and their grader; None where the file has no `[grader]`, and where there is a problem.
+
+    uploaded: False before the upload, when a file may still be a path.
+    """
     if config.grader is None:
         if config.job is not None and config.job.data is not None:
             context.warn(("job", "data"), "has no effect: without [grader] the task app has the data")
@@ -40,11 +43,12 @@ def resolve_graded(config: RlConfig, context: ResolveContext) -> GradedRows | No
     except UserError as error:
         context.problems += error.problems
     written = context.overrides.training_file or (config.job.data if config.job else None)
-    training_file = _file(written, ("job", "data"), context)
+    training_file = _file(written, ("job", "data"), context, uploaded=uploaded)
     validation_file = _file(
         context.overrides.validation_file or config.data.validation_path,
         ("data", "validation_path"),
         context,
+        uploaded=uploaded,
         optional=True,
     )
     return GradedRows(
@@ -103,21 +107,23 @@ def _check_no_app(config: RlConfig, context: ResolveContext) -> None:
                 context.warn(context.at(section, key), _NO_APP)
 
 
-def _file(written: str | None, path: Path, context: ResolveContext, *, optional: bool = False) -> str | None:
+def _file(
+    written: str | None, path: Path, context: ResolveContext, *, uploaded: bool, optional: bool = False
+) -> str | None:
     if written is None:
         if not optional:
             context.problem(
                 path,
                 "there is no dataset",
-                expected="the id of an uploaded file (file_…), whose rows have `messages` that end with the user's",
-                fix="upload it with `synthctl files upload`, and set its id here",
+                expected="a JSONL file whose rows have `messages` that end with the user's",
+                fix="set it here, or pass --dataset",
             )
         return None
-    if not written.startswith("file_"):
+    if uploaded and not written.startswith("file_"):
         context.problem(
             path,
-            f"the dataset {written[:80]!r} is no uploaded file",
+            f"the dataset {written[:80]!r} is a path, and was not uploaded",
             expected="the id of an uploaded file (file_…)",
-            fix="upload it with `synthctl files upload`",
+            fix="`synthctl submit` uploads it; by hand: `synthctl files upload`",
         )
     return written
