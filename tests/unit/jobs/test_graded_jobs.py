@@ -64,7 +64,7 @@ def test_as_a_file_it_is_the_same_job(registry: Registry):
         ({"grader": {"type": "python"}}, "[grader].type", "runs no code"),
         ({"grader": {"input": "{{x}}"}}, "[grader].input", "no reference"),
         ({"job": {"data": None}}, "[job].data", "no dataset"),
-        ({"job": {"data": "rows.jsonl"}}, "[job].data", "no uploaded file"),
+        ({"job": {"data": "rows.jsonl"}}, "[job].data", "was not uploaded"),
         ({"data": {"seeds": None}}, "[data].seeds", "not said"),
         ({"data": {"validation_path": None}}, "[evaluation].seeds", "not said"),
         ({"services": {"task_url": "http://127.0.0.1:1"}}, "[services].task_url", "both given"),

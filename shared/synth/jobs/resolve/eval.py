@@ -20,7 +20,8 @@ from synth.jobs.resolve.task_app import (
 )
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
 from synth.jobs.resolved import EvalJob, RolloutSettings, Sampling
-from synth.jobs.schema.eval import EvalConfig, EvalModelSection, EvalRolloutSection, EvalSection, FlatEvalConfig
+from synth.jobs.schema.eval import EvalConfig, EvalRolloutSection, EvalSection, FlatEvalConfig
+from synth.jobs.schema.rl import ModelSection
 from synth.jobs.schema.sections import PolicyConfigSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
@@ -121,7 +122,7 @@ def resolve_eval(config: EvalConfig | FlatEvalConfig, context: ResolveContext) -
 
 def _model(
     section: EvalSection,
-    described: EvalModelSection | None,
+    described: ModelSection | None,
     policies: list[PolicyConfigSection | None],
     context: ResolveContext,
 ) -> ModelSpec | None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from synth.jobs.schema.rewards import JudgeSection, RubricSection
+from synth.jobs.schema.rl import ModelSection
 from synth.jobs.schema.sections import (
     MAX_TOKENS,
     OPS,
@@ -136,27 +137,6 @@ class TaskAppSection(Section):
     """the same as `task_app_url`"""
 
 
-class EvalModelSection(Section):
-    """`[model]` as RL has it, beside `[eval]`: what is evaluated."""
-
-    base: Name | None = None
-    """a base model's id: the same as `[eval] model`"""
-    source: Name | None = None
-    """a fine-tuned model's id: the same as `[eval] model`"""
-    trainer_mode: Literal["full", "lora", "qlora"] | None = None
-    """what RL trains"""
-    label: str | None = None
-    """the job's name, unless `--name` gives it one; without either, its file's"""
-    supports_vision: bool | None = None
-    """whether prompts may carry images; what is said has to be true of the model"""
-    max_images_per_message: Positive | None = None
-    """images that a message keeps, the first ones, for a model that sees; the same as that of `[eval]`"""
-    vision_processor_id: str | None = None
-    """the model whose image processor prepares them; the registry knows it"""
-    freeze_vision_tower: bool | None = None
-    """what RL trains of the vision tower"""
-
-
 class EvalRolloutSection(Section):
     """`[rollout]` as RL has it: how a rollout goes. The keys of `[eval]` come before it."""
 
@@ -232,7 +212,7 @@ class EvalConfig(EvalTables):
     """An evaluation job."""
 
     eval: EvalSection
-    model: EvalModelSection | None = None
-    """what is evaluated"""
+    model: ModelSection | None = None
+    """as RL has it: `base` or `source` is what is evaluated"""
     judge: JudgeSection | None = None
     """the model that scores the rollouts"""
