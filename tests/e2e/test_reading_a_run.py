@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "read-your-run.md"
 BLOCKS = [block for block in blocks_of(PAGE) if block.mark == "run by" and block.value.endswith(Path(__file__).name)]
 EVALUATED = "[evaluation]\nevery_n_iters = 1\ninstances = 4\nrollouts_per_seed = 2\nsuccess_threshold = 0.5"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ async def test_a_formula_tells_its_parts(graders: Any):
     [
         ({"reference": "{{item.none}}"}, "4", "invalid_variable_error"),
         ({"input": "{{sample.output_json.answer}}"}, "no JSON", "sample_parse_error"),
-        ({}, "4" * 200_001, "other_error"),
+        ({}, "4" * 200_001, "sample_parse_error"),
+        ({"reference": "4" * 200_001}, "4", "other_error"),
     ],
 )
 async def test_what_goes_wrong_is_flagged(graders: Any, changes: dict[str, Any], said: str, flag: str):

@@ -105,7 +105,8 @@ async def test_a_reinforcement_job_learns_from_seeds_of_the_task_app(sdk: Sdk):
     assert isinstance(verdict, JobValidated)
     resolved = verdict.job
     assert (resolved["kind"], resolved["iterations"], resolved["batch_size"], resolved["group_size"]) == ("rl", 6, 8, 4)
-    assert resolved["evaluation"] == {"every_n_iters": 3, "seeds": [100, 200, 300, 400]}
+    evaluation = resolved["evaluation"]
+    assert (evaluation["every_n_iters"], evaluation["seeds"]) == (3, [100, 200, 300, 400])
     assert resolved["rollout"]["sampling"]["max_tokens"] == 12
     await client.close()
 
