@@ -122,11 +122,15 @@ def figures_of(platform: Platform, job: str) -> Figures:
 
 
 def assert_each_token_is_trained_once(platform: Platform, job: str) -> None:
-    """What was sampled in the turns of a rollout is what it trained, and no step trained anything else."""
+    """What was sampled in the turns of a rollout is what it trained, and no step trained anything else.
+
+    A rollout is one sequence, and one more for each reply that ends a thought: the template shows later turns what
+    stands behind `</think>` alone, which a model of random weights says now and then.
+    """
     for number, step in enumerate(platform.steps(job), 1):
         listed = platform.api.get(f"/api/jobs/{job}/rollouts", params={"iteration": number, "limit": 100}).json()
         trained: list[int] = []
-        at_the_mean = 0
+        sequences = 0
         for rollout in listed["data"]:
             told = platform.api.get(f"/api/jobs/{job}/rollouts/{rollout['id']}").json()
             training, turns = told["training"], told["transcript"]["turns"]
@@ -134,17 +138,19 @@ def assert_each_token_is_trained_once(platform: Platform, job: str) -> None:
                 assert training["reason"] in ("no_signal", "mean_reward"), training
                 assert training["trained_tokens"] == 0
                 # Its advantage is 0, in a batch that it is part of.
-                at_the_mean += training["reason"] == "mean_reward"
+                sequences += training["sequences"] if training["reason"] == "mean_reward" else 0
                 continue
             images = [_images(turn) for turn in turns]
             assert images == [1] * len(turns), "each turn shows a picture of its own"
             assert [turn.get("continues") for turn in turns] == [None, *range(len(turns) - 1)]
-            assert (training["sequences"], training["sequences_too_old"]) == (1, 0)
+            thoughts = sum("</think>" in (turn["reply"].get("content") or "") for turn in turns[:-1])
+            assert (training["sequences"], training["sequences_too_old"]) == (1 + thoughts, 0)
+            sequences += training["sequences"]
             assert all(turn["sampled_tokens"] > 0 for turn in turns)
             assert training["trained_tokens"] == sum(turn["sampled_tokens"] for turn in turns)
             trained.append(training["trained_tokens"])
         assert sum(trained) == step["trained_tokens"]
-        assert len(trained) + at_the_mean == step["sequences"]
+        assert sequences == step["sequences"]
 
 
 def _images(turn: dict[str, Any]) -> int:
