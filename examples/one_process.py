@@ -33,6 +33,7 @@ import numpy as np
 from synth.chat.messages import TrainingRow
 from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.rollouts.collection.batching import ScoredRollout, build_batch
@@ -166,7 +167,8 @@ async def sample(
     async def rollout(index: int, group: int, seed: int, prompt_ids: list[int]) -> ScoredRollout:
         started = time.perf_counter()
         params = SamplingParams(max_tokens=max_tokens)
-        (reply,) = [d async for d in engine.generate(prompt_ids, params, request_id=f"{index}", timeout=600)]
+        within = SamplingTime(600)
+        (reply,) = [d async for d in engine.generate(prompt_ids, params, request_id=f"{index}", time=within)]
         # What training needs of a call: the ids, and what the policy that sampled them gave each, by its version.
         record = CompletionRecord(
             prompt_ids=np.asarray(prompt_ids, np.int32),

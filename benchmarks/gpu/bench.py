@@ -17,6 +17,7 @@ from transformers import Qwen3ForCausalLM
 from benchmarks.gpu.shapes import FORWARD, FULL, LORA, Cost, Load, Shape
 from synth.cli.tiny_models.qwen3 import make_tiny_qwen3
 from synth.inference.engines.protocol import SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.trainer.config import AdapterConfig, RlTrainConfig, SftTrainConfig
@@ -122,7 +123,7 @@ class Bench:
         async def one(index: int, most: int) -> int:
             prompt = rng.integers(5, 300, half).tolist()
             params = SamplingParams(max_tokens=most)
-            done = [d async for d in engine.generate(prompt, params, request_id=str(index), timeout=600)]
+            done = [d async for d in engine.generate(prompt, params, request_id=str(index), time=SamplingTime(600))]
             return len(done[-1].token_ids)
 
         try:

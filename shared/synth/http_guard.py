@@ -120,10 +120,11 @@ def guarded_client(
     policy: GuardPolicy,
     *,
     headers: Mapping[str, str] | None = None,
-    timeout: float = 10.0,
+    timeout: float | None = 10.0,
     max_connections: int = 100,
 ) -> httpx.AsyncClient:
-    """A client that reaches only what the policy admits; a refusal is `AddressRefused`. timeout: seconds a phase."""
+    """A client that reaches only what the policy admits; a refusal is `AddressRefused`. timeout: seconds a phase,
+    None where the caller bounds the whole."""
     return httpx.AsyncClient(
         transport=_GuardedTransport(policy, max_connections),
         headers=headers,

@@ -93,7 +93,8 @@ class Cid(msgspec.Struct, frozen=True, kw_only=True):
 
     rollout_id: names the job. nonce: a random number, so that the credentials of a rollout's collectors never repeat.
     replica: the inference process that records it. version: the pinned policy version of an evaluation, None for the
-    live policy. calls: how many chat calls it may make. expires: unix seconds.
+    live policy. calls: how many chat calls it may make. ends: unix seconds at which the policy's time is over, and
+    expires: at which the credential is, both beside the time that the policy was not given.
     """
 
     rollout_id: str
@@ -101,6 +102,7 @@ class Cid(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     version: int | None
     calls: int
+    ends: float
     expires: int
 
     @property
@@ -111,7 +113,15 @@ class Cid(msgspec.Struct, frozen=True, kw_only=True):
 def mint_cid(cid: Cid, secret: str) -> str:
     """`trace_…`: the signed credential, letters, digits and underscores only (task apps mangle anything else)."""
     version = "L" if cid.version is None else str(cid.version)
-    fields = (_hex(cid.rollout_id), _hex(cid.replica), str(cid.nonce), version, str(cid.calls), str(cid.expires))
+    fields = (
+        _hex(cid.rollout_id),
+        _hex(cid.replica),
+        str(cid.nonce),
+        version,
+        str(cid.calls),
+        str(round(cid.ends * 1000)),
+        str(cid.expires),
+    )
     body = "_".join(fields)
     return f"trace_{body}_{_mac(body, secret)}"
 
@@ -124,7 +134,7 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
         raise InvalidKey(
             f"not a rollout credential of this cluster: it was changed on the way, or is another cluster's; {CID_FIX}"
         )
-    rollout, replica, nonce, version, calls, expires = body.split("_")
+    rollout, replica, nonce, version, calls, ends, expires = body.split("_")
     if int(expires) < (time.time() if now is None else now):
         raise InvalidKey(f"the rollout credential has expired: its rollout is over; in the next rollout, {CID_FIX}")
     return Cid(
@@ -133,6 +143,7 @@ def read_cid(text: str, secret: str, *, now: float | None = None) -> Cid:
         nonce=int(nonce),
         version=None if version == "L" else int(version),
         calls=int(calls),
+        ends=int(ends) / 1000,
         expires=int(expires),
     )
 

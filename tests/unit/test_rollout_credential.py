@@ -9,7 +9,8 @@ from synth.keys import Cid, mint_cid
 from synth.rollout_credential import find_credential
 
 CID = mint_cid(
-    Cid(rollout_id="job_1_t0_0", nonce=1, replica="r-1", version=None, calls=9, expires=2**40), "cluster's secret"
+    Cid(rollout_id="job_1_t0_0", nonce=1, replica="r-1", version=None, calls=9, ends=2**40, expires=2**40),
+    "cluster's secret",
 )
 CHAT = "/v1/chat/completions"
 

@@ -12,6 +12,7 @@ import pytest
 
 from synth.cli.tiny_models.qwen3_vl import make_tiny_qwen3_vl
 from synth.inference.engines.protocol import Delta, SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
 from synth.weights.peft_compat import LoraConfig, get_peft_model
@@ -96,7 +97,7 @@ async def test_requests_without_room_wait_are_counted_and_can_be_aborted(vision_
         first = asyncio.create_task(asked[0].complete(policy, 400, on_delta=lambda _: underway.set()))
         await asyncio.wait_for(underway.wait(), 60)
         params = SamplingParams(max_tokens=9, banned=asked[1].banned)
-        deltas = policy.generate(asked[1].ids, params, request_id="w", timeout=60, images=asked[1].images)
+        deltas = policy.generate(asked[1].ids, params, request_id="w", time=SamplingTime(60), images=asked[1].images)
         waiting = asyncio.ensure_future(anext(aiter(deltas)))
         last = asyncio.create_task(asked[2].complete(policy, 9))
         async with asyncio.timeout(20):

@@ -29,6 +29,13 @@ class RolloutsSettings(ServiceSettings, GuardSettings):
     """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths. A reply
     that is longer scores 0, and the transcript says so."""
 
+    answer_grace_s: float = Field(default=60.0, gt=0)
+    """How long a task app may take to answer after the time of its rollout is over, at most as long again as the
+    rollout had. A reply that is cut off then reaches the app, which scores it."""
+
+    recorder_timeout_s: float = Field(default=30.0, gt=0)
+    """How long an inference process may take to hand over what it recorded; then the rollout is played again."""
+
     transcript_bytes: int = Field(default=1 << 20, ge=4096)
     """The largest transcript of a rollout (its messages, and what its task app answered), in bytes of JSON. What does
     not fit is shortened and says so; tokens and rewards are kept whole elsewhere. Images are never in it, only their

@@ -34,6 +34,7 @@ class CompletionRecord:
     sampled: bool [C], False where a token was forced (a thinking budget, a tool call, a grammar that allowed no other)
     and so is not trained. finish_reason: "stop", "length" or "abort".
     malformed_call: whether the reply has a tool call that cannot be read, or whose arguments are no JSON object.
+    out_of_time: whether it is a "length" because the time of its rollout was over.
     masks: of the C sampled tokens, which others could have come in their place; None where any could.
     images: those that the prompt shows, in the order of their tokens. processor: what made patches of them
     (`ImageProcessor.fingerprint`), "" for a model that sees none.
@@ -47,6 +48,7 @@ class CompletionRecord:
     sampled: Bool
     finish_reason: str
     malformed_call: bool = False
+    out_of_time: bool = False
     masks: TokenMasks | None = None
     images: tuple[PromptImage, ...] = ()
     processor: str = ""
@@ -75,7 +77,11 @@ def records_to_bytes(records: list[CompletionRecord]) -> bytes:
     arrays["chats"] = np.frombuffer(msgspec.json.encode([r.chat for r in records]), np.uint8)
     arrays["images"] = images_to_array([(r.processor, r.images) for r in records])
     malformed = [i for i, r in enumerate(records) if r.malformed_call]
-    return pack_arrays(arrays, {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed})
+    late = [i for i, r in enumerate(records) if r.out_of_time]
+    return pack_arrays(
+        arrays,
+        {"finish_reasons": [r.finish_reason for r in records], "malformed_calls": malformed, "out_of_time": late},
+    )
 
 
 def records_from_bytes(body: bytes) -> list[CompletionRecord]:
@@ -88,6 +94,7 @@ def records_from_bytes(body: bytes) -> list[CompletionRecord]:
             *(arrays[f"{i}.{k}"] for k in ("prompt_ids", "sampled_ids", "logprobs", "versions", "sampled")),
             finish_reason=reason,
             malformed_call=i in meta["malformed_calls"],
+            out_of_time=i in meta["out_of_time"],
             masks=TokenMasks.from_arrays(arrays, prefix=f"{i}."),
             images=images,
             processor=processor,

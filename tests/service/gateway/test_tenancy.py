@@ -249,7 +249,7 @@ async def test_a_job_that_names_what_is_anothers_is_refused_as_for_ids_of_nothin
 async def test_a_credential_of_a_rollout_cannot_be_made_up_or_changed(organisation, gateway):
     owner, stranger = await organisation("owner"), await organisation("stranger")
     job = (await owner.submit())["id"]
-    cid = Cid(rollout_id=f"{job}_t1_0", nonce=1, replica="r-1", version=None, calls=9, expires=2**40)
+    cid = Cid(rollout_id=f"{job}_t1_0", nonce=1, replica="r-1", version=None, calls=9, ends=2**40, expires=2**40)
     secret = gateway.service.settings.cluster_secret.get_secret_value()
     signed = mint_cid(cid, secret)
     # The signed one is let through to the replica, which is not there.

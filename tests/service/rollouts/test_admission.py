@@ -38,7 +38,7 @@ def recorder() -> RecorderClient:
         cids = json.loads(request.content)["cids"]
         return httpx.Response(200, content=closed_to_bytes([ClosedRollout(records_to_bytes([RECORD])) for _ in cids]))
 
-    return RecorderClient("secret", transport=httpx.MockTransport(closed))
+    return RecorderClient("secret", timeout_s=30, transport=httpx.MockTransport(closed))
 
 
 @asynccontextmanager
@@ -75,7 +75,13 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
     following = asyncio.create_task(table.follow())
     settings = msgspec.structs.replace(SETTINGS, task_url=url)
     app = TaskAppClient(
-        settings, job_id=JOB, key=None, limit=4, max_answer_bytes=1 << 20, guard=GuardPolicy(allow_loopback=True)
+        settings,
+        job_id=JOB,
+        key=None,
+        limit=4,
+        max_answer_bytes=1 << 20,
+        answer_within_s=60.0,
+        guard=GuardPolicy(allow_loopback=True),
     )
     recording = recorder()
     try:
@@ -95,6 +101,7 @@ async def runner_at_replicas(bus_as, url: str, versions: PolicyVersions) -> Asyn
             public_url=None,
             transcript_bytes=1 << 20,
             replica_wait_s=0.2,
+            grace_s=1.0,
             progress=lambda stage: None,
         )
     finally:

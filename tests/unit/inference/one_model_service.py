@@ -81,7 +81,8 @@ def serve(
 def credential(rollout: str = "job_1_t0_0", *, calls: int = 50, version: int | None = None, seconds: int = 600) -> str:
     expires = int(time.time()) + seconds
     return mint_cid(
-        Cid(rollout_id=rollout, nonce=1, replica="r", version=version, calls=calls, expires=expires), SECRET
+        Cid(rollout_id=rollout, nonce=1, replica="r", version=version, calls=calls, ends=expires, expires=expires),
+        SECRET,
     )
 
 

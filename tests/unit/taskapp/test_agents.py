@@ -17,7 +17,9 @@ from synth.taskapp.sdk import Episode
 from tests.unit.taskapp.echo_app import CID, app_with, play
 from tests.unit.taskapp.scripted_llm import ScriptedLlm, completion
 
-SIGNED = mint_cid(Cid(rollout_id="job_1_t0_0", nonce=1, replica="r", version=None, calls=9, expires=2**40), "secret")
+SIGNED = mint_cid(
+    Cid(rollout_id="job_1_t0_0", nonce=1, replica="r", version=None, calls=9, ends=2**40, expires=2**40), "secret"
+)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class InferenceProxy:
         self._replicas = replicas
         self._secret = cluster_secret
         self._bearer = f"Bearer {internal_token(cluster_secret)}"
-        self._timeout = httpx.Timeout(timeout_s, connect=3.0, pool=3.0)
+        self._silent_s = timeout_s
         self._clients: list[_Client] = []
         self._in_flight: Counter[str] = Counter()
 
@@ -78,7 +78,9 @@ class InferenceProxy:
         for nth, replica in enumerate(candidates, start=1):
             try:
                 last = nth == len(candidates)
-                return await self._send(request, replica, body, headers, query="", retry_when_busy=not last)
+                return await self._send(
+                    request, replica, body, headers, query="", retry_when_busy=not last, silent_s=self._silent_s
+                )
             except _NoAnswer as error:
                 log.warning("replica passed over", replica=replica.id, reason=str(error))
                 if error.gone and len(candidates) > 1:
@@ -99,14 +101,17 @@ class InferenceProxy:
     async def forward_rollout(self, request: Request, body: bytes, *, cid: str) -> Response:
         """Answer a rollout's call: its credential names the replica that records it. Raises a 401 for a bad one."""
         try:
-            pinned: Cid = read_cid(cid, self._secret)
+            # Whether it has expired is the recorder's to say: the time that its policy was not given does not count.
+            pinned: Cid = read_cid(cid, self._secret, now=0)
         except InvalidKey as error:
             raise ApiError(401, str(error), code="invalid_api_key") from error
         replica = next((r for r in self._replicas.alive() if r.recorder == pinned.replica), None)
         if replica is None:
             raise unavailable(f"the replica {pinned.replica!r} that records this rollout is gone")
         try:
-            return await self._send(request, replica, body, {}, query=f"?cid={cid}", retry_when_busy=False)
+            return await self._send(
+                request, replica, body, {}, query=f"?cid={cid}", retry_when_busy=False, silent_s=None
+            )
         except _NoAnswer as error:
             how = "broke off the call" if error.sent else "cannot be reached"
             raise unavailable(f"the replica {replica.id!r} that records this rollout {how} ({error})") from error
@@ -120,12 +125,21 @@ class InferenceProxy:
         *,
         query: str,
         retry_when_busy: bool,
+        silent_s: float | None,
     ) -> Response:
-        """Forward to one replica. Raises `_NoAnswer` when it does not answer; with retry_when_busy, for a 503 too."""
+        """Forward to one replica.
+
+        silent_s: how long it may say nothing; None for a rollout, whose job decides. Raises `_NoAnswer` when it
+        does not answer; with retry_when_busy, for a 503 too.
+        """
         client = self._client()
         passed = {name: value for name in _REQUEST_HEADERS if (value := request.headers.get(name))}
         outgoing = client.http.build_request(
-            "POST", f"{replica.url}/v1/chat/completions{query}", content=body, headers=passed | headers
+            "POST",
+            f"{replica.url}/v1/chat/completions{query}",
+            content=body,
+            headers=passed | headers,
+            timeout=httpx.Timeout(silent_s, connect=3.0, pool=3.0),
         )
 
         def done() -> None:
@@ -149,8 +163,7 @@ class InferenceProxy:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _NoAnswer(repr(error), gone=True) from error
         except httpx.TimeoutException as error:
-            silent = self._timeout.read
-            message = f"the replica {replica.id!r} said nothing for {silent:g} s (SYNTH_INFERENCE_TIMEOUT_S)"
+            message = f"the replica {replica.id!r} said nothing for {silent_s:g} s (SYNTH_INFERENCE_TIMEOUT_S)"
             raise ApiError(504, message, type="timeout") from error
         except httpx.HTTPError as error:
             raise _NoAnswer(repr(error), gone=True, sent=True) from error
@@ -166,7 +179,7 @@ class InferenceProxy:
         free = next((c for c in self._clients if c.in_flight < _REQUESTS_PER_CLIENT), None)
         if free is None:
             transport = httpx.AsyncHTTPTransport(socket_options=_KEEPALIVE)
-            free = _Client(httpx.AsyncClient(transport=transport, timeout=self._timeout, trust_env=False))
+            free = _Client(httpx.AsyncClient(transport=transport, trust_env=False))
             self._clients.append(free)
         return free
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
@@ -20,6 +19,7 @@ from synth.inference.api.fields import refuse_unserved
 from synth.inference.api.images import ChatImages
 from synth.inference.api.limits import RequestLimits
 from synth.inference.api.requests import decode_request, num_choices
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.recorder import ChoiceRecording, Recorder
 from synth.keys import Cid, has_bearer
 from synth.rollout_credential import find_credential
@@ -46,7 +46,7 @@ Authenticate = Callable[[Request], Awaitable[str]]
 """Returns who makes a call without a cid; raises `InvalidKey`."""
 
 
-class _Close(msgspec.Struct):
+class _Cids(msgspec.Struct):
     cids: list[str]
 
 
@@ -62,7 +62,7 @@ def build_api(
 ) -> Starlette:
     """The HTTP side of an inference process.
 
-    internal_token: the bearer of the close call. images: reads those of requests. limits: of one request.
+    internal_token: the bearer of the calls of collectors. images: reads those of requests. limits: of one request.
     extra_routes: health and metrics.
     """
     api = _Api(router, recorder, authenticate, internal_token, images, limits or RequestLimits())
@@ -75,6 +75,7 @@ def build_api(
     routes = [Route(path, api.chat, methods=["POST"]) for path in paths]
     routes += [Route(f"{prefix}/models", api.models, methods=["GET"]) for prefix in prefixes[:3]]
     routes.append(Route("/internal/rollouts/close", api.close, methods=["POST"]))
+    routes.append(Route("/internal/rollouts/stood_still", api.stood_still, methods=["POST"]))
     return Starlette(routes=[*routes, *extra_routes])
 
 
@@ -114,7 +115,7 @@ class _Api:
                     body,
                     binding,
                     recordings,
-                    seconds=self._seconds(recordings),
+                    time=self._time(recordings),
                     images=self._images,
                     limits=self._limits,
                 )
@@ -146,20 +147,33 @@ class _Api:
         Many in one request, because a request costs ten times as much as closing one rollout.
         """
         try:
-            if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
-                raise InvalidKey("not a service of this cluster")
-            try:
-                asked = msgspec.json.decode(await self._body(request), type=_Close)
-            except msgspec.DecodeError as error:
-                raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
+            cids = await self._cids(request)
         except SynthError as error:
             return error_response(error)
-        body = closed_to_bytes([self._closed(cid) for cid in asked.cids])
+        body = closed_to_bytes([self._closed(cid) for cid in cids])
         return Response(body, media_type="application/msgpack")
 
-    def _seconds(self, recordings: Sequence[ChoiceRecording]) -> float:
-        """How long a completion may take: a rollout's until the end of its rollout, which its job decides."""
-        return max(0.0, recordings[0].cid.expires - time.time()) if recordings else self._limits.seconds
+    async def stood_still(self, request: Request) -> Response:
+        """POST /internal/rollouts/stood_still {"cids": […]}: the seconds of each that its policy was not given."""
+        try:
+            cids = await self._cids(request)
+        except SynthError as error:
+            return error_response(error)
+        body = msgspec.json.encode([self._recorder.stood_still(cid) for cid in cids])
+        return Response(body, media_type="application/json")
+
+    async def _cids(self, request: Request) -> list[str]:
+        """The credentials of a collector's call."""
+        if not has_bearer(request.headers.get("authorization", ""), self._internal_token):
+            raise InvalidKey("not a service of this cluster")
+        try:
+            return msgspec.json.decode(await self._body(request), type=_Cids).cids
+        except msgspec.DecodeError as error:
+            raise UserError(Problem(what=str(error), expected='{"cids": ["trace_…"]}', where="body")) from error
+
+    def _time(self, recordings: Sequence[ChoiceRecording]) -> SamplingTime:
+        """What a completion may take: a rollout's what its rollout has left, which its job decides."""
+        return recordings[0].time if recordings else SamplingTime(self._limits.seconds)
 
     async def _body(self, request: Request) -> bytes:
         limit, declared = self._limits.body, request.headers.get("content-length", "")

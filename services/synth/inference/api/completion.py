@@ -33,6 +33,7 @@ from synth.inference.chat.output_parser import ParsedReply, ReplyParser, TextDel
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.limits import clamp_max_tokens
 from synth.inference.engines.protocol import Engine
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.recording.completion_record import make_record
 from synth.inference.recording.recorder import ChoiceRecording, CidClosed
 
@@ -88,15 +89,15 @@ class Completion:
         binding: ModelBinding,
         recordings: Sequence[ChoiceRecording] = (),
         *,
-        seconds: float,
+        time: SamplingTime,
         images: ChatImages,
         limits: RequestLimits,
     ) -> Completion:
         """Read the images that the request shows, compile what it says of its output, and prepare the call.
 
-        seconds: for all of it. Raises what the constructor raises, and `UserError` for an image that cannot be had.
+        time: for all of it. Raises what the constructor raises, and `UserError` for an image that cannot be had.
         """
-        shown = await _shown_images(request, binding, recordings, images, seconds=seconds)
+        shown = await _shown_images(request, binding, recordings, images, seconds=time.seconds_left)
         must_call = forced_functions(request, binding.sampling)
         grammars = await compile_output_grammars(
             request, must_call, binding.chat, vocabulary=binding.engine.vocabulary, limits=limits.schema
@@ -108,7 +109,7 @@ class Completion:
             shown=shown,
             must_call=must_call,
             grammars=grammars,
-            seconds=seconds,
+            time=time,
             limits=limits,
         )
 
@@ -121,7 +122,7 @@ class Completion:
         shown: ShownImages,
         must_call: tuple[str, ...],
         grammars: OutputGrammars,
-        seconds: float,
+        time: SamplingTime,
         limits: RequestLimits,
     ) -> None:
         """Raises `UserError` for messages that cannot be rendered, for those that leave no room for a reply, and for a
@@ -171,7 +172,7 @@ class Completion:
                 self._prompt_ids,
                 replace(plan, params=replace(plan.params, seed=seed)),
                 request_id=f"{self._options.id}-{i}",
-                timeout=seconds,
+                time=time,
                 stream=bool(request.stream),
                 images=self._prompt.images,
             )

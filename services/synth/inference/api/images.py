@@ -28,14 +28,14 @@ from synth.chat.messages import (
     keep_last_images,
     template_messages,
 )
-from synth.errors import Problem, UserError
+from synth.errors import Problem, Transient, UserError
 from synth.events import BlobRef
 from synth.images.format import NotAnImage
 from synth.images.processor import ImageProcessor, open_image
 from synth.images.prompt_image import PromptImage
 from synth.images.source import BLOB, ImageLimits, ImageRefused, check_image, read_image
 from synth.inference.chat.prompts import TokenHistory
-from synth.inference.engines.limits import ContextOverflow, late_completion
+from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import EngineImage
 from synth.runtime import logs
 
@@ -105,7 +105,7 @@ class ChatImages:
             async with asyncio.timeout(seconds):
                 by_address = await self._read_all(reader, places, context=context)
         except TimeoutError:
-            raise late_completion(seconds) from None
+            raise Transient(f"the images of the request were not read in the {seconds:.1f} s that it had") from None
         named = [_with_uris(message, by_address) for message in messages]
         return ShownImages(named, {one.shown.uri: one for one in by_address.values()}, warnings)
 

@@ -11,7 +11,6 @@ not stay, none is given out.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -20,8 +19,9 @@ from typing import TYPE_CHECKING, cast
 
 from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
 from synth.errors import UserError
-from synth.inference.engines.limits import late_completion
+from synth.inference.engines.limits import cut_off_delta
 from synth.inference.engines.protocol import Delta, Engine, EngineImage, FinishReason, SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class ReplyDelta:
     """Tokens of a reply, as `Delta` has them. sampled: drawn from the policy; forced ones have logprob 0.
 
-    finish_reason: set on the last delta alone. grammar: what these tokens were drawn under; a reply has one at most,
-    and its tokens follow each other from the grammar's first on.
+    finish_reason: set on the last delta alone. out_of_time: it was cut off because its time was over.
+    grammar: what these tokens were drawn under; a reply has one at most, and its tokens follow each other from the
+    grammar's first on.
     """
 
     token_ids: list[int]
@@ -43,6 +44,7 @@ class ReplyDelta:
     finish_reason: FinishReason | None = None
     stop_text: str | None = None
     grammar: Grammar | None = None
+    out_of_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,8 @@ class GenerationPlan:
 class Generation:
     """The sampling of one reply.
 
-    images: those that the prompt shows. request_id: of the engine's requests, which append their number. timeout:
-    seconds for all of them.
+    images: those that the prompt shows. request_id: of the engine's requests, which append their number. time: for all
+    of them.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Generation:
         plan: GenerationPlan,
         *,
         request_id: str,
-        timeout: float,
+        time: SamplingTime,
         stream: bool,
         images: Sequence[EngineImage] = (),
     ) -> None:
@@ -105,14 +107,13 @@ class Generation:
         self._images = images
         self._plan = plan
         self._request_id = request_id
-        self._timeout = timeout
+        self._time = time
         self._stream = stream
         self._tokens_left = plan.params.max_tokens
         self._forced = ""  # to come before the next sampled token
         self._called: str | None = None
         self._version = 0
         self._requests = 0
-        self._deadline = 0.0
         self._running_request: str | None = None
         self._aborted = False
 
@@ -124,7 +125,6 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[ReplyDelta]:
         """The reply: deltas as they come if `stream`, else few and large. Raises what the engine raises."""
-        self._deadline = asyncio.get_running_loop().time() + self._timeout
         for phase in (self._think, self._start_forced_call, self._forced_arguments, self._answer):
             async with aclosing(phase()) as deltas:
                 async for delta in deltas:
@@ -195,8 +195,8 @@ class Generation:
             most = min(self._tokens_left, max(map(len, heads)))
             async with aclosing(self._sample(most, (calls.name_end,), whole=True)) as deltas:
                 name = await anext(deltas)
-            if name.finish_reason == "abort":
-                yield _reply_delta(_EMPTY, "abort")
+            if name.finish_reason == "abort" or name.out_of_time:
+                yield replace(_reply_delta(_EMPTY, name.finish_reason), out_of_time=name.out_of_time)
                 return
             kept, chosen = self._matching_prefix(name, heads)
         for emitted in self._emit(kept):
@@ -262,12 +262,12 @@ class Generation:
         """
         params, number = self._plan.params, self._requests
         self._requests += 1
-        seconds_left = self._deadline - asyncio.get_running_loop().time()
         if self._aborted:
             yield Delta([], [], [], "abort")
             return
-        if seconds_left <= 0:
-            raise late_completion(self._timeout)
+        if number and self._time.seconds_left <= 0:
+            yield cut_off_delta(_EMPTY)
+            return
         name = f"{self._request_id}-{number}"
         deltas = self._engine.generate(
             [*self._ids, *self._tokenizer.encode(self._forced)],
@@ -279,7 +279,7 @@ class Generation:
                 grammar=grammar,
             ),
             request_id=name,
-            timeout=seconds_left,
+            time=self._time,
             stream=self._stream and not whole,
             images=self._images,
         )
@@ -330,7 +330,10 @@ def derive_seed(seed: int | None, number: int) -> int | None:
 
 def _reply_delta(delta: Delta, finish_reason: FinishReason | None) -> ReplyDelta:
     stop_text = delta.stop_text if finish_reason is not None else None
-    return ReplyDelta(delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text)
+    out_of_time = delta.out_of_time and finish_reason is not None
+    return ReplyDelta(
+        delta.token_ids, delta.logprobs, delta.versions, True, finish_reason, stop_text, out_of_time=out_of_time
+    )
 
 
 def _without_last(delta: Delta) -> Delta:

@@ -262,6 +262,7 @@ class Batcher:
             self._prefill(new_prompts)
         for request in newcomers:
             self._prompts[request.prompt_key].holders.add(request)
+            request.admitted()
         self._counters.prompts_shared += len(newcomers) - len({r.prompt_key for r in new_prompts})
         hidden_NE = torch.stack([self._prompts[r.prompt_key].hidden for r in newcomers])
         self._sample(self._head(hidden_NE), start)

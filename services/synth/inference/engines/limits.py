@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from synth.errors import Permanent, Problem, Transient, UserError
-from synth.inference.engines.protocol import SamplingParams
+from synth.errors import Permanent, Problem, UserError
+from synth.inference.engines.protocol import Delta, SamplingParams
 
 # vLLM allocates memory for adapters of one of these ranks.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -46,12 +46,9 @@ class ContextOverflow(UserError):
         return self.message
 
 
-def late_completion(seconds: float) -> Transient:
-    """The error of a completion that was not done in its time, which names what bounds it."""
-    return Transient(
-        f"the completion was not done in its {round(seconds, 2):g} s; a rollout's may take what is left of the job's "
-        "rollout_timeout_s, any other SYNTH_COMPLETION_S"
-    )
+def cut_off_delta(delta: Delta) -> Delta:
+    """The last delta of a request that was ended because its time was over: its policy's own, cut off."""
+    return replace(delta, finish_reason="length", out_of_time=True)
 
 
 def clamp_max_tokens(params: SamplingParams, *, prompt: int, context: int, image_tokens: int = 0) -> SamplingParams:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from synth.images.prompt_image import PromptImage
 
 if TYPE_CHECKING:
+    from synth.inference.engines.sampling_time import SamplingTime
     from synth.inference.grammar.tokens import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -55,7 +56,8 @@ class Delta:
     logprobs: nats, float32 values, under the distribution that the token was drawn from: after temperature, bans,
     grammar, top-k and top-p, renormalised (greedy: the plain softmax with the bans and the grammar). versions: the
     policy version of each token.
-    finish_reason: set on the last delta only; "abort" when the request was aborted.
+    finish_reason: set on the last delta only; "abort" when the request was aborted. out_of_time: it is "length" because
+    the time for sampling was over.
     stop_text: the stop string that ended it; its tokens are among the token ids.
     """
 
@@ -64,6 +66,7 @@ class Delta:
     versions: list[int]
     finish_reason: FinishReason | None = None
     stop_text: str | None = None
+    out_of_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +139,16 @@ class Engine(Protocol):
         params: SamplingParams,
         *,
         request_id: str,
-        timeout: float,
+        time: SamplingTime,
         stream: bool = False,
         images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         """Sample one completion: deltas as they come if `stream`, else one delta with everything.
 
         images: those that the prompt shows, in the order of their tokens, each as many image tokens as it has.
-        Closing the iterator ends the request. Raises `ContextOverflow` for a prompt that does not fit, and `Transient`
-        when `timeout` seconds have passed or the engine dies.
+        Closing the iterator ends the request. When `time` is over, it ends with what was sampled, as a reply that has
+        reached its length. Raises `ContextOverflow` for a prompt that does not fit, and `Transient` when nothing was
+        sampled in that time or the engine dies.
         """
         ...
 
@@ -173,7 +177,7 @@ class Engine(Protocol):
     async def sleep(self) -> None:
         """Give the device's memory back: weights move to the CPU's, the KV cache is dropped.
 
-        Running requests stand still, and their deadlines with them; new ones queue up. Nothing else may be asked of a
+        Running requests stand still, and their time with them; new ones queue up. Nothing else may be asked of a
         sleeping engine. Does nothing in one that sleeps. Raises `Transient` when the engine dies.
         """
         ...

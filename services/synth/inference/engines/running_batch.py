@@ -24,6 +24,7 @@ class SequenceRequest:
 
     row: its row in the batch while it runs, else -1. sent: how many tokens were delivered already (streams).
     prompt_key: the prompt's ids as bytes, and its images' digests. generator: of a request with a seed of its own.
+    admitted: the engine's thread calls it when the request joins the batch.
     grammar: how far it has come in the grammar of a constrained one. images: those of its prompt, kept as long as it
     runs.
     """
@@ -39,6 +40,7 @@ class SequenceRequest:
     generator: torch.Generator | None = None
     grammar: GrammarState | None = None
     images: ImagePrompt | None = None
+    admitted: Callable[[], None] = lambda: None
 
     @property
     def patches(self) -> int:

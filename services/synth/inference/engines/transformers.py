@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synth.errors import Permanent, SynthError, Transient
-from synth.inference.engines.deadlines import Deadlines
-from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens, cut_off_delta
 from synth.inference.engines.protocol import Delta, EngineImage, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.sampling_time import OpenTimes, SamplingTime, late_completion
 from synth.inference.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class TransformersEngine:
         self._loop = asyncio.get_running_loop()
         self._wake = threading.Condition()
         self._inbox: deque[_Command] = deque()
-        self._outbox: list[tuple[asyncio.Queue[Delta | Exception], Delta | Exception]] = []
+        self._outbox: list[tuple[asyncio.Queue[Delta | Exception | None], Delta | Exception | None]] = []
         self._requests: dict[str, SequenceRequest] = {}
-        self._deadlines = Deadlines()
+        self._times = OpenTimes()
         self._closing = False
         self._asleep = False
         self._fatal_error: SynthError | None = None
@@ -114,37 +114,45 @@ class TransformersEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        timeout: float,
+        time: SamplingTime,
         stream: bool = False,
         images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         from synth.inference.engines.running_batch import SequenceRequest
 
         params = clamp_max_tokens(params, prompt=len(prompt_ids), context=self._max_context)
-        queue: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        queue: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
         request = SequenceRequest(
             request_id, list(prompt_ids), params, stream, lambda item: self._outbox.append((queue, item))
         )
+        request.admitted = lambda: self._outbox.append((queue, None))
         request.images = self._shown_images(prompt_ids, images)
         self._requests[request_id] = request
-        deadline = self._deadlines.begin(timeout)
-        finished = added = False
+        finished = added = sampled = False
         try:
-            while not finished:
-                try:
-                    async with deadline.limit():
-                        if not added:
-                            self._post(_Command(lambda: self._batcher.add(request), request.deliver))
-                            added = True
-                        item = await queue.get()
-                except TimeoutError:
-                    raise late_completion(timeout) from None
-                finished = isinstance(item, Exception) or item.finish_reason is not None
-                if isinstance(item, Exception):
-                    raise item
-                yield item
+            with self._times.request(time, lambda: self.abort(request_id)) as ours:
+                ours.hold()  # until it is admitted
+                self._post(_Command(lambda: self._batcher.add(request), request.deliver))
+                added = True
+                while not finished:
+                    try:
+                        async with ours.limit():
+                            item = await queue.get()
+                    except TimeoutError:
+                        raise late_completion() from None
+                    if item is None:
+                        ours.release()
+                        continue
+                    finished = isinstance(item, Exception) or item.finish_reason is not None
+                    if isinstance(item, Exception):
+                        raise item
+                    sampled = sampled or bool(item.token_ids)
+                    if item.finish_reason == "abort" and ours.is_over:
+                        if not sampled:
+                            raise late_completion()
+                        item = cut_off_delta(item)
+                    yield item
         finally:
-            self._deadlines.end(deadline)
             del self._requests[request_id]
             if added and not finished and self.healthy:
                 self._post(_Command(lambda: self._batcher.abort(request)))
@@ -201,18 +209,19 @@ class TransformersEngine:
             self._batcher.version = self._version = version
             done.set_result(proof)
 
-        self._post(_Command(swap, lambda error: None if done.done() else done.set_exception(error)))
-        return await asyncio.wrap_future(done)
+        with self._times.held():
+            self._post(_Command(swap, lambda error: None if done.done() else done.set_exception(error)))
+            return await asyncio.wrap_future(done)
 
     async def sleep(self) -> None:
         if not self._asleep:
-            self._deadlines.pause()
+            self._times.hold()
             await self._call(self._fall_asleep)
 
     async def wake(self) -> None:
         if self._asleep:
             await self._call(self._wake_up)
-            self._deadlines.resume()
+            self._times.release()
 
     async def close(self) -> None:
         with self._wake:

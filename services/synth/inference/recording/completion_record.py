@@ -34,6 +34,7 @@ async def make_record(
         finish_reason=deltas[-1].finish_reason or "abort",
         masks=masks,
         malformed_call=malformed_call,
+        out_of_time=deltas[-1].out_of_time,
         images=tuple(image.shown for image in prompt.images),
         processor=chat.processor.fingerprint if chat.processor is not None else "",
     )

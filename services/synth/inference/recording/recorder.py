@@ -7,6 +7,7 @@ says about tokens is trusted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ import msgspec
 from synth.chat.messages import Conversation, Message
 from synth.errors import SynthError, Transient
 from synth.inference.chat.prompts import TokenHistory
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.keys import Cid
 from synth.rollout_credential import CID_FIX
 from synth.trajectories import CompletionRecord, records_to_bytes
@@ -44,11 +46,13 @@ class CallBudgetExceeded(SynthError):
 class OpenRollout:
     """A rollout whose cid takes calls. calls: the choices that count against its budget; a failed one does not.
 
-    calls_begun: all choices. records: by choice number. aborts: by choice number, the function that aborts it while it
+    calls_begun: all choices. time: for its calls, from its first one on.
+    records: by choice number. aborts: by choice number, the function that aborts it while it
     runs.
     """
 
     cid: Cid
+    time: SamplingTime | None = None
     calls: int = 0
     calls_begun: int = 0
     records: dict[int, CompletionRecord] = field(default_factory=dict[int, CompletionRecord])
@@ -57,6 +61,16 @@ class OpenRollout:
     conversations: ConversationLog = field(default_factory=ConversationLog)
     nbytes: int = 0
     closed: bool = False
+
+    @property
+    def expires(self) -> float:
+        """Unix seconds: later than its credential says, by the time that its policy was not given."""
+        return self.cid.expires + self.stood_still
+
+    @property
+    def stood_still(self) -> float:
+        """See `SamplingTime`."""
+        return 0.0 if self.time is None else self.time.stood_still
 
 
 class ChoiceRecording:
@@ -71,6 +85,11 @@ class ChoiceRecording:
     @property
     def cid(self) -> Cid:
         return self._rollout.cid
+
+    @property
+    def time(self) -> SamplingTime:
+        """What its rollout has left for sampling."""
+        return self._recorder.time_of(self._rollout)
 
     @property
     def history(self) -> TokenHistory:
@@ -144,7 +163,7 @@ class Recorder:
             if cid_text in self._expiry_of_closed:
                 raise CidClosed.to_calls()
             rollout = OpenRollout(cid)
-        if rollout.cid.expires <= self._now():
+        if rollout.expires <= self._now():
             raise CidClosed.to_calls("the rollout credential has expired: its rollout is over")
         if rollout.calls >= rollout.cid.calls:
             raise CallBudgetExceeded(f"this rollout has made all of its {rollout.cid.calls} calls")
@@ -188,7 +207,7 @@ class Recorder:
             rollout = OpenRollout(self._read(cid_text))
             if cid_text in self._expiry_of_closed or rollout.cid.expires <= now:
                 raise CidClosed("this rollout's records are no longer held")
-        elif rollout.cid.expires <= now:
+        elif rollout.expires <= now:
             self._end(cid_text, rollout)
             raise CidClosed("this rollout's credential has expired, and its records with it")
         self._end(cid_text, rollout)
@@ -198,11 +217,22 @@ class Recorder:
         self._evict_closed(now)
         return body
 
+    def time_of(self, rollout: OpenRollout) -> SamplingTime:
+        """The time of an open rollout, which ends when its credential says."""
+        if rollout.time is None:
+            rollout.time = SamplingTime(rollout.cid.ends - self._now())
+        return rollout.time
+
+    def stood_still(self, cid_text: str) -> float:
+        """Seconds that the policy of an open rollout was not given; 0 for one that has made no call."""
+        rollout = self._open.get(cid_text)
+        return 0.0 if rollout is None else rollout.stood_still
+
     def sweep(self) -> None:
         """Drop open rollouts that expired, and the bytes of closed ones that are too old or too many."""
         now = self._now()
         self._sweep_due = now + _SWEEP_INTERVAL_S
-        for cid_text in [t for t, r in self._open.items() if r.cid.expires <= now]:
+        for cid_text in [t for t, r in self._open.items() if r.expires <= now]:
             self._end(cid_text, self._open.pop(cid_text))
         self._evict_closed(now)
         for cid_text in [t for t, expires in self._expiry_of_closed.items() if expires <= now]:
@@ -221,7 +251,7 @@ class Recorder:
         rollout.closed = True
         self.nbytes -= rollout.nbytes
         self.branch_breaks += rollout.history.branch_breaks
-        self._expiry_of_closed[cid_text] = rollout.cid.expires
+        self._expiry_of_closed[cid_text] = math.ceil(rollout.expires)
         for abort in list(rollout.aborts.values()):
             abort()
 

@@ -17,6 +17,7 @@ from typing import cast
 
 from synth.errors import SynthError
 from synth.inference.engines.protocol import Delta, Engine, EngineImage, EngineStats, SamplingParams, WeightProof
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.serving.model_pool import EngineFactory, ModelFiles, ServedModel
 from synth.runtime import logs
 from synth.runtime.device_turn import POLL_S, DeviceTurn, TurnTimeout, timeout_message
@@ -177,14 +178,16 @@ class TurnTakingEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        timeout: float,
+        time: SamplingTime,
         stream: bool = False,
         images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         aborted = self._waiting[request_id] = asyncio.Event()
         try:
-            # The request's time begins when the device is there.
-            if not await self._wait_for_turn(aborted):
+            with time.request(lambda: None) as waiting:
+                waiting.hold()
+                has_turn = await self._wait_for_turn(aborted)
+            if not has_turn:
                 yield Delta([], [], [], finish_reason="abort")
                 return
             async with self._device.use(pausable=True):
@@ -194,7 +197,7 @@ class TurnTakingEngine:
                     yield Delta([], [], [], finish_reason="abort")
                     return
                 deltas = self._engine.generate(
-                    prompt_ids, params, request_id=request_id, timeout=timeout, stream=stream, images=images
+                    prompt_ids, params, request_id=request_id, time=time, stream=stream, images=images
                 )
                 async with aclosing(cast(AsyncGenerator[Delta], deltas)):
                     async for delta in deltas:

@@ -29,14 +29,19 @@ class GradedPlayer:
         *,
         job_id: str,
         max_characters: int,
+        answer_within_s: float,
     ) -> None:
-        """rows: by the file that `GradedRows.file_of` names. max_characters: of the texts of one comparison."""
+        """rows: by the file that `GradedRows.file_of` names. max_characters: of the texts of one comparison.
+
+        answer_within_s: the longest that a rollout may take, with the time that its policy is not given.
+        """
         self._graded = graded
         self._grader: Grader = parse_grader(graded.grader)
         self._rollout_settings = rollout_settings
         self._rows = rows
         self._job_id = job_id
         self._max_characters = max_characters
+        self._answer_within_s = answer_within_s
         self._chats = ChatClients(max_in_flight=rollout_settings.max_concurrent_rollouts)
 
     @property
@@ -59,7 +64,7 @@ class GradedPlayer:
         if row.get("tools"):
             body["tools"] = row["tools"]
         try:
-            reply = await self._chats.chat(inference_url, body, within=self._rollout_settings.rollout_timeout_s)
+            reply = await self._chats.chat(inference_url, body, within=self._answer_within_s)
         except PolicyFailure as failure:
             details = {"policy_failure": {"code": failure.code, "message": str(failure)}}
             return TaskAppReply(200, {"metrics": {"details": details}, "aborted": True})

@@ -17,7 +17,7 @@ class Player(Protocol):
         ...
 
     async def play(self, request: CollectRequest, spec: RolloutSpec, *, inference_url: str, cid: str) -> TaskAppReply:
-        """One try of one rollout, answered as a task app does."""
+        """One try of one rollout, answered as a task app does. Whoever calls bounds its time."""
         ...
 
     async def aclose(self) -> None:

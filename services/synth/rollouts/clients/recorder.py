@@ -24,9 +24,12 @@ _PendingClose = tuple[str, asyncio.Future[ClosedRollout]]
 class RecorderClient:
     """Takes what closed rollout credentials recorded, from the inference replicas that recorded it."""
 
-    def __init__(self, cluster_secret: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, cluster_secret: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        """timeout_s: of one request to a replica."""
         headers = {"Authorization": f"Bearer {internal_token(cluster_secret)}"}
-        self._http = httpx.AsyncClient(headers=headers, timeout=30, trust_env=False, transport=transport)
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, trust_env=False, transport=transport)
         self._pending: dict[str, list[_PendingClose]] = {}
         self._senders: dict[str, asyncio.Task[None]] = {}
 
@@ -40,6 +43,18 @@ class RecorderClient:
         if closed.refused is not None:
             raise Transient(f"the recorder refused: {closed.refused}")
         return records_from_bytes(closed.records)
+
+    async def stood_still(self, replica_url: str, cid: str) -> float:
+        """Seconds that the policy of an open rollout was not given: it waited in a queue, or for new weights.
+
+        Raises `Transient` when the recorder does not answer.
+        """
+        reply = await self._post(replica_url, "stood_still", [cid])
+        try:
+            (seconds,) = msgspec.json.decode(reply.content, type=list[float])
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Transient(f"the recorder's answer cannot be read: {error}") from error
+        return seconds
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -70,12 +85,7 @@ class RecorderClient:
                 future.set_result(rollout)
 
     async def _close(self, replica_url: str, cids: list[str]) -> list[ClosedRollout]:
-        try:
-            reply = await self._http.post(f"{replica_url}/internal/rollouts/close", json={"cids": cids})
-        except httpx.HTTPError as error:
-            raise Transient(f"the recorder is away: {type(error).__name__}: {error}") from error
-        if reply.status_code != 200:
-            raise Transient(f"the recorder answered HTTP {reply.status_code}: {reply.text[:200]}")
+        reply = await self._post(replica_url, "close", cids)
         try:
             closed = closed_from_bytes(reply.content)
         except msgspec.DecodeError as error:
@@ -83,3 +93,12 @@ class RecorderClient:
         if len(closed) != len(cids):
             raise Transient(f"the recorder answered for {len(closed)} of {len(cids)} rollouts")
         return closed
+
+    async def _post(self, replica_url: str, what: str, cids: list[str]) -> httpx.Response:
+        try:
+            reply = await self._http.post(f"{replica_url}/internal/rollouts/{what}", json={"cids": cids})
+        except httpx.HTTPError as error:
+            raise Transient(f"the recorder is away: {type(error).__name__}: {error}") from error
+        if reply.status_code != 200:
+            raise Transient(f"the recorder answered HTTP {reply.status_code}: {reply.text[:200]}")
+        return reply

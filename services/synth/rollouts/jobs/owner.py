@@ -23,7 +23,7 @@ from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem, UserError
 from synth.events import JobFailed, JobValidated, JobVerified
 from synth.graders.schema import parse_grader
-from synth.jobs.resolved import EvalJob, RlJob, job_from_data
+from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings, job_from_data
 from synth.judging.settings import Rubric
 from synth.rollouts.clients.graded import GradedPlayer
 from synth.rollouts.clients.player import Player
@@ -87,9 +87,7 @@ class CollectTaskOwner:
     ) -> AsyncIterator[CollectionContext]:
         rollout_settings = job.rollout
         # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
-        hung_after_s = self.settings.policy_wait_s + (rollout_settings.rollout_timeout_s + 10) * (
-            rollout_settings.max_retries + 2
-        )
+        hung_after_s = self._answer_within_s(rollout_settings) * (rollout_settings.max_retries + 2)
         lease.progress("start", deadline=hung_after_s)
 
         def progress(stage: str) -> None:
@@ -97,7 +95,7 @@ class CollectTaskOwner:
 
         player = await self._player(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
-        recorder = RecorderClient(secret)
+        recorder = RecorderClient(secret, timeout_s=self.settings.recorder_timeout_s)
         versions = PolicyVersions()
         runner = RolloutRunner(
             history.job_id,
@@ -110,6 +108,7 @@ class CollectTaskOwner:
             secret=secret,
             public_url=self.settings.inference_public_url,
             replica_wait_s=self.settings.policy_wait_s,
+            grace_s=self._grace_s(rollout_settings),
             transcript_bytes=self.settings.transcript_bytes,
             progress=progress,
         )
@@ -178,6 +177,7 @@ class CollectTaskOwner:
             rows,
             job_id=history.job_id,
             max_characters=self.settings.max_graded_characters,
+            answer_within_s=self._answer_within_s(job.rollout),
         )
 
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:
@@ -190,5 +190,14 @@ class CollectTaskOwner:
             key=keys.get(verified.task_key_id or ""),
             limit=job.rollout.max_concurrent_rollouts,
             max_answer_bytes=self.settings.max_answer_bytes,
+            answer_within_s=self._answer_within_s(job.rollout),
             guard=self.settings.guard,
         )
+
+    def _grace_s(self, rollout: RolloutSettings) -> float:
+        """How long an app may take to answer after the time of its rollout."""
+        return min(self.settings.answer_grace_s, rollout.rollout_timeout_s)
+
+    def _answer_within_s(self, rollout: RolloutSettings) -> float:
+        """The longest that one try of a rollout may take, with the time that its policy is not given."""
+        return rollout.rollout_timeout_s + self._grace_s(rollout) + self.settings.policy_wait_s

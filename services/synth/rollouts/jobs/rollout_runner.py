@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
 import zlib
@@ -35,6 +36,9 @@ _POLL_S = 0.5
 #: How long closing the credential of a cancelled rollout may take.
 _CLOSE_TIMEOUT_S = 2.0
 
+#: How much longer than its player a credential lives, so that it is closed and does not expire.
+_CLOSE_TIME_S = 60
+
 
 class RolloutRunner:
     """Plays rollouts of one job by its player and the replicas that serve its policy."""
@@ -52,11 +56,13 @@ class RolloutRunner:
         secret: str,
         public_url: str | None,
         replica_wait_s: float,
+        grace_s: float,
         transcript_bytes: int,
         progress: Callable[[str], None],
     ) -> None:
         """replica_wait_s: how long a try waits for a replica that can serve it, and for how long it is played again
-        when its recording is lost. transcript_bytes: of each transcript.
+        when its recording is lost, or its policy is not given its time. grace_s: how long the player may take to answer
+        when the rollout's time is over. transcript_bytes: of each transcript.
 
         progress: called when a stage of a try begins.
         """
@@ -70,6 +76,7 @@ class RolloutRunner:
         self._secret = secret
         self._public_url = public_url
         self._replica_wait_s = replica_wait_s
+        self._grace_s = grace_s
         self._transcript_bytes = transcript_bytes
         # Every stage has a time limit, so its beginning marks the task as alive.
         self._progress = progress
@@ -110,6 +117,7 @@ class RolloutRunner:
         retry_if_aborted: bool,
     ) -> TryResult:
         replica = await self._choose_replica(request, spec)
+        ends = time.time() + self._rollout_settings.rollout_timeout_s
         cid = mint_cid(
             Cid(
                 rollout_id=spec.rollout_id,
@@ -117,7 +125,9 @@ class RolloutRunner:
                 replica=replica.recorder,
                 version=request.pinned_version,
                 calls=max(8, 4 * self._rollout_settings.max_turns),
-                expires=int(time.time() + self._rollout_settings.rollout_timeout_s + 60),
+                ends=ends,
+                # The recorder asks who closes it no sooner than the player has been given up.
+                expires=math.ceil(ends + self._grace_s + _CLOSE_TIME_S),
             ),
             self._secret,
         )
@@ -126,11 +136,14 @@ class RolloutRunner:
         deadline.mark_at_app(spec.index)
         self._progress("play")
         try:
-            reply: TaskAppReply = await self._player.play(request, spec, inference_url=url, cid=cid)
+            reply = await self._play_in_time(request, spec, replica, url=url, cid=cid)
         except asyncio.CancelledError:
             # The app may go on: its calls must be refused. What was recorded is kept for people, and is not trained.
             records = await self._close_credential(replica, cid)
             cut_off.transcript = transcript_to_bytes(records, None, rewards=[], limit=self._transcript_bytes)
+            raise
+        except Transient:
+            await self._close_credential(replica, cid)
             raise
         try:
             records = await self._recorder.close_rollout(replica.url, cid)
@@ -156,6 +169,35 @@ class RolloutRunner:
             limit=None if traced else self._transcript_bytes,
         )
         return TryResult(scored, records, _overload(reply), transcript, traced)
+
+    async def _play_in_time(
+        self, request: CollectRequest, spec: RolloutSpec, replica: Replica, *, url: str, cid: str
+    ) -> TaskAppReply:
+        """The player's answer, or that it did not come in the rollout's time and grace.
+
+        The time that the policy was not given is added. Raises `Transient` when it is given none for too long: another
+        replica may fare better.
+        """
+        limit = self._rollout_settings.rollout_timeout_s
+        left, stood_still = limit + self._grace_s, 0.0
+        playing = asyncio.create_task(self._player.play(request, spec, inference_url=url, cid=cid))
+        try:
+            while True:
+                await asyncio.wait([playing], timeout=left)
+                if playing.done():
+                    return playing.result()
+                now = await self._recorder.stood_still(replica.url, cid)
+                left, stood_still = now - stood_still, now
+                if left <= 0:
+                    what = f"no answer within {limit:.0f} s (rollout_timeout_s) and {self._grace_s:.0f} s of grace"
+                    return TaskAppReply(0, what, timed_out=True)
+                if stood_still > self._replica_wait_s:
+                    raise Transient(f"the policy was not given its time for {stood_still:.0f} s (SYNTH_POLICY_WAIT_S)")
+                self._progress("play")
+                log.info("rollout waits for its policy", stood_still_s=round(stood_still, 1))
+        finally:
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
 
     def _is_traced(self, request: CollectRequest, spec: RolloutSpec) -> bool:
         """Whether its transcript is kept whole: judges read it, and so does whoever filters rollouts."""

@@ -136,6 +136,9 @@ def _own_scores(metrics: dict[str, Any], rewards: RewardSettings) -> dict[str, f
 def _score_error(
     reply: TaskAppReply, records: list[CompletionRecord], *, url: str, failure_reward: float
 ) -> Rewarded | EnvironmentFailed:
+    if any(record.out_of_time for record in records):
+        # What it does with a reply that was cut off, or with the refusal of a further one, is the policy's doing.
+        return _policy_failure(failure_reward, len(records), {"status": reply.status, "out_of_time": True})
     if reply.status not in (0, 401, 403) and _is_policy_failure(reply, records):
         return _policy_failure(failure_reward, len(records), {"status": reply.status})
     if reply.status in (400, 401, 403) and "unauthori" in str(reply.body).lower():

@@ -76,7 +76,9 @@ class EvalSection(Section):
     failure_reward: float = 0.0
     """reward of a rollout in which the policy itself failed"""
     rollout_timeout_s: PositiveFloat = 300.0
-    """seconds until a rollout is given up as an error of the environment"""
+    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
+    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
+    an error of the environment"""
     max_retries: NonNegative = 3
     """how often a rollout is tried again after an error of the environment or of the connection"""
     constrain_tools: bool = True
@@ -157,7 +159,9 @@ class EvalRolloutSection(Section):
     failure_reward: float | None = None
     """reward of a rollout in which the policy itself failed"""
     rollout_timeout_s: PositiveFloat | None = None
-    """seconds until a rollout is given up as an error of the environment"""
+    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
+    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
+    an error of the environment"""
     max_retries: NonNegative | None = None
     """how often a rollout is tried again after an error of the environment or of the connection"""
     constrain_tools: bool | None = None

@@ -124,7 +124,9 @@ class RolloutSection(Section):
     failure_reward: float = 0.0
     """reward of a rollout in which the policy itself failed (no tool call, a reply cut off); never retried"""
     rollout_timeout_s: PositiveFloat = 300.0
-    """seconds until a rollout is given up as an error of the environment"""
+    """seconds that the rollout may take, without the time in which its policy waits for the engine's queue, the device
+    or new weights; the reply that is being sampled ends then and is trained, and an app that does not answer even so is
+    an error of the environment"""
     group_timeout_s: PositiveFloat | None = None
     """seconds, from when all rollouts of a group are under way, after which it goes with those that are done, where two
     or more are, and is dropped otherwise; off when not said, as what is slow is often what is long"""

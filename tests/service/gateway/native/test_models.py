@@ -270,9 +270,8 @@ async def test_a_rollout_is_answered_by_the_replica_that_records_it(start_gatewa
     user = await client_of(running)
     await replica("records", "tiny-f", running_now=50)
     await chat_until_ok(user, model="tiny-f")
-    cid = Cid(
-        rollout_id="job_1_t1_0", nonce=1, replica="records-1", version=None, calls=9, expires=int(time.time()) + 60
-    )
+    ends = int(time.time()) + 60
+    cid = Cid(rollout_id="job_1_t1_0", nonce=1, replica="records-1", version=None, calls=9, ends=ends, expires=ends)
     text = mint_cid(cid, SECRET)
     user.http.headers.pop("Authorization")
     for query in (text, f"{text}/v1/chat/completions"):

@@ -12,6 +12,7 @@ import pytest
 from synth.inference.api.limits import RequestLimits
 from synth.inference.app import request_limits
 from synth.inference.chat.prompts import ChatFormat
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.settings import InferenceSettings
 from synth.inference.tokenizers import load_tokenizer
@@ -29,13 +30,13 @@ async def served(engine: TransformersEngine, model_dir: Path) -> AsyncIterator[S
 
 @pytest.fixture
 def asked(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the engine is asked for: the seconds and the tokens of each request."""
+    """What the engine is asked for: the seconds left and the tokens of each request."""
     requests: list[dict[str, Any]] = []
     generate = engine.generate
 
-    def spied(prompt_ids: Any, params: Any, *, timeout: float, **more: Any) -> Any:
-        requests.append({"timeout": timeout, "tokens": params.max_tokens})
-        return generate(prompt_ids, params, timeout=timeout, **more)
+    def spied(prompt_ids: Any, params: Any, *, time: SamplingTime, **more: Any) -> Any:
+        requests.append({"seconds": time.seconds_left, "tokens": params.max_tokens})
+        return generate(prompt_ids, params, time=time, **more)
 
     monkeypatch.setattr(engine, "generate", spied)
     return requests
@@ -45,8 +46,8 @@ async def test_a_rollouts_reply_may_take_what_is_left_of_its_rollout(served: Ser
     await served.ask(credential(seconds=7200))
     await served.ask(credential("job_1_t0_1", seconds=60))
     await served.ask(None, model="tiny", max_tokens=1)
-    assert [7000 < asked[0]["timeout"] <= 7200, 30 < asked[1]["timeout"] <= 60] == [True, True]
-    assert 70 < asked[2]["timeout"] <= 77
+    assert [7000 < asked[0]["seconds"] <= 7200, 30 < asked[1]["seconds"] <= 60] == [True, True]
+    assert 70 < asked[2]["seconds"] <= 77
 
 
 async def test_a_reply_without_a_limit_may_fill_the_context(served: Served, asked: Any) -> None:

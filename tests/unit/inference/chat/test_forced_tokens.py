@@ -15,6 +15,7 @@ from synth.inference.api.requests import JobSampling
 from synth.inference.chat.generation import Generation, GenerationPlan, ReplyDelta
 from synth.inference.chat.prompts import ChatFormat
 from synth.inference.engines.protocol import SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.tokenizers import load_tokenizer
@@ -205,7 +206,9 @@ def generation(served: Served, prompt_ids: list[int], *banned: int) -> Generatio
     plan = GenerationPlan(params=params, thinks=True, in_reasoning=True, thinking_budget=BUDGET)
     chat, engine = served.chat, served.engine
     name = f"alone-{next(_names)}"
-    return Generation(engine, chat.tokenizer, chat.family, prompt_ids, plan, request_id=name, timeout=30, stream=False)
+    return Generation(
+        engine, chat.tokenizer, chat.family, prompt_ids, plan, request_id=name, time=SamplingTime(30), stream=False
+    )
 
 
 async def test_an_abort_between_two_requests_ends_the_reply_before_anything_is_forced(served: Served) -> None:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from synth.inference.engines.protocol import Delta, Engine, EngineImage, SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 
 _ids = itertools.count()
 IM_END = 2
@@ -35,7 +36,7 @@ async def complete(
     versions: list[int] = []
     last: Delta | None = None
     name = request_id or f"req-{next(_ids)}"
-    deltas = engine.generate(prompt_ids, params, request_id=name, timeout=120, stream=stream, images=images)
+    deltas = engine.generate(prompt_ids, params, request_id=name, time=SamplingTime(120), stream=stream, images=images)
     async for last in deltas:
         ids += last.token_ids
         logprobs += last.logprobs

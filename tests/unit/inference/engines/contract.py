@@ -18,6 +18,7 @@ from torch import Tensor
 from synth.errors import Permanent, SynthError, Transient, UserError
 from synth.inference.engines.limits import ContextOverflow
 from synth.inference.engines.protocol import Delta, Engine, SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.tokenizers import load_tokenizer
 from synth.weights.policy_file import write_policy
 from tests.unit.inference.engines.completions import IM_END, complete, endless, prompt, start_completions
@@ -178,17 +179,19 @@ async def test_who_gives_up_waiting_for_a_score_costs_nobody_else_anything(engin
 
 
 async def test_closing_the_stream_frees_the_place(engine: Engine) -> None:
-    stream = engine.generate(prompt(1, 8), endless(500), request_id="r", timeout=30, stream=True)
+    stream = engine.generate(prompt(1, 8), endless(500), request_id="r", time=SamplingTime(30), stream=True)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     await complete(engine, prompt(2, 3), endless(1))
     assert engine.stats().running == 0
 
 
-async def test_a_request_past_its_deadline_fails_and_frees_its_place(engine: Engine) -> None:
-    with pytest.raises(Transient, match=r"not done in its 0\.02 s"):
-        async for _ in engine.generate(prompt(1, 8), endless(500), request_id="r", timeout=0.02):
-            pass
+async def test_a_reply_whose_time_is_over_keeps_what_was_sampled_and_frees_its_place(engine: Engine) -> None:
+    time = SamplingTime(0.3)
+    [last] = [d async for d in engine.generate(prompt(1, 8), endless(500), request_id="r", time=time)]
+    assert (last.finish_reason, last.out_of_time, 0 < len(last.token_ids) < 500) == ("length", True, True)
+    with pytest.raises(Transient, match="no token of the completion was sampled in its time"):
+        [d async for d in engine.generate(prompt(1, 8), endless(500), request_id="s", time=time)]
     await complete(engine, prompt(2, 3), endless(1))
     assert engine.stats().running == 0
 
@@ -372,7 +375,9 @@ async def test_the_time_of_a_request_stands_still_while_the_engine_sleeps(engine
 
     async def one(name: str) -> int:
         count = 0
-        async for delta in engine.generate(prompt(1, 12), endless(60), request_id=name, timeout=20, stream=True):
+        async for delta in engine.generate(
+            prompt(1, 12), endless(60), request_id=name, time=SamplingTime(20), stream=True
+        ):
             count += len(delta.token_ids)
             underway.set()
         return count

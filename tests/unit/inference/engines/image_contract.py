@@ -17,6 +17,7 @@ import torch
 
 from synth.errors import UserError
 from synth.inference.engines.protocol import Delta, Engine, EngineImage, SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.weights.peft_compat import LoraConfig, get_peft_model
 from tests.unit.inference.engines.completions import complete as complete_text
 from tests.unit.inference.tiny_model import randomize_adapter, write_adapter_policy, write_full_policy
@@ -143,7 +144,11 @@ async def test_an_abort_that_comes_before_the_image_is_read_ends_the_request(
 ):
     asked = Asked(reference, [5, -1, 6], picture(1, 640, 640))
     deltas = engine.generate(
-        asked.ids, SamplingParams(max_tokens=3000, banned=asked.banned), request_id="a", timeout=60, images=asked.images
+        asked.ids,
+        SamplingParams(max_tokens=3000, banned=asked.banned),
+        request_id="a",
+        time=SamplingTime(60),
+        images=asked.images,
     )
     begun = asyncio.ensure_future(anext(aiter(deltas)))
     await asyncio.sleep(0)

@@ -16,6 +16,7 @@ from synth.errors import UserError
 from synth.images.processor import ImageProcessor
 from synth.images.prompt_image import PromptImage
 from synth.inference.engines.protocol import EngineImage, SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from tests.unit.inference.engines.image_contract import *  # noqa: F403
@@ -182,7 +183,7 @@ async def test_an_aborted_request_whose_image_is_not_read_reaches_no_batch(
 ):
     asked = Asked(reference, [5, -1, 6], picture(1, 640, 640))
     params = SamplingParams(max_tokens=9, banned=asked.banned)
-    deltas = engine.generate(asked.ids, params, request_id="a", timeout=60, images=asked.images)
+    deltas = engine.generate(asked.ids, params, request_id="a", time=SamplingTime(60), images=asked.images)
     begun = asyncio.ensure_future(anext(aiter(deltas)))
     await asyncio.sleep(0)
     engine.abort("a")

@@ -97,7 +97,7 @@ async def test_a_process_that_does_not_follow_the_turns_is_ended_so_that_its_mem
 
     llm.child.join = lambda timeout: None
     llm.sleep, llm.wake_up, llm.shutdown = done, done, shut_down
-    llm.synth_registry, llm.synth_stats, llm.output_handler = CollectorRegistry(), None, None
+    llm.synth_registry, llm.synth_stats, llm.output_handler = CollectorRegistry(), metrics.HostStats(), None
     metrics.register_host(llm.synth_registry)
     model = BaseModelInfo(files=[], shapes={}, tied=True, vocabulary=0, stop_ids=[])
     host = VllmHost(llm, tmp_path, model, EngineSettings(), None)

@@ -25,7 +25,9 @@ class Clock:
 
 
 def credential(rollout: str = "job_1_t0_0", *, calls: int = 5, expires: int = 2000) -> str:
-    return mint_cid(Cid(rollout_id=rollout, nonce=1, replica="r", version=None, calls=calls, expires=expires), SECRET)
+    return mint_cid(
+        Cid(rollout_id=rollout, nonce=1, replica="r", version=None, calls=calls, ends=expires, expires=expires), SECRET
+    )
 
 
 def record(n: int) -> CompletionRecord:

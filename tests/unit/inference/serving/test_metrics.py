@@ -7,6 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 
 from synth.inference.engines.protocol import SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.serving.metrics import EngineMetrics
 from synth.inference.serving.vllm_pool import VllmPool
@@ -36,7 +37,7 @@ async def start_host() -> Idle:
 async def test_metrics_name_the_model_and_count_what_was_sampled(engine: TransformersEngine) -> None:
     before = engine.stats()
     params = SamplingParams(max_tokens=5, banned=(2,))
-    _ = [delta async for delta in engine.generate([5, 6, 7], params, request_id="m", timeout=30)]
+    _ = [delta async for delta in engine.generate([5, 6, 7], params, request_id="m", time=SamplingTime(30))]
     vllm_pool = VllmPool(lambda folder, rank: start_host(), max_rank=64)
     await vllm_pool.acquire(Path("/models/tiny"), rank=8)
     await vllm_pool.acquire(Path("/models/tiny"), rank=0)

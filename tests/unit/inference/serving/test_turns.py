@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from synth.inference.engines.protocol import SamplingParams
+from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.inference.serving.turns import SharedDevice, TurnTakingEngine
@@ -59,7 +60,7 @@ async def sample(engine: TurnTakingEngine) -> tuple[int, str | None]:
     """How many tokens a request sampled, and why it ended."""
     params = SamplingParams(max_tokens=4)
     tokens, reason = 0, None
-    deltas = engine.generate([1, 2, 3], params, request_id=REQUEST, timeout=20)
+    deltas = engine.generate([1, 2, 3], params, request_id=REQUEST, time=SamplingTime(20))
     assert isinstance(deltas, AsyncGenerator)
     async for delta in deltas:
         tokens, reason = tokens + len(delta.token_ids), delta.finish_reason

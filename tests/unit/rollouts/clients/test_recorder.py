@@ -51,7 +51,7 @@ def replica() -> Replica:
 
 @pytest.fixture
 def client(replica: Replica) -> RecorderClient:
-    return RecorderClient(SECRET, transport=httpx.MockTransport(replica))
+    return RecorderClient(SECRET, timeout_s=30, transport=httpx.MockTransport(replica))
 
 
 async def test_rollouts_that_end_together_are_closed_by_one_request(client: RecorderClient, replica: Replica) -> None:

@@ -50,7 +50,13 @@ async def play(
         port = server.sockets[0].getsockname()[1]
         settings = msgspec.structs.replace(settings, task_url=f"http://127.0.0.1:{port}")
         client = TaskAppClient(
-            settings, job_id="job_1", key="k", limit=1, max_answer_bytes=1000, guard=GuardPolicy(allow_loopback=True)
+            settings,
+            job_id="job_1",
+            key="k",
+            limit=1,
+            max_answer_bytes=1000,
+            answer_within_s=60.0,
+            guard=GuardPolicy(allow_loopback=True),
         )
         request = CollectRequest(iteration=1, mode=mode, seeds=[7], group_size=1, oldest_version=0)
         spec = RolloutSpec(rollout_id=RolloutId("job_1_t1_0"), index=0, group=0, seed=7)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from synth.errors import Permanent, Transient
-from synth.inference.engines.deadlines import Deadlines
-from synth.inference.engines.limits import check_scorable, clamp_max_tokens, late_completion
+from synth.inference.engines.limits import check_scorable, clamp_max_tokens, cut_off_delta
 from synth.inference.engines.live_weights import check_fit, read_weights
 from synth.inference.engines.protocol import (
     Delta,
@@ -20,6 +19,7 @@ from synth.inference.engines.protocol import (
     SamplingParams,
     WeightProof,
 )
+from synth.inference.engines.sampling_time import OpenTimes, RequestTime, SamplingTime, late_completion
 from synth.inference.engines.vllm import conversion
 from synth.inference.engines.vllm.adapters import LoadedAdapter
 from synth.inference.engines.vllm.host import VllmHost
@@ -40,7 +40,8 @@ class VllmEngine:
         self._open: dict[str, str] = {}
         self._aborting: set[asyncio.Task[None]] = set()
         self._counters = EngineCounters()
-        self._deadlines = Deadlines()
+        self._times = OpenTimes()
+        self._asleep = False
         self._closed = False
 
     @classmethod
@@ -117,29 +118,34 @@ class VllmEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        timeout: float,
+        time: SamplingTime,
         stream: bool = False,
         images: Sequence[EngineImage] = (),
     ) -> AsyncIterator[Delta]:
         self._check()
         asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
         vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
-        deadline = self._deadlines.begin(timeout)
         name = self._open[request_id] = self._host.new_request_id()
+        sampled = False
         try:
-            deltas = self._deltas(prompt_ids, images, vllm_params, name)
-            async with aclosing(deltas):
-                while True:
-                    try:
-                        async with deadline.limit():
-                            delta = await anext(deltas)
-                    except StopAsyncIteration:
-                        return
-                    except TimeoutError:
-                        raise late_completion(timeout) from None
-                    yield delta
+            with self._times.request(time, lambda: self.abort(request_id)) as ours:
+                deltas = self._deltas(prompt_ids, images, vllm_params, name, ours)
+                async with aclosing(deltas):
+                    while True:
+                        try:
+                            async with ours.limit():
+                                delta = await anext(deltas)
+                        except StopAsyncIteration:
+                            return
+                        except TimeoutError:
+                            raise late_completion() from None
+                        sampled = sampled or bool(delta.token_ids)
+                        if delta.finish_reason == "abort" and ours.is_over:
+                            if not sampled:
+                                raise late_completion()
+                            delta = cut_off_delta(delta)
+                        yield delta
         finally:
-            self._deadlines.end(deadline)
             self._open.pop(request_id, None)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -181,12 +187,16 @@ class VllmEngine:
         return await self._swap_full(weights, file)
 
     async def sleep(self) -> None:
-        self._deadlines.pause()
+        if not self._asleep:
+            self._asleep = True
+            self._times.hold()
         await self._host.sleep()
 
     async def wake(self) -> None:
         await self._host.wake()
-        self._deadlines.resume()
+        if self._asleep:
+            self._asleep = False
+            self._times.release()
 
     async def close(self) -> None:
         """Free the policy's adapters and end its requests; the host keeps running."""
@@ -215,7 +225,8 @@ class VllmEngine:
 
     async def _swap_full(self, weights: PolicyWeights, file: Path) -> WeightProof:
         check_fit(weights, self._host.model.shapes)
-        taken = set(await self._host.swap_weights([file], weights.version))
+        with self._times.held():
+            taken = set(await self._host.swap_weights([file], weights.version))
         self._version = weights.version
         proof = WeightProof(
             version=weights.version, tensors=len(weights.digests), matched=len(taken & weights.digests.keys())
@@ -230,13 +241,14 @@ class VllmEngine:
         return proof
 
     async def _deltas(
-        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], params: Any, name: str
+        self, prompt_ids: Sequence[int], images: Sequence[EngineImage], params: Any, name: str, time: RequestTime
     ) -> AsyncGenerator[Delta]:
         """Convert vLLM's outputs to deltas, every token with its version.
 
         The policy that samples is the one that is live when there is room for the images.
         """
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._host.queue.request(time))
             opening = self._host.open_prompt(prompt_ids, images, policy=self, name=name)
             try:
                 prompt = await stack.enter_async_context(opening)

@@ -15,6 +15,7 @@ from synth.errors import Permanent, SynthError, Transient
 from synth.inference.engines.image_prompts import check_no_images, read_prompt
 from synth.inference.engines.limits import vllm_lora_rank
 from synth.inference.engines.protocol import EngineImage
+from synth.inference.engines.sampling_time import QueuedTimes
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm import conversion, metrics, process, selftest
 from synth.inference.engines.vllm.adapters import AdapterPool, make_host_folder
@@ -43,7 +44,7 @@ class VllmHost:
     full weights are swapped (`max_lora_rank` None).
 
     asleep: whether its memory was given back. engines: the policies on it. weights_replaced: whether its weights are no
-    longer those of the model directory.
+    longer those of the model directory. queue: the times of the requests that vLLM has, or that wait for room.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class VllmHost:
         self.max_lora_rank = rank
         self.adapters = AdapterPool(llm, folder, settings, layers=model.adaptable())
         self.stats: metrics.HostStats = llm.synth_stats
+        self.queue = QueuedTimes()
+        self.stats.on_step = self.queue.update
         self.open_requests = 0
         self.engines: set[HostedEngine] = set()
         self.weights_replaced = False

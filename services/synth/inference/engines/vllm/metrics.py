@@ -6,7 +6,7 @@ registry of its own, and one collector exports them all; `model_name` tells them
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,13 +18,17 @@ from prometheus_client.registry import Collector
 
 @dataclass(slots=True)
 class HostStats:
-    """The last figures of a host. kv_usage: the fraction of the KV cache in use. steps, sampled: since its start."""
+    """The last figures of a host. kv_usage: the fraction of the KV cache in use. steps, sampled: since its start.
+
+    on_step: called after each step with the number of requests that wait.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     steps: int = 0
     sampled: int = 0
+    on_step: Callable[[int], None] = lambda waiting: None
 
 
 class _HostsCollector(Collector):
@@ -63,7 +67,7 @@ def unregister_host(registry: CollectorRegistry) -> None:
 
 
 def make_stat_logger(registry: CollectorRegistry, stats: HostStats) -> type[Any]:
-    """Make the stat logger class of one AsyncLLM, which fills `registry` and `stats`."""
+    """Make the stat logger class of one AsyncLLM, which fills `registry` and `stats`, and tells `stats.on_step`."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger  # pyright: ignore[reportMissingImports]
 
     class HostStatLogger(PrometheusStatLogger):
@@ -78,6 +82,7 @@ def make_stat_logger(registry: CollectorRegistry, stats: HostStats) -> type[Any]
                 stats.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
                 stats.kv_usage = scheduler_stats.kv_cache_usage
                 stats.steps += 1
+                stats.on_step(stats.waiting)
             if iteration_stats is not None:
                 stats.sampled += iteration_stats.num_generation_tokens
 
