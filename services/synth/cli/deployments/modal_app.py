@@ -11,7 +11,8 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,16 +96,17 @@ def stop(files: Deployment, state: DeploymentState) -> bool:
 def load_sdk() -> ModuleType:
     """Modal's SDK. Raises `UsageProblem` where it is not installed, or its configuration cannot be read."""
     try:
-        import modal
-        import modal.config
-        import modal.exception
+        # It prints to stdout when its configuration cannot be read, and stdout is for what scripts take.
+        with redirect_stdout(StringIO()):
+            import modal
+            import modal.config
+            import modal.exception
     except ModuleNotFoundError as error:
         if error.name != "modal":
             raise
         fix = "pip install modal"
         raise UsageProblem("Modal's SDK is not installed here", expected="the package modal", fix=fix) from error
     except Exception as error:
-        # It reads its configuration when it is imported.
         raise UsageProblem(_words(error), fix="mend or remove it: ~/.modal.toml, or MODAL_CONFIG_PATH") from error
     return modal
 
@@ -157,10 +159,7 @@ def _refuse_another(files: Deployment, before: DeploymentState | None, name: str
 def _find(modal: Any, name: str, environment: str, client: Any) -> Any | None:
     try:
         return modal.App.lookup(name, environment_name=environment or None, client=client)
-    except modal.exception.NotFoundError as error:
-        # An environment that is not there is not an app that is not there.
-        if environment and "environment" in str(error).lower():
-            raise
+    except modal.exception.NotFoundError:
         return None
 
 
