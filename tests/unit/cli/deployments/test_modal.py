@@ -15,7 +15,7 @@ import pytest
 from modal_proto import api_pb2
 
 from tests.unit.cli.deployments.modal_server import TOKEN, URL, ModalServer, modal_server
-from tests.unit.cli.test_command_line import CLEAN, synthctl
+from tests.unit.cli.test_command_line import CLEAN
 from tests.unit.cli.test_serve import ONE
 
 APP = "import rules\nfrom PIL import Image\n" + ONE.format(name="one")
@@ -29,6 +29,15 @@ async def ask():
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
         print(*[(await client.get("/health", headers={"X-API-Key": k})).status_code for k in (key, "wrong")])
 asyncio.run(ask())
+"""
+
+WITHOUT_MODAL = """
+import sys
+class Hook:
+    def find_spec(self, name, *_):
+        if name == "modal":
+            raise ModuleNotFoundError("No module named 'modal'", name=name)
+sys.meta_path.insert(0, Hook())
 """
 
 
@@ -56,7 +65,15 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, modal: ModalServer, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     names = ("MODAL_SERVER_URL", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "MODAL_CONFIG_PATH", "BACKEND_BASE_URL")
     values = (modal.url, *TOKEN, str(folder / "modal.toml"), "http://127.0.0.1:9")
-    return synthctl("deploy", *arguments, cwd=folder, **(dict(zip(names, values, strict=True)) | env))
+    # No time-out of its own: Modal's SDK tries for a minute to reach a server.
+    return subprocess.run(
+        [sys.executable, "-m", "synth.cli", "deploy", *arguments],
+        cwd=folder,
+        env=CLEAN | dict(zip(names, values, strict=True)) | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def deploy(folder: Path, modal: ModalServer, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -194,11 +211,9 @@ def test_a_configuration_that_cannot_be_read_is_told(folder: Path, modal: ModalS
 
 
 def test_without_the_sdk_it_says_how_to_install_it(folder: Path, modal: ModalServer):
-    """A path hook stands for an environment without the package: it cannot be taken out of this one."""
+    """A hook stands for an environment without the package: it cannot be taken out of this one."""
     (folder / "hook").mkdir()
-    hook = "import sys\nclass Hook:\n    def find_spec(self, name, *_):\n        if name == 'modal':\n"
-    hook += "            raise ModuleNotFoundError(\"No module named 'modal'\", name=name)\nsys.meta_path.insert(0, Hook())\n"
-    (folder / "hook" / "sitecustomize.py").write_text(hook)
+    (folder / "hook" / "sitecustomize.py").write_text(WITHOUT_MODAL)
     done = deploy(folder, modal, PYTHONPATH=f"{folder / 'hook'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     refused(done, 2, "Modal's SDK is not installed here", "pip install modal")
     assert modal.calls == []
