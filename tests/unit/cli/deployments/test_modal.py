@@ -170,6 +170,20 @@ def test_it_is_listed_deployed_again_under_its_name_and_stopped(folder: Path, mo
     assert run(folder, modal, "ls").returncode == 0
 
 
+@pytest.mark.long
+def test_an_app_is_at_one_place_at_a_time(folder: Path, modal: ModalServer):
+    assert deploy(folder, modal).returncode == 0
+    assert run(folder, modal, "stop", "one").returncode == 0
+    try:
+        assert run(folder, modal, "one").returncode == 0
+        assert (listed(folder, modal)["modal"], listed(folder, modal)["health"]) == (None, "healthy")
+        refused(deploy(folder, modal), 1, "one is deployed as a process of this machine", "synthctl deploy stop one")
+    finally:
+        run(folder, modal, "stop", "one")
+    assert deploy(folder, modal).returncode == 0
+    assert listed(folder, modal)["health"] == "deployed"
+
+
 def test_a_name_that_another_app_has_is_left_alone(folder: Path, modal: ModalServer):
     modal.names["task-app-one"] = "ap-of-somebody-else-000000"
     refused(deploy(folder, modal), 2, "Modal has an app 'task-app-one' already", "--tag")
