@@ -9,6 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+#: The variables that a task app's keys are read from.
+KEY_VARIABLES = ("ENVIRONMENT_API_KEY", "DEV_ENVIRONMENT_API_KEY", "ENVIRONMENT_API_KEY_ALIASES")
+
 
 def configured_keys() -> list[str]:
     """ENVIRONMENT_API_KEY (or DEV_ENVIRONMENT_API_KEY) and the comma-separated ENVIRONMENT_API_KEY_ALIASES."""

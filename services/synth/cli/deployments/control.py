@@ -40,6 +40,12 @@ def deploy(
     """
     with files.locked():
         before = files.read()
+        if before is not None and before.modal is not None:
+            if before.health != "stopped":
+                what = f"{files.id} is deployed to Modal, at {before.url}"
+                raise CliError(what, fix=f"synthctl deploy stop {files.id}", where=str(files.folder))
+            before = None
+            files.write(DeploymentState(id=files.id))
         if before is not None and not before.supervised and before.running:
             show("ending what a killed supervisor left")
             _end_orphan(before)

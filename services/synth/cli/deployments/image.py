@@ -41,21 +41,33 @@ _HEALTH = (
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """What an image is built of. files: of the app, relative to the folder `app` in it. requirements: as pip reads."""
+    """What an image is built of. files: of the app, relative to the folder `app` in it. requirements: as pip reads.
+
+    place: the app as it is named from the folder `app`. with_sdk: whether this SDK lies beside it, in `sdk`.
+    """
 
     folder: Path
     files: list[str]
     requirements: list[str]
+    place: str
+    with_sdk: bool
 
 
 def write_image(
     folder: Path, place: str, *, include: Sequence[Path], requirements: Path | None, base: str
 ) -> ImageFolder:
+    """Write the folder anew, with a Dockerfile. base: the image to begin with. Otherwise as `write_folder`."""
+    written = write_folder(folder, place, include=include, requirements=requirements)
+    (folder / ".dockerignore").write_text("".join(f"{line}\n" for line in _IGNORED))
+    (folder / "Dockerfile").write_text(_dockerfile(written.place, base=base, with_sdk=written.with_sdk))
+    return written
+
+
+def write_folder(folder: Path, place: str, *, include: Sequence[Path], requirements: Path | None) -> ImageFolder:
     """Write the folder anew, for the app that was loaded from `place`, which `locate` gave.
 
     include: files and folders beside the app's modules. requirements: None for what its modules import, in the releases
-    that are installed here. base: the image to begin with. Raises `UsageProblem`, and `CliError` where the app does not
-    load from what is in the folder.
+    that are installed here. Raises `UsageProblem`, and `CliError` where the app does not load from the folder alone.
     """
     source, _, name = place.partition(":")
     root = Path.cwd()
@@ -73,12 +85,10 @@ def write_image(
         for part in _SDK_PARTS:
             _copy(sdk / part, folder / "sdk" / part)
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in asked))
-    (folder / ".dockerignore").write_text("".join(f"{line}\n" for line in _IGNORED))
     inside = _inside(source) + (f":{name}" if name else "")
-    (folder / "Dockerfile").write_text(_dockerfile(inside, base=base, with_sdk=sdk is not None))
     _check_loads(folder / "app", inside)
     files = sorted(str(file.relative_to(folder / "app")) for file in (folder / "app").rglob("*") if file.is_file())
-    return ImageFolder(folder, files, asked)
+    return ImageFolder(folder, files, asked, inside, sdk is not None)
 
 
 def find_engine() -> str | None:

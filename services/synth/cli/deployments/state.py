@@ -19,7 +19,7 @@ import msgspec
 from synth.cli.errors import CliError, NotFound
 from synth.cli.processes import is_alive
 
-Health = Literal["starting", "healthy", "unhealthy", "restarting", "failed", "stopped", "orphaned"]
+Health = Literal["starting", "healthy", "unhealthy", "restarting", "failed", "stopped", "orphaned", "deployed"]
 
 
 class DeployOrder(msgspec.Struct, kw_only=True, frozen=True):
@@ -39,12 +39,24 @@ class DeployOrder(msgspec.Struct, kw_only=True, frozen=True):
     env: dict[str, str]
 
 
+class AtModal(msgspec.Struct, kw_only=True, frozen=True):
+    """An app of Modal's: its name, its id, and the environment of the workspace, "" for the workspace's default."""
+
+    name: str
+    id: str
+    environment: str
+
+
 class DeploymentState(msgspec.Struct, kw_only=True):
     """One deployment. problem: why it is not well. order: the last one that was answered; refused: why it was not
     followed, "" where it was. restarts: since this order was followed. started: unix seconds, as supervisor_started.
+
+    modal: what it is at Modal; None for a process of this machine. The health of one at Modal is "deployed": Modal
+    starts a container when the app is called, and nobody looks at it before.
     """
 
     id: str
+    modal: AtModal | None = None
     app: str = ""
     folder: str = ""
     host: str = ""
@@ -72,7 +84,7 @@ class DeploymentState(msgspec.Struct, kw_only=True):
 
     def seen(self) -> Health:
         """Its health, as far as it is still true: a supervisor that was killed says nothing more."""
-        if self.supervised or self.health in ("failed", "stopped"):
+        if self.modal is not None or self.supervised or self.health in ("failed", "stopped"):
             return self.health
         return "orphaned" if self.running else "failed"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +15,9 @@ from synth.cli.connect import Backend, EnvFiles, get_env_files, load_config, ove
 from synth.cli.tui import output
 from synth.cli.tui.groups import RunByDefault
 from synth.cli.tui.output import Format, Output
+
+if TYPE_CHECKING:
+    from synth.cli.deployments.image import ImageFolder
 
 AppId = Annotated[str, typer.Argument(metavar="ID", help="The app's id.", show_default=False)]
 
@@ -25,10 +30,12 @@ class Target(StrEnum):
     MODAL = "modal"
 
 
-#: The options that belong to one target alone.
-_FLAGS_OF = {
-    Target.PROCESS: ("port", "host", "max_restarts", "start_timeout"),
-    Target.DOCKER: ("tag", "base", "requirements", "include"),
+#: The targets that an option has a meaning for, where it is not all.
+_TARGETS_OF = {
+    **dict.fromkeys(("port", "host", "max_restarts"), (Target.PROCESS,)),
+    "start_timeout": (Target.PROCESS, Target.MODAL),
+    **dict.fromkeys(("tag", "base", "requirements", "include"), (Target.DOCKER, Target.MODAL)),
+    "max_inputs": (Target.MODAL,),
 }
 
 
@@ -41,7 +48,7 @@ def run(
         ),
     ],
     to: Annotated[
-        Target, typer.Option("--to", help="A process of this machine, or a container image.")
+        Target, typer.Option("--to", help="A process of this machine, a container image, or Modal.")
     ] = Target.PROCESS,
     port: Annotated[
         int | None,
@@ -64,34 +71,50 @@ def run(
         ),
     ] = 5,
     start_timeout: Annotated[
-        float, typer.Option("--start-timeout", metavar="S", min=0.1, help="Seconds until it must be healthy.")
+        float,
+        typer.Option(
+            "--start-timeout",
+            metavar="S",
+            min=0.1,
+            help="Seconds until it must be healthy; modal: of a container's start.",
+        ),
     ] = 60.0,
     tag: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="docker: the image's name; made of the app's id if none.", show_default=False
+            metavar="NAME",
+            help="docker, modal: the name of the image, or of the app at Modal; made of the app's id if none.",
+            show_default=False,
         ),
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="IMAGE", help="docker: the image to begin with; Python's own if none.", show_default=False
+            metavar="IMAGE",
+            help="docker, modal: the image to begin with; Python's or Modal's own if none.",
+            show_default=False,
         ),
     ] = None,
     requirements: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="docker: what the app needs, as pip reads it; without it what its modules import, as installed here.",
+            help="docker, modal: what the app needs, as pip reads it; else what its modules import, as installed here.",
             show_default=False,
         ),
     ] = None,
     include: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="PATH", help="docker: a file or folder that the app reads; repeatable.", show_default=False
+            metavar="PATH", help="docker, modal: a file or folder that the app reads; repeatable.", show_default=False
         ),
     ] = None,
+    max_inputs: Annotated[
+        int,
+        typer.Option(
+            "--max-inputs", metavar="N", min=1, help="modal: calls that one container answers at once; then another."
+        ),
+    ] = 32,
     backend: Backend = None,
     env_file: EnvFiles = None,
     data: Data = DEFAULT_DATA,
@@ -105,6 +128,10 @@ def run(
 
     `--to docker` writes a folder with a Dockerfile, the app's modules and what they ask for, and no key; it is built
     where docker or podman answers. The environment key is given when the container runs.
+
+    `--to modal` needs the package modal and a token of Modal's. Modal builds the image and serves the app; what the env
+    files say, SYNTH_ and MODAL_ settings aside, and the environment key are given to it as a secret. Modal answers a
+    call that takes longer than 150 s with a redirect, which no job follows: its rollouts must be shorter.
     """
     override_options(ctx, backend=backend, env_files=env_file)
     _refuse_what_is_not_for(ctx, to)
@@ -114,6 +141,7 @@ def run(
     from synth.cli.deployments import control
     from synth.cli.deployments.state import Deployment
     from synth.cli.task_apps.loading import load_task_app, locate, set_environment, store_key
+    from synth.runtime.env_file import read_env_file
 
     settings = load_config(ctx, may_be_new=True)
     for note in set_environment(get_env_files(ctx)):
@@ -124,36 +152,57 @@ def run(
     loaded.asgi()
     files = Deployment(data.resolve(), loaded.id)
     with output.status("starting") as show:
-        state = control.deploy(
-            files, place, host=host, port=port, max_restarts=max_restarts, start_s=start_timeout, show=show
-        )
+        if to is Target.MODAL:
+            from synth.cli.deployments import image, modal_app
+
+            modal_app.load_sdk()
+            folder = files.folder / "modal"
+            written = image.write_folder(folder, place, include=include or [], requirements=requirements)
+            named = [name for file in get_env_files(ctx) for name in read_env_file(file)]
+            secrets = modal_app.choose_secrets(named, os.environ)
+            output.hint(_contents("at Modal", written) + f"\nas a secret: {', '.join(secrets)}")
+            state = modal_app.deploy(
+                files,
+                written,
+                name=tag or _default_tag(loaded.id),
+                base=base,
+                secrets=secrets,
+                start_s=start_timeout,
+                max_inputs=max_inputs,
+                show=show,
+            )
+        else:
+            state = control.deploy(
+                files, place, host=host, port=port, max_restarts=max_restarts, start_s=start_timeout, show=show
+            )
     if note := store_key(settings):
         output.hint(note)
     if fmt is Format.JSON:
         output.print_json(_as_data(files, state))
         return
     output.print_line(state.url)
-    output.hint(
-        f"{files.id} is served; its log: synthctl deploy logs {files.id} · end it: synthctl deploy stop {files.id}"
-    )
+    log = f"modal app logs {state.modal.name}" if state.modal else f"synthctl deploy logs {files.id}"
+    output.hint(f"{files.id} is served; its log: {log} · end it: synthctl deploy stop {files.id}")
 
 
 def _refuse_what_is_not_for(ctx: typer.Context, to: Target) -> None:
-    """Refuse Modal, and what was said of another target. Raises `UsageProblem`."""
+    """Refuse what was said of another target. Raises `UsageProblem`."""
     from synth.cli.errors import UsageProblem
 
-    if to is Target.MODAL:
-        what = "synthctl does not deploy to Modal: nothing here drives its SDK"
-        fix = "--to docker writes a Dockerfile, which Modal's own tools can build; or run `modal deploy` on a Modal app"
-        raise UsageProblem(what, expected="process or docker", fix=fix, where="--to")
-    for target, names in _FLAGS_OF.items():
-        for name in names if target is not to else ():
-            source = ctx.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                flag = "--" + name.replace("_", "-")
-                raise UsageProblem(
-                    f"{flag} has no meaning for --to {to}", expected=f"it with --to {target}", where=flag
-                )
+    for name, targets in _TARGETS_OF.items():
+        source = ctx.get_parameter_source(name)
+        if to not in targets and source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            expected = f"it with --to {' or '.join(targets)}"
+            raise UsageProblem(f"{flag} has no meaning for --to {to}", expected=expected, where=flag)
+
+
+def _default_tag(id: str) -> str:
+    return "task-app-" + (re.sub(r"[^a-z0-9]+", "-", id.lower()).strip("-") or "one")
+
+
+def _contents(where: str, written: ImageFolder) -> str:
+    return f"{where}: {', '.join(written.files)}\nasked of pip: {', '.join(written.requirements) or 'nothing'}"
 
 
 def _to_docker(
@@ -167,7 +216,6 @@ def _to_docker(
     data: Path,
     fmt: Format,
 ) -> None:
-    import re
     import shlex
     import sys
 
@@ -182,10 +230,8 @@ def _to_docker(
     folder = Deployment(data.resolve(), loaded.id).folder / "image"
     base = base or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
     written = image.write_image(folder, place, include=include, requirements=requirements, base=base)
-    tag = tag or "task-app-" + (re.sub(r"[^a-z0-9]+", "-", loaded.id.lower()).strip("-") or "one")
-    output.hint(
-        f"in the image: {', '.join(written.files)}\nasked of pip: {', '.join(written.requirements) or 'nothing'}"
-    )
+    tag = tag or _default_tag(loaded.id)
+    output.hint(_contents("in the image", written))
     engine = image.find_engine()
     if engine is not None:
         image.build(engine, folder, tag)
@@ -229,7 +275,7 @@ def ls(data: Data = DEFAULT_DATA, fmt: Output = Format.TABLE) -> None:
     for _, state in found:
         if state.seen() == "orphaned":
             output.warn(f"the supervisor of {state.id} was killed: deploy it again, or end it: synthctl deploy stop")
-    if any(state.seen() not in ("healthy", "stopped") for _, state in found):
+    if any(state.seen() not in ("healthy", "deployed", "stopped") for _, state in found):
         raise typer.Exit(ExitCode.ERROR)
 
 
@@ -243,8 +289,11 @@ def logs(
     import time
 
     from synth.cli.deployments.state import find_deployment
+    from synth.cli.errors import UsageProblem
 
-    files, _ = find_deployment(data.resolve(), id)
+    files, state = find_deployment(data.resolve(), id)
+    if state.modal is not None:
+        raise UsageProblem(f"the log of {id} is at Modal", fix=f"modal app logs {state.modal.name}", where=id)
     with files.log.open(encoding="utf-8", errors="replace") as log:
         lines = log.read().splitlines()
         for line in lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]:
@@ -259,14 +308,21 @@ def logs(
             raise typer.Exit from None
 
 
-def stop(id: AppId, data: Data = DEFAULT_DATA) -> None:
-    """End a deployed task app; what it plays may finish first. Its port and its log stay known."""
-    from synth.cli.deployments import control
+def stop(ctx: typer.Context, id: AppId, env_file: EnvFiles = None, data: Data = DEFAULT_DATA) -> None:
+    """End a deployed task app; a process finishes what it plays first, and its port and its log stay known."""
+    from synth.cli.deployments import control, modal_app
     from synth.cli.deployments.state import find_deployment
+    from synth.cli.task_apps.loading import read_environment
 
+    override_options(ctx, backend=None, env_files=env_file)
     files, state = find_deployment(data.resolve(), id)
     with output.status(f"ending {id}"):
-        ran = control.stop(files, state)
+        if state.modal is not None:
+            # Modal's token may be in an env file, as it may have been for the deployment.
+            read_environment(get_env_files(ctx))
+            ran = modal_app.stop(files, state)
+        else:
+            ran = control.stop(files, state)
     output.message(f"{id} is stopped" if ran else f"{id} was not running")
 
 
@@ -277,6 +333,7 @@ def _as_data(files: object, state: object) -> dict[str, object]:
     assert isinstance(state, DeploymentState)
     return {
         "id": state.id,
+        "modal": state.modal.name if state.modal else None,
         "health": state.seen(),
         "url": state.url,
         "pid": state.pid if state.running else None,
@@ -285,7 +342,7 @@ def _as_data(files: object, state: object) -> dict[str, object]:
         "problem": state.problem or state.refused or None,
         "app": state.app,
         "folder": state.folder,
-        "log": str(files.log),
+        "log": None if state.modal else str(files.log),
     }
 
 

@@ -1,0 +1,17 @@
+"""What a container of Modal's imports: the function that returns the app. It needs nothing of Modal's itself."""
+
+from __future__ import annotations
+
+import os
+
+from starlette.applications import Starlette
+
+from synth.cli.task_apps.loading import load_task_app
+
+#: The variable that names the app, as `load_task_app` takes it, from the folder that the container begins in.
+PLACE = "SYNTH_TASK_APP"
+
+
+def task_app() -> Starlette:
+    """The app that this container serves."""
+    return load_task_app(os.environ[PLACE]).asgi()
