@@ -106,6 +106,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
     loss: the policy-gradient loss. clip_low, clip_high: how far an update may move what the loss bounds: the ratio of a
     sequence (gspo, gspo_token), the ratio of a token (grpo) or the probability of a token (dppo).
+    loss_reduction: what weighs the same: each rollout, each token or each prompt (`losses.reduction.token_weights`).
     kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
     reference_device: the torch device of a dedicated reference; None is the policy's.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
@@ -121,6 +122,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     loss: Literal["gspo", "gspo_token", "grpo", "dppo"] = "gspo"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
+    loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
     kl_beta: float = 0.0
     reference: Literal["none", "shared", "dedicated"] = "none"
     reference_device: str | None = None

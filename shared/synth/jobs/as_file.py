@@ -96,6 +96,7 @@ def _rl(job: RlJob) -> Table:
             "clip_low": job.clip_low,
             "clip_high": job.clip_high,
             "token_truncation": job.token_truncation,
+            "loss_reduction": job.loss_reduction,
             "kl_beta": job.kl_beta,
             "advantage_std": job.advantage_std,
             "dynamic_sampling": job.dynamic_sampling,

@@ -22,6 +22,8 @@ Sharding = Literal["replicated", "gradients", "parameters"]
 
 Loss = Literal["gspo", "gspo_token", "grpo", "dppo"]
 
+LossReduction = Literal["sequence", "token", "prompt"]
+
 Placement = Literal["none", "shared", "dedicated"]
 
 _PREFIX: dict[Mode, Literal["fft", "peft", "qft"]] = {"full": "fft", "lora": "peft", "qlora": "qft"}
@@ -248,7 +250,8 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
     groups without a signal are refilled.
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
-    of a token. kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
+    of a token. loss_reduction: what weighs the same. kl_beta: weight of the KL to the reference; reference: where that
+    lives, "none" where it is 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     rewards: what a rollout earns. graded: None where a task app plays the rollouts.
     """
@@ -262,6 +265,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low: float
     clip_high: float
     token_truncation: float
+    loss_reduction: LossReduction = "sequence"
     kl_beta: float
     reference: Placement
     advantage_std: bool

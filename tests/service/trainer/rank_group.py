@@ -43,6 +43,9 @@ CONFIGS: dict[str, TrainConfig] = {
     "rl full": rl_config(**_RL, sharding="gradients", activation_checkpointing=True, reference="shared", kl_beta=0.1),
     # The reference is the policy with its adapter off; what FSDP gathers then must have gradients afterwards.
     "rl lora": rl_config(**_RL, mode="lora", sharding="parameters", loss="grpo", reference="shared", kl_beta=0.1),
+    # Three sequences a rollout, which weigh as one wherever the micro-batches and the ranks part them.
+    "rl branches": rl_config(**_RL, sharding="gradients", micro_batch_tokens=64),
+    "rl prompts": rl_config(**_RL, sharding="replicated", micro_batch_tokens=64, loss="grpo", loss_reduction="prompt"),
     # Dropout masks depend on the number of ranks: one rank trains other weights.
     "sft dropout": sft_config(**_SFT, mode="lora", lora=AdapterConfig(dropout=0.1)),
     # Of a model that sees: a rank may have a micro-batch without an image, and both may.
@@ -119,7 +122,9 @@ def train(
         if loader is not None:
             batch = vision_batch(loader, step, only=_TRAINED.get(step))
         else:
-            batch = random_batch(step, version=max(0, step - 2), zero={7: 15, 8: 16}.get(step, 2))
+            branches = 3 if name in ("rl branches", "rl prompts") else 1
+            zero = {7: 15, 8: 16}.get(step, 2)
+            batch = random_batch(step, version=max(0, step - 2), zero=zero, branches_each=branches)
         result = trainer.step(batch) if isinstance(config, RlTrainConfig) else trainer.step()
         values[step] = result.values
         if step == MIDDLE:

@@ -86,6 +86,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         clip_low=clip_low,
         clip_high=clip_high,
         token_truncation=resolve_truncation(training, loss, context),
+        loss_reduction=context.take("loss_reduction", training, "loss_reduction"),
         kl_beta=context.take("kl_beta", training, "kl_beta"),
         reference=reference,
         advantage_std=context.take("advantage_std", training, "advantage_std"),

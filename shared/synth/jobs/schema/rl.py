@@ -215,6 +215,9 @@ class TrainingSection(RewardsSection):
     default, as many; with 1 the ratio is always 1 and the clip never acts"""
     loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = "gspo"
     """the policy-gradient loss, as in docs/losses.md; where it is not given, `[algorithm] variety` may name it"""
+    loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
+    """what weighs the same in the loss, as in docs/losses.md: each rollout, whatever its length and its branches
+    (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
     clip_low: PositiveFloat | None = None
     """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
     0.2), probability of a token (dppo: 0.2)"""

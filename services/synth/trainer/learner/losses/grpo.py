@@ -9,23 +9,22 @@ from synth.trainer.learner.losses.base import (
     clip_mask,
     clipped_surrogate,
     importance_ratio,
-    sequence_mean,
 )
+from synth.trainer.learner.losses.reduction import reduce_loss
 
 
 def grpo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     """Token-level clipped policy-gradient loss (DeepSeekMath, arXiv 2402.03300, eq. 3, without its KL term).
 
         r_t  = exp(logp_t − old_logp_t)
-        loss = mean_S mean_t w_t · max(−r_t·A_t, −clip(r_t, 1 − low, 1 + high)·A_t)
+        loss = Σ_N u_t · w_t · max(−r_t·A_t, −clip(r_t, 1 − low, 1 + high)·A_t)
 
-    The two ends of the clip are DAPO's (arXiv 2503.14476, "clip-higher"); the mean is DeepSeekMath's, within a
-    sequence first, not DAPO's over all tokens, by which a long sequence would count for more than a short one.
+    The two ends of the clip are DAPO's (arXiv 2503.14476, "clip-higher"). u_t: what a token weighs (`reduction`).
     """
     advantage_N = inputs.advantage_N()
     r_N = importance_ratio(inputs.logp_N - inputs.old_logp_N, inputs.logp_N)
     return LossOutput(
-        loss=sequence_mean(inputs, clipped_surrogate(r_N, advantage_N, clip)),
+        loss=reduce_loss(inputs, clipped_surrogate(r_N, advantage_N, clip)),
         clipped_U=clip_mask(r_N.detach(), advantage_N, clip),
         advantage_U=advantage_N,
     )
