@@ -99,6 +99,8 @@ def _rl(job: RlJob) -> Table:
             "loss_reduction": job.loss_reduction,
             "kl_beta": job.kl_beta,
             "advantage_std": job.advantage_std,
+            "overlong": job.overlong,
+            "overlong_penalty": job.overlong_penalty or None,
             "dynamic_sampling": job.dynamic_sampling,
             "async_level": job.async_level,
             "max_staleness": job.max_staleness,

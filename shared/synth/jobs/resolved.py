@@ -22,6 +22,8 @@ Sharding = Literal["replicated", "gradients", "parameters"]
 
 Loss = Literal["gspo", "gspo_token", "grpo", "dppo"]
 
+Overlong = Literal["train", "mask", "penalise"]
+
 LossReduction = Literal["sequence", "token", "prompt"]
 
 Placement = Literal["none", "shared", "dedicated"]
@@ -252,6 +254,8 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
     of a token. loss_reduction: what weighs the same. kl_beta: weight of the KL to the reference; reference: where that
     lives, "none" where it is 0.
+    overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
+    lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     rewards: what a rollout earns. graded: None where a task app plays the rollouts.
     """
@@ -269,6 +273,8 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     kl_beta: float
     reference: Placement
     advantage_std: bool
+    overlong: Overlong = "train"
+    overlong_penalty: float = 0.0
     async_level: int
     max_staleness: int
     dynamic_sampling: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext
+from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import Loss, Mode, Placement
 from synth.jobs.schema.rl import RlConfig, TrainingSection
 from synth.jobs.schema.sections import default_of
@@ -29,6 +29,8 @@ DEFAULTS: dict[Loss, _Defaults] = {
 }
 #: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.
 _FAR_FACTOR = 20
+#: As much as most environments pay for success.
+_OVERLONG_PENALTY = 1.0
 
 
 def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
@@ -53,6 +55,21 @@ def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext)
 def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:
     """The cap on how much more a token may count because the policy that sampled it found it less likely."""
     return context.take("token_truncation", training, "token_truncation", DEFAULTS[loss].token_truncation)
+
+
+def resolve_overlong_penalty(training: TrainingSection, context: ResolveContext) -> float:
+    """By how much the reward of a rollout that was cut off is lowered; 0 where that is not asked for."""
+    penalty: float = context.take("overlong_penalty", training, "overlong_penalty", _OVERLONG_PENALTY)
+    if training.overlong == "penalise":
+        return penalty
+    if is_written(training, "overlong_penalty"):
+        context.problem(
+            ("training", "overlong_penalty"),
+            f"overlong_penalty = {penalty:g} has no effect: overlong = {training.overlong!r}",
+            expected='overlong = "penalise"',
+            fix="set it, or remove overlong_penalty",
+        )
+    return 0.0
 
 
 def resolve_reference(config: RlConfig, mode: Mode, context: ResolveContext) -> Placement:

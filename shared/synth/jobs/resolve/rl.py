@@ -10,6 +10,7 @@ from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
     resolve_loss,
+    resolve_overlong_penalty,
     resolve_reference,
     resolve_truncation,
 )
@@ -90,6 +91,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         kl_beta=context.take("kl_beta", training, "kl_beta"),
         reference=reference,
         advantage_std=context.take("advantage_std", training, "advantage_std"),
+        overlong=context.take("overlong", training, "overlong"),
+        overlong_penalty=resolve_overlong_penalty(training, context),
         async_level=context.take("async_level", training, "async_level"),
         max_staleness=max_staleness,
         dynamic_sampling=context.take("dynamic_sampling", training, "dynamic_sampling"),

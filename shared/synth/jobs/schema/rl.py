@@ -230,6 +230,11 @@ class TrainingSection(RewardsSection):
     """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
     advantage_std: bool = True
     """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    overlong: Literal["train", "mask", "penalise"] = "train"
+    """a rollout whose last reply was cut off for its length is trained as any other (train), or not, while its reward
+    still counts among its group's (mask), or as if it had earned overlong_penalty less (penalise)"""
+    overlong_penalty: PositiveFloat | None = None
+    """what it loses with overlong = "penalise"; 1. The reward that is reported stays"""
     dynamic_sampling: bool = False
     """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
     off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""

@@ -84,7 +84,7 @@ def test_a_rollout_without_trained_tokens_weighs_nothing_and_is_counted() -> Non
 
 
 def one_rollout_with(branches: int, trainer: RlTrainer) -> RolloutBatch:
-    """Two rollouts of one prompt: what the first samples is the same in each of its branches; the second teaches nothing."""
+    """Two rollouts of a prompt: the first samples the same in each of its branches, the second teaches nothing."""
     tokens = np.asarray([7, 9, 11, 13, 17, 19], np.int32)
     mask = np.arange(6) >= 2
     branch = Branch(

@@ -1,0 +1,65 @@
+"""What an RL job optimises: its keys without a word, and the one error of a value that makes no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synth.jobs.parse.toml import read_toml
+from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
+from synth.jobs.resolved import RlJob
+from synth.models import Registry
+
+RL = """\
+[services]
+task_url = "http://127.0.0.1:8001/"
+[model]
+base = "tiny-qwen3"
+[training]
+iterations_per_epoch = 3
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    (tmp_path / "tiny-qwen3").mkdir()
+    (tmp_path / "tiny-qwen3" / "config.json").write_text('{"model_type": "qwen3"}')
+    return Registry(tmp_path)
+
+
+def report(text: str, registry: Registry) -> ValidationReport:
+    return validate_job(read_toml(RL + text, name="job.toml"), overrides=Overrides(), registry=registry)
+
+
+def job(text: str, registry: Registry) -> RlJob:
+    found = report(text, registry)
+    assert found.problems == []
+    assert isinstance(found.job, RlJob)
+    return found.job
+
+
+def test_without_a_word_rollouts_weigh_the_same_and_are_trained_when_cut_off(registry: Registry) -> None:
+    found = job("", registry)
+    assert (found.loss_reduction, found.overlong, found.overlong_penalty) == ("sequence", "train", 0.0)
+
+
+def test_a_penalty_is_one_unless_it_is_said(registry: Registry) -> None:
+    assert job('overlong = "penalise"', registry).overlong_penalty == 1
+    assert job('overlong = "penalise"\noverlong_penalty = 0.25', registry).overlong_penalty == 0.25
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("overlong_penalty = 0.5", ["[training].overlong_penalty", "has no effect", 'overlong = "penalise"']),
+        ('overlong = "mask"\noverlong_penalty = 0.5', ["has no effect", "'mask'"]),
+        ('overlong = "penalise"\noverlong_penalty = -1', ["overlong_penalty", "-1"]),
+        ('overlong = "drop"', ["overlong", "'train', 'mask' or 'penalise'"]),
+        ('loss_reduction = "batch"', ["loss_reduction", "'sequence', 'token' or 'prompt'"]),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_one_error(keys: str, said: list[str], registry: Registry) -> None:
+    (problem,) = report(keys, registry).problems
+    for words in said:
+        assert words in problem.text()
