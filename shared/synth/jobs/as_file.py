@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from synth.jobs.resolved import (
+    CorrectionSettings,
     EvalJob,
     Job,
     LoraSettings,
@@ -105,6 +106,7 @@ def _rl(job: RlJob) -> Table:
             "async_level": job.async_level,
             "max_staleness": job.max_staleness,
             "activation_checkpointing": job.activation_checkpointing,
+            "correction": _correction(job.correction),
             "weight_sync": {"verify_every_k": job.verify_every_k},
             "watch": _watch(job.watch),
             **step_rewards_keys(job.rewards),
@@ -246,6 +248,18 @@ def _lora(lora: LoraSettings | None) -> Table:
         "dropout": lora.dropout,
         # A text is a pattern, which only the registry has: it gives the same one again.
         "target_modules": targets if isinstance(targets, list) else None,
+    }
+
+
+def _correction(correction: CorrectionSettings) -> Table:
+    if not correction.gates:
+        return {"gates": False}
+    return {
+        "gates": True,
+        "on_policy": list(correction.on_policy),
+        "off_policy": list(correction.off_policy),
+        "gate_tokens": correction.gate_tokens,
+        "rejected": correction.rejected,
     }
 
 

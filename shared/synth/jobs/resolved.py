@@ -245,6 +245,16 @@ class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"
         return format_finetuned(prefix, self.base_model, job_id, checkpoint=checkpoint)
 
 
+class CorrectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The correction for the policy that sampled: see `synth.jobs.schema.correction.CorrectionSection`."""
+
+    gates: bool = True
+    on_policy: tuple[float, float] = (0.99, 1.01)
+    off_policy: tuple[float, float] = (0.5, 2.0)
+    gate_tokens: int = 64
+    rejected: Literal["leave", "count"] = "count"
+
+
 class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """RL. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
@@ -252,8 +262,8 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
     groups without a signal are refilled.
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
-    of a token. loss_reduction: what weighs the same. kl_beta: weight of the KL to the reference; reference: where that
-    lives, "none" where it is 0.
+    of a token. correction: what is rejected. loss_reduction: what weighs the same. kl_beta: weight of the KL to the
+    reference; reference: where that lives, "none" where it is 0.
     overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
     lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
@@ -269,6 +279,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low: float
     clip_high: float
     token_truncation: float
+    correction: CorrectionSettings = CorrectionSettings()
     loss_reduction: LossReduction = "sequence"
     kl_beta: float
     reference: Placement

@@ -8,7 +8,7 @@ import pytest
 
 from synth.jobs.parse.toml import read_toml
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
-from synth.jobs.resolved import RlJob
+from synth.jobs.resolved import CorrectionSettings, RlJob
 from synth.models import Registry
 
 RL = """\
@@ -49,9 +49,30 @@ def test_a_penalty_is_one_unless_it_is_said(registry: Registry) -> None:
     assert job('overlong = "penalise"\noverlong_penalty = 0.25', registry).overlong_penalty == 0.25
 
 
+def test_the_correction_is_a_table_of_its_own(registry: Registry) -> None:
+    assert job("", registry).correction == CorrectionSettings()
+    keys = 'on_policy = [0.9, 1.2]\noff_policy = [0.0, 3]\ngate_tokens = 8\nrejected = "leave"\ntoken_truncation = 3'
+    found = job(f"[training.correction]\n{keys}", registry)
+    expected = CorrectionSettings(on_policy=(0.9, 1.2), off_policy=(0, 3), gate_tokens=8, rejected="leave")
+    assert (found.correction, found.token_truncation) == (expected, 3)
+
+
+def test_the_bounds_of_gates_that_are_off_have_no_effect(registry: Registry) -> None:
+    found = report("[training.correction]\ngates = false\non_policy = [0.9, 1.2]", registry)
+    assert isinstance(found.job, RlJob)
+    assert found.job.correction == CorrectionSettings(gates=False)
+    assert [w for w in found.warnings if "on_policy" in w and "gates = false" in w]
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
+        ("[training.correction]\non_policy = [1.01, 0.99]", ["on_policy", "is upside down", "write [0.99, 1.01]"]),
+        ("[training.correction]\noff_policy = [1.1, 2]", ["off_policy = [1.1, 2] rejects what has not drifted"]),
+        ("[training.correction]\noff_policy = [0.5]", ["[training.correction].off_policy"]),
+        ("[training.correction]\non_policy = [-1, 2]", ["on_policy", "-1"]),
+        ("[training.correction]\ngate_tokens = -1", ["gate_tokens"]),
+        ('[training.correction]\nrejected = "drop"', ["rejected", "'leave' or 'count'"]),
         ("overlong_penalty = 0.5", ["[training].overlong_penalty", "has no effect", 'overlong = "penalise"']),
         ('overlong = "mask"\noverlong_penalty = 0.5', ["has no effect", "'mask'"]),
         ('overlong = "penalise"\noverlong_penalty = -1', ["overlong_penalty", "-1"]),

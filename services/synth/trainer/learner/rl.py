@@ -29,7 +29,7 @@ from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from synth.trainer.learner.losses.importance_correction import correct_importance
-from synth.trainer.learner.losses.reduction import token_weights
+from synth.trainer.learner.losses.reduction import rejected_weight, rescaling, token_weights
 from synth.trainer.learner.losses.reference_kl import reference_kl
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.metrics import StepMetrics, batch_metrics
@@ -48,11 +48,12 @@ _LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, 
 class _Minibatch:
     """The work of one optimizer step.
 
-    micro_batches: those of this rank. indices: the sequences that are trained, on any rank.
+    micro_batches: those of this rank. indices: the sequences that are trained, on any rank. sequences: all of them.
     """
 
     micro_batches: list[MicroBatch]
     indices: list[int]
+    sequences: list[int]
 
 
 class RlTrainer:
@@ -96,18 +97,21 @@ class RlTrainer:
         within_staleness_S = self._within_staleness(batch, lag_T)
         parts = self._divide(batch, step)
         minibatches = self._minibatches(sequences, within_staleness_S & _has_advantage(batch), parts)
-        token_weight_S = self._token_weights(batch, sequences, len(parts))
+        tokens_S = np.asarray([len(sequences.trained_positions(i)) for i in range(len(sequences))], np.int64)
+        token_weight_S = self._token_weights(batch, tokens_S, len(parts))
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
         old_logps_done = time.perf_counter()
         done, forwards = 0, sum(len(minibatch.micro_batches) for minibatch in minibatches)
         for k, (minibatch, micro_old_logps) in enumerate(zip(minibatches, old_logps, strict=True)):
+            rejected = 0.0
             for micro, old_logp_N in zip(minibatch.micro_batches, micro_old_logps, strict=True):
-                self._train_micro_batch(
+                rejected += self._train_micro_batch(
                     micro, batch, lag_T, old_logp_N, token_weight_S, step_metrics, first_minibatch=k == 0
                 )
                 done += 1
                 self._progress("train", done, forwards)
-            step_metrics.add_optimizer_step(self.state.optimizer.step(lr))
+            scale = self._scale(float(token_weight_S[minibatch.sequences] @ tokens_S[minibatch.sequences]), rejected)
+            step_metrics.add_optimizer_step(self.state.optimizer.step(lr, scale=scale), scale=scale)
         self.state.step = step
         step_metrics.all_reduce(self.policy.process_group)
         trained_indices = sorted(i for minibatch in minibatches for i in minibatch.indices)
@@ -124,6 +128,12 @@ class RlTrainer:
             "peak_memory_bytes": self._peak_memory(),
         }
         return StepResult(step=step, values=values)
+
+    def _scale(self, total: float, rejected: float) -> float:
+        """What the gradient of a minibatch is multiplied by. total: its weight. rejected: of it, by this rank."""
+        if self.config.rejected == "count":
+            return 1.0
+        return rescaling(total, self.policy.process_group.reduce_metrics({"rejected": rejected})["rejected"])
 
     def _peak_memory(self) -> float:
         local = {"memory/max": peak_memory_bytes(self.policy.device)}
@@ -185,12 +195,14 @@ class RlTrainer:
         parts = np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches)
         return [[int(i) for r in part for i in rollouts[r]] for part in parts if len(part)]
 
-    def _token_weights(self, batch: RolloutBatch, sequences: Sequences, minibatches: int) -> npt.NDArray[np.float64]:
-        """float64 [S]: what one token of each sequence weighs in the loss."""
+    def _token_weights(
+        self, batch: RolloutBatch, tokens_S: npt.NDArray[np.int64], minibatches: int
+    ) -> npt.NDArray[np.float64]:
+        """float64 [S]: what one token of each sequence weighs in the loss. tokens_S: how many are trained of each."""
         groups = np.asarray([rollout.group for rollout in batch.meta.rollouts], np.int32)
         return token_weights(
             self.config.loss_reduction,
-            np.asarray([len(sequences.trained_positions(i)) for i in range(len(sequences))], np.int64),
+            tokens_S,
             batch.rollout,
             groups[batch.rollout],
             minibatches=minibatches,
@@ -225,7 +237,7 @@ class RlTrainer:
                 for micro_batch_indices, dummy in process_group.shard_micro_batches(plan)
             ]
             if micro_batches:
-                minibatches.append(_Minibatch(micro_batches, indices))
+                minibatches.append(_Minibatch(micro_batches, indices, part))
         return minibatches
 
     @torch.no_grad()
@@ -252,7 +264,8 @@ class RlTrainer:
         step_metrics: StepMetrics,
         *,
         first_minibatch: bool,
-    ) -> None:
+    ) -> float:
+        """Add its gradient. Returns the weight of the sequences that were rejected."""
         temperature = batch.meta.temperature
         # This comes before the forward that is differentiated, as a shared reference switches the policy's own adapter.
         reference_logp_N = self._reference.logprobs(micro, temperature=temperature) if self._reference else None
@@ -278,7 +291,7 @@ class RlTrainer:
         total = out.loss if kl is None else out.loss + self.config.kl_beta * kl.loss
         if micro.dummy:
             (total * 0.0).backward()
-            return
+            return 0.0
         loss = total.item()
         if not math.isfinite(loss):
             raise TrainingFailed(
@@ -297,6 +310,7 @@ class RlTrainer:
             first_minibatch=first_minibatch,
             reference_kl_N=None if kl is None else kl.kl_N,
         )
+        return rejected_weight(inputs)
 
 
 def _has_advantage(batch: RolloutBatch) -> npt.NDArray[np.bool_]:

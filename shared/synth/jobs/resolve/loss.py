@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
-from synth.jobs.resolved import Loss, Mode, Placement
+from synth.jobs.resolved import CorrectionSettings, Loss, Mode, Placement
+from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rl import RlConfig, TrainingSection
 from synth.jobs.schema.sections import default_of
 
@@ -54,7 +55,40 @@ def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext)
 
 def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:
     """The cap on how much more a token may count because the policy that sampled it found it less likely."""
-    return context.take("token_truncation", training, "token_truncation", DEFAULTS[loss].token_truncation)
+    named = [(training, "token_truncation"), (training.correction, "token_truncation")]
+    return context.first("token_truncation", named, DEFAULTS[loss].token_truncation)
+
+
+def resolve_correction(section: CorrectionSection | None, context: ResolveContext) -> CorrectionSettings:
+    """What is rejected for the policy that sampled it."""
+    section = section or CorrectionSection()
+    gates: bool = context.take("correction.gates", section, "gates")
+    on_policy, off_policy = (_gate(section, key, context) for key in ("on_policy", "off_policy"))
+    found = CorrectionSettings(
+        on_policy=on_policy,
+        off_policy=off_policy,
+        gate_tokens=context.take("correction.gate_tokens", section, "gate_tokens"),
+        rejected=context.take("correction.rejected", section, "rejected"),
+    )
+    if gates:
+        return found
+    for key in ("on_policy", "off_policy", "gate_tokens", "rejected"):
+        if is_written(section, key):
+            context.warn(context.at(section, key), "has no effect: gates = false")
+    return CorrectionSettings(gates=False)
+
+
+def _gate(section: CorrectionSection, key: str, context: ResolveContext) -> tuple[float, float]:
+    low, high = context.take(f"correction.{key}", section, key)
+    if not low < 1 < high:
+        upside_down = high < 1 < low
+        context.problem(
+            context.at(section, key),
+            f"{key} = [{low:g}, {high:g}] " + ("is upside down" if upside_down else "rejects what has not drifted"),
+            expected="[least, largest] with least < 1 < largest",
+            fix=f"write [{high:g}, {low:g}]" if upside_down else "widen it, or turn both off with gates = false",
+        )
+    return low, high
 
 
 def resolve_overlong_penalty(training: TrainingSection, context: ResolveContext) -> float:

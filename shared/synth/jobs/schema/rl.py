@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
     OPS,
@@ -263,6 +264,8 @@ class TrainingSection(RewardsSection):
     """the same as `[lora]`"""
     weight_sync: WeightSyncSection | None = None
     """how new weights reach the serving engine"""
+    correction: CorrectionSection | None = None
+    """what is done about tokens that another policy sampled"""
     watch: WatchSection | None = None
     """signs of a collapsing policy"""
     rewards: RewardsSection | None = None

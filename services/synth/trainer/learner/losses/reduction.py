@@ -51,7 +51,23 @@ def token_weights(
 def reduce_loss(inputs: LossInputs, loss_N: Tensor) -> Tensor:
     """The corrected token losses as one scalar, each times what a token of its sequence weighs.
 
-    A rejected sequence (keep_S False) adds nothing.
+    A rejected sequence (keep_S False) adds nothing. Its weight is lost, unless `rescaling` gives it to the others.
     """
     loss_S = segment_sum(inputs.weight_N * loss_N, inputs.cu_seqlens)
     return (loss_S * (inputs.token_weight_S * inputs.keep_S)).sum()
+
+
+def rejected_weight(inputs: LossInputs) -> float:
+    """How much of a minibatch's weight its rejected sequences have."""
+    weight_S = inputs.token_weight_S.double() * inputs.cu_seqlens.diff()
+    return float((weight_S * ~inputs.keep_S).sum())
+
+
+def rescaling(total: float, rejected: float) -> float:
+    """By how much the gradient of a minibatch grows when its rejected sequences leave the normaliser.
+
+    total: the weight of all its sequences; rejected: of those that were rejected. Which those are is known only after
+    the forward, when the gradient is there with the weights from before: it is scaled, so that the weights of what is
+    left add up to `total`. 1 where nothing is left, and there is no gradient.
+    """
+    return total / (total - rejected) if total - rejected > 1e-9 * total else 1.0

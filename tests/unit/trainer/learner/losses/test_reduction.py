@@ -100,9 +100,9 @@ def gradient_of(batch: RolloutBatch, trainer: RlTrainer, monkeypatch: pytest.Mon
     """The gradient of a batch's one optimizer step, whose parameters it leaves as they are."""
     found: list[torch.Tensor] = []
 
-    def keep(optimizer: Optimizer, lr: float) -> float:
+    def keep(optimizer: Optimizer, lr: float, *, scale: float) -> float:
         gradients = optimizer._gradients()  # pyright: ignore[reportPrivateUsage]
-        found.append(torch.cat([g.flatten().clone() for g in gradients]))
+        found.append(scale * torch.cat([g.flatten() for g in gradients]))
         return 1.0
 
     monkeypatch.setattr(Optimizer, "step", keep)
@@ -111,7 +111,7 @@ def gradient_of(batch: RolloutBatch, trainer: RlTrainer, monkeypatch: pytest.Mon
 
 
 def trainer_of(model_dir: Path, **changes: object) -> RlTrainer:
-    config = rl_config(minibatches=1, **OPEN_GATES, **changes)
+    config = rl_config(**{"minibatches": 1, **OPEN_GATES, **changes})
     return RlTrainer(load_policy(model_dir, config, dropout=False), config)
 
 
@@ -154,3 +154,34 @@ def test_the_sequences_of_a_rollout_are_never_in_two_minibatches(model_dir: Path
     assert sorted(i for part in parts for i in part) == list(range(16))
     owners = [{int(batch.rollout[i]) for i in part} for part in parts]
     assert all(not one & other for k, one in enumerate(owners) for other in owners[k + 1 :])
+
+
+def test_what_rejected_sequences_weigh_is_lost_or_goes_to_the_others(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four rollouts as long as each other, the first is rejected, and the last teaches nothing but is there."""
+    found: dict[str, torch.Tensor] = {}
+    for rejected in ("count", "leave", "as if it were not there"):
+        trainer = trainer_of(
+            model_dir, gate_on_policy=(0.99, 1.01), rejected="leave" if rejected == "leave" else "count"
+        )
+        batch = scored_by(trainer.policy, four_rollouts(without_first=rejected == "as if it were not there"))
+        if rejected != "as if it were not there":
+            batch.logprobs[2:6] -= 1
+        found[rejected] = gradient_of(batch, trainer, monkeypatch)
+        assert trainer.state.reports[1]["rejected_sequences"] == (rejected != "as if it were not there")
+    torch.testing.assert_close(found["leave"], found["as if it were not there"], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found["count"], found["leave"] * 3 / 4, atol=1e-6, rtol=1e-4)
+
+
+def four_rollouts(*, without_first: bool) -> RolloutBatch:
+    mask = np.arange(6) >= 2
+    first = np.where(mask, 0, -1)
+    numbers = range(1 if without_first else 0, 4)
+    branches = [
+        Branch(np.arange(6, dtype=np.int32) + 7 * i, mask, np.zeros(6, np.float32), versions=first, calls=first)
+        for i in numbers
+    ]
+    rollouts = [RolloutMeta(rollout_id=f"j_t1_{i}", seed=0, group=0, reward=1.0) for i in numbers]
+    meta = BatchMeta(job_id="j", iteration=1, temperature=1.0, rollouts=rollouts, groups_kept=1, groups_dropped=0)
+    return RolloutBatch.build(branches, [[1.0, 1.0, -2.0, 0.0][i] for i in numbers], list(range(len(branches))), meta)
