@@ -96,6 +96,7 @@ def _rl(job: RlJob) -> Table:
             "loss": job.loss,
             "clip_low": job.clip_low,
             "clip_high": job.clip_high,
+            "dual_clip": job.dual_clip,
             "token_truncation": job.token_truncation,
             "loss_reduction": job.loss_reduction,
             "kl_beta": job.kl_beta,

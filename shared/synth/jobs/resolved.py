@@ -20,7 +20,7 @@ MAX_DRAWN_BATCHES = 3
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
 
-Loss = Literal["gspo", "gspo_token", "grpo", "dppo"]
+Loss = Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"]
 
 Overlong = Literal["train", "mask", "penalise"]
 
@@ -261,9 +261,9 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     label: the job's name, where whoever submits it gives none.
     async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
     groups without a signal are refilled.
-    clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
-    of a token. correction: what is rejected. loss_reduction: what weighs the same. kl_beta: weight of the KL to the
-    reference; reference: where that lives, "none" where it is 0.
+    clip_low, clip_high: how far the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off.
+    token_truncation: the cap on π_old/μ of a token. correction: what is rejected. loss_reduction: what weighs the same.
+    kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
     overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
     lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
@@ -278,6 +278,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     loss: Loss
     clip_low: float
     clip_high: float
+    dual_clip: float | None = None
     token_truncation: float
     correction: CorrectionSettings = CorrectionSettings()
     loss_reduction: LossReduction = "sequence"

@@ -49,6 +49,11 @@ def test_a_penalty_is_one_unless_it_is_said(registry: Registry) -> None:
     assert job('overlong = "penalise"\noverlong_penalty = 0.25', registry).overlong_penalty == 0.25
 
 
+def test_grpo_may_have_a_second_clip(registry: Registry) -> None:
+    assert job('loss = "grpo"\ndual_clip = 3', registry).dual_clip == 3
+    assert job('loss = "grpo"', registry).dual_clip is None
+
+
 def test_the_correction_is_a_table_of_its_own(registry: Registry) -> None:
     assert job("", registry).correction == CorrectionSettings()
     keys = 'on_policy = [0.9, 1.2]\noff_policy = [0.0, 3]\ngate_tokens = 8\nrejected = "leave"\ntoken_truncation = 3'
@@ -67,6 +72,8 @@ def test_the_bounds_of_gates_that_are_off_have_no_effect(registry: Registry) -> 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
+        ("dual_clip = 3.0", ["[training].dual_clip", "is of grpo, and the loss is gspo"]),
+        ('loss = "grpo"\ndual_clip = 1', ["[training].dual_clip", "1"]),
         ("[training.correction]\non_policy = [1.01, 0.99]", ["on_policy", "is upside down", "write [0.99, 1.01]"]),
         ("[training.correction]\noff_policy = [1.1, 2]", ["off_policy = [1.1, 2] rejects what has not drifted"]),
         ("[training.correction]\noff_policy = [0.5]", ["[training.correction].off_policy"]),

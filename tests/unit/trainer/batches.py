@@ -23,6 +23,7 @@ LOSSES: list[dict[str, Any]] = [
     {"loss": "gspo_token", "clip_low": 3e-4, "clip_high": 4e-4},
     {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28},
     {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2},
+    {"loss": "cispo", "clip_low": 1.0, "clip_high": 3.0},
 ]
 
 

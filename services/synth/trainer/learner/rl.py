@@ -25,6 +25,7 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
 from synth.trainer.learner.losses.base import Clip, LossInputs
+from synth.trainer.learner.losses.cispo import cispo_loss
 from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
@@ -41,7 +42,13 @@ from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch
 
-_LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, "dppo": dppo_loss}
+_LOSSES = {
+    "gspo": gspo_loss,
+    "gspo_token": gspo_token_loss,
+    "grpo": grpo_loss,
+    "dppo": dppo_loss,
+    "cispo": cispo_loss,
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class RlTrainer:
                 "reference where kl_beta is above 0, and none where it is 0",
             )
         self._loss = _LOSSES[config.loss]
-        self._clip = Clip(config.clip_low, config.clip_high)
+        self._clip = Clip(config.clip_low, config.clip_high, config.dual_clip)
         self._reference = reference
         self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
 
@@ -158,7 +165,7 @@ class RlTrainer:
             raise TrainingFailed(
                 "bad_batch",
                 f"iteration {step} has an advantage for each turn, and gspo has one for a sequence; expected the loss "
-                "gspo_token, grpo or dppo",
+                "gspo_token, grpo, dppo or cispo",
             )
         loader, banned = self.policy.images, ()
         if loader is not None:

@@ -21,12 +21,14 @@ class _Defaults(NamedTuple):
 
 
 #: gspo: arXiv 2507.18071, §5.1. grpo: DAPO's ends (arXiv 2503.14476). dppo: the bounds on a probability of the open
-#: implementations of arXiv 2602.04879, whose §5.4 warns of a tight truncation.
+#: implementations of arXiv 2602.04879, whose §5.4 warns of a tight truncation. cispo: no lower bound, as MiniMax-M1
+#: (arXiv 2506.13585) has it; the upper end is that of an open implementation, a weight of 4.
 DEFAULTS: dict[Loss, _Defaults] = {
     "gspo": _Defaults(3e-4, 4e-4, 2.0),
     "gspo_token": _Defaults(3e-4, 4e-4, 2.0),
     "grpo": _Defaults(0.2, 0.28, 2.0),
     "dppo": _Defaults(0.2, 0.2, 20.0),
+    "cispo": _Defaults(1.0, 3.0, 2.0),
 }
 #: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.
 _FAR_FACTOR = 20
@@ -51,6 +53,19 @@ def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext)
             context.warn(("training", key), f"= {value:g} is far from {default:g}, what {loss} is used with")
         found.append(value)
     return found[0], found[1]
+
+
+def resolve_dual_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> float | None:
+    """The second clip of grpo; None where there is none."""
+    dual: float | None = context.take("dual_clip", training, "dual_clip")
+    if dual is not None and loss != "grpo":
+        context.problem(
+            ("training", "dual_clip"),
+            f"dual_clip = {dual:g} is of grpo, and the loss is {loss}",
+            expected='[training] loss = "grpo", or no dual_clip',
+            fix="remove dual_clip, or set the loss",
+        )
+    return dual
 
 
 def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:

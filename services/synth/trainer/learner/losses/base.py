@@ -20,11 +20,12 @@ LOG_RATIO_CAP = 10.0
 class Clip:
     """The bounds of a clip: a ratio may fall to 1 - low and rise to 1 + high.
 
-    DPPO: a probability may move by as much.
+    DPPO: a probability may move by as much. dual: how often a token with a negative advantage counts at most (GRPO).
     """
 
     low: float
     high: float
+    dual: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class LossInputs:
 class LossOutput:
     """loss: a scalar to differentiate; summed over micro-batches it is the minibatch's loss.
 
-    clipped_U: bool, True where the clip removed the gradient. advantage_U: the advantage of each.
+    clipped_U: bool, True where the clip removed the gradient, or, for cispo, bounded it. advantage_U: the advantage of
+    each.
     U: what the clip acts on: the S sequences for gspo, the N tokens for the other losses.
     """
 
