@@ -36,7 +36,7 @@ from synth.inference.engines.protocol import SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
-from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.trainer.config import RlTrainConfig, SftTrainConfig
 from synth.trainer.learner import rng
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
@@ -139,7 +139,7 @@ async def reinforce(engine: TransformersEngine, model_dir: Path, weights: Path, 
             temperature=1.0,
             groups=GROUPS,
             group_size=GROUP_SIZE,
-            by_std=True,
+            credit=CreditRules(),
             values={},
         )
         values = trainer.step(batch).values

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from synth.trajectories import (
     BatchMeta,
@@ -15,6 +16,7 @@ from synth.trajectories import (
     TokenMasks,
     TokenSet,
     build_branches,
+    is_cut_off,
     records_from_bytes,
     records_to_bytes,
 )
@@ -86,3 +88,34 @@ def test_records_come_back_as_they_were_taken():
         assert np.array_equal(before.sampled_ids, after.sampled_ids)
         assert np.array_equal(before.sampled, after.sampled)
         assert before.finish_reason == after.finish_reason
+
+
+def ended(record: CompletionRecord, reason: str) -> CompletionRecord:
+    return replace(record, finish_reason=reason)
+
+
+def test_a_call_that_its_client_gave_up_is_in_no_branch_and_the_turns_keep_their_numbers():
+    given_up, again = ended(call([1, 2], [3]), "abort"), call([1, 2], [4, 5])
+    (branch,) = build_branches([given_up, again])
+    assert list(branch.tokens) == [1, 2, 4, 5]
+    assert list(branch.calls) == [-1, -1, 1, 1]
+    assert build_branches([given_up]) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "cut"),
+    [
+        (["stop", "length"], True),
+        (["length", "stop"], False),
+        (["length", "abort"], True),
+        (["abort"], False),
+        ([], False),
+    ],
+)
+def test_a_rollout_is_cut_off_where_the_last_reply_that_was_read_is(reasons: list[str], cut: bool):
+    assert is_cut_off([ended(call([1], [2]), reason) for reason in reasons]) is cut
+
+
+def test_a_trajectory_remembers_that_it_was_cut_off():
+    trajectory = RecordedTrajectory([], RewardSources([1.0]), cut_off=True)
+    assert RecordedTrajectory.from_bytes(trajectory.to_bytes()).cut_off

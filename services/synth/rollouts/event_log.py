@@ -154,6 +154,7 @@ class RolloutLog:
             seconds=event.seconds,
             tries=event.tries,
             steps_missing=trajectory.steps_missing,
+            cut_off=trajectory.cut_off,
         )
         if self._rewards.judging is None:
             rollout = with_sources(rollout, trajectory.sources, self._rewards)
@@ -162,7 +163,9 @@ class RolloutLog:
     async def complete(self, request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
         """Make one rollout durable: its trajectory, then the event that names it."""
         spec, score = completed.spec, completed.score
-        trajectory = RecordedTrajectory(completed.branches, score.sources, score.steps_missing, score.info)
+        trajectory = RecordedTrajectory(
+            completed.branches, score.sources, score.steps_missing, score.info, completed.cut_off
+        )
         key = self._rollout_key(request, spec)
         # Both before the event: what it names is there.
         blob, transcript = await asyncio.gather(

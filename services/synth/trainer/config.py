@@ -105,28 +105,37 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
     loss: the policy-gradient loss. clip_low, clip_high: how far an update may move what the loss bounds: the ratio of a
-    sequence (gspo, gspo_token), the ratio of a token (grpo) or the probability of a token (dppo).
+    sequence (gspo, gspo_token), the ratio of a token (grpo), its weight (cispo) or its probability (dppo).
+    dual_clip: of grpo, how often a token with a negative advantage counts at most; None: as often as its ratio says.
+    loss_reduction: what weighs the same: each rollout, each token or each prompt (`losses.reduction.token_weights`).
     kl_beta: the weight of the KL to the reference. reference: where the reference model lives (see `load_reference`).
     reference_device: the torch device of a dedicated reference; None is the policy's.
     token_truncation: the cap on π_old/μ of one token (μ: the policy that sampled it).
-    gate_on_policy, gate_off_policy: the range that the geometric mean of π_old/μ may take over a sequence's tokens
-    of lag 0, and over those of lag ≥ 1; outside it the sequence is rejected (decision 28). Checkpoints store them as
-    `gate_fresh` and `gate_stale`.
+    gates: whether sequences are rejected by their drift. gate_on_policy, gate_off_policy: the range that the geometric
+    mean of π_old/μ may take over a sequence's tokens of lag 0, and over those of lag ≥ 1; outside it the sequence is
+    rejected (decision 28). Checkpoints store them as `gate_fresh` and `gate_stale`. gate_tokens: a mean over fewer has
+    a wider gate. rejected: whether the weight of rejected sequences goes to those that are kept ("leave") or is lost
+    ("count").
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
     verify_every_k: versions between two that are published with a canary; 0 is never.
     """
 
     steps: int
     minibatches: int = 4
-    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] = "gspo"
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"] = "gspo"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
+    dual_clip: float | None = None
+    loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
     kl_beta: float = 0.0
     reference: Literal["none", "shared", "dedicated"] = "none"
     reference_device: str | None = None
     token_truncation: float = 2.0
     gate_on_policy: tuple[float, float] = msgspec.field(default=(0.99, 1.01), name="gate_fresh")
     gate_off_policy: tuple[float, float] = msgspec.field(default=(0.5, 2.0), name="gate_stale")
+    gates: bool = True
+    gate_tokens: int = 64
+    rejected: Literal["leave", "count"] = "count"
     max_staleness: int = 8
     verify_every_k: int = 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from synth.jobs.resolved import (
+    CorrectionSettings,
     EvalJob,
     Job,
     LoraSettings,
@@ -95,13 +96,18 @@ def _rl(job: RlJob) -> Table:
             "loss": job.loss,
             "clip_low": job.clip_low,
             "clip_high": job.clip_high,
+            "dual_clip": job.dual_clip,
             "token_truncation": job.token_truncation,
+            "loss_reduction": job.loss_reduction,
             "kl_beta": job.kl_beta,
             "advantage_std": job.advantage_std,
+            "overlong": job.overlong,
+            "overlong_penalty": job.overlong_penalty or None,
             "dynamic_sampling": job.dynamic_sampling,
             "async_level": job.async_level,
             "max_staleness": job.max_staleness,
             "activation_checkpointing": job.activation_checkpointing,
+            "correction": _correction(job.correction),
             "weight_sync": {"verify_every_k": job.verify_every_k},
             "watch": _watch(job.watch),
             **step_rewards_keys(job.rewards),
@@ -243,6 +249,18 @@ def _lora(lora: LoraSettings | None) -> Table:
         "dropout": lora.dropout,
         # A text is a pattern, which only the registry has: it gives the same one again.
         "target_modules": targets if isinstance(targets, list) else None,
+    }
+
+
+def _correction(correction: CorrectionSettings) -> Table:
+    if not correction.gates:
+        return {"gates": False}
+    return {
+        "gates": True,
+        "on_policy": list(correction.on_policy),
+        "off_policy": list(correction.off_policy),
+        "gate_tokens": correction.gate_tokens,
+        "rejected": correction.rejected,
     }
 
 

@@ -20,7 +20,11 @@ MAX_DRAWN_BATCHES = 3
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
 
-Loss = Literal["gspo", "gspo_token", "grpo", "dppo"]
+Loss = Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"]
+
+Overlong = Literal["train", "mask", "penalise"]
+
+LossReduction = Literal["sequence", "token", "prompt"]
 
 Placement = Literal["none", "shared", "dedicated"]
 
@@ -241,14 +245,27 @@ class SftJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="sft"
         return format_finetuned(prefix, self.base_model, job_id, checkpoint=checkpoint)
 
 
+class CorrectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The correction for the policy that sampled: see `synth.jobs.schema.correction.CorrectionSection`."""
+
+    gates: bool = True
+    on_policy: tuple[float, float] = (0.99, 1.01)
+    off_policy: tuple[float, float] = (0.5, 2.0)
+    gate_tokens: int = 64
+    rejected: Literal["leave", "count"] = "count"
+
+
 class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     """RL. An iteration trains batch_size groups of group_size rollouts, in `minibatches` optimizer steps.
 
     label: the job's name, where whoever submits it gives none.
     async_level: iterations collected ahead. max_staleness: versions a trained token may be behind. dynamic_sampling:
     groups without a signal are refilled.
-    clip_low, clip_high: how far the loss lets the policy go, in its own measure. token_truncation: the cap on π_old/μ
-    of a token. kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
+    clip_low, clip_high: how far the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off.
+    token_truncation: the cap on π_old/μ of a token. correction: what is rejected. loss_reduction: what weighs the same.
+    kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
+    overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
+    lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     rewards: what a rollout earns. graded: None where a task app plays the rollouts.
     """
@@ -261,10 +278,15 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     loss: Loss
     clip_low: float
     clip_high: float
+    dual_clip: float | None = None
     token_truncation: float
+    correction: CorrectionSettings = CorrectionSettings()
+    loss_reduction: LossReduction = "sequence"
     kl_beta: float
     reference: Placement
     advantage_std: bool
+    overlong: Overlong = "train"
+    overlong_penalty: float = 0.0
     async_level: int
     max_staleness: int
     dynamic_sampling: bool

@@ -16,7 +16,7 @@ from synth.trajectories.records import (
     records_to_bytes,
 )
 from synth.trajectories.reward_sources import RewardSources, at_last_turn
-from synth.trajectories.trajectory import Branch, RecordedTrajectory, build_branches
+from synth.trajectories.trajectory import Branch, RecordedTrajectory, build_branches, is_cut_off
 from synth.transcripts.batch_header import BatchMeta, RolloutMeta
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "build_branches",
     "closed_from_bytes",
     "closed_to_bytes",
+    "is_cut_off",
     "read_batch_images",
     "records_from_bytes",
     "records_to_bytes",

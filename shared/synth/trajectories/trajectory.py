@@ -51,12 +51,14 @@ class RecordedTrajectory:
     """One finished rollout: its branches, what it earned, and what the task app said of it (`info`).
 
     sources: without the scores of judges. steps_missing: the job rewards single turns, and the task app said of none.
+    cut_off: its last reply is not whole (`is_cut_off`).
     """
 
     branches: list[Branch]
     sources: RewardSources
     steps_missing: bool = False
     info: dict[str, Any] = field(default_factory=dict[str, Any])
+    cut_off: bool = False
 
     def to_bytes(self) -> bytes:
         """The trajectory as one safetensors body."""
@@ -77,6 +79,7 @@ class RecordedTrajectory:
                 "sources": msgspec.to_builtins(self.sources),
                 "steps_missing": self.steps_missing,
                 "info": self.info,
+                "cut_off": self.cut_off,
             },
         )
 
@@ -97,17 +100,26 @@ class RecordedTrajectory:
             )
         ]
         sources = msgspec.convert(meta["sources"], RewardSources)
-        return cls(branches, sources, meta["steps_missing"], meta["info"])
+        return cls(branches, sources, meta["steps_missing"], meta["info"], meta.get("cut_off", False))
+
+
+def is_cut_off(records: list[CompletionRecord]) -> bool:
+    """Whether the last reply of a rollout that its client read was cut off for its length."""
+    read = [record.finish_reason for record in records if record.finish_reason != "abort"]
+    return bool(read) and read[-1] == "length"
 
 
 def build_branches(records: list[CompletionRecord]) -> list[Branch]:
     """The linear segments of a rollout: a call extends the segment that is an exact prefix of its prompt, images too.
 
     A call whose prompt extends no earlier segment opens a new one (Qwen3's template strips earlier `<think>`
-    blocks, so this happens). Every sampled token is in exactly one segment, once.
+    blocks, so this happens). Every sampled token is in exactly one segment, once, but those of a call that the client
+    gave up: nobody read that reply, so that no reward is for it.
     """
     branches: list[Branch] = []
     for number, r in enumerate(records):
+        if r.finish_reason == "abort":
+            continue
         parent = _longest_prefix(branches, r)
         start = len(branches[parent].tokens) if parent is not None else 0
         context = r.prompt_ids[start:]

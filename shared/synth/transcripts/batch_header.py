@@ -14,7 +14,7 @@ LENGTH_BYTES = 8
 class RolloutMeta(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout of a batch: who it was and what it earned.
 
-    advantage: None where its group is not in the batch. sampled_tokens: of its sequences, each; oldest_versions: of
+    advantage: None where it is not in the batch. sampled_tokens: of its sequences, each; oldest_versions: of
     the policy that sampled each sequence, -1 where nothing of it was sampled.
     """
 

@@ -33,6 +33,8 @@ _DEADLINE_S = 280
 _SFT = {"steps": STEPS, "micro_batch_tokens": 256, "validation_every": 5}
 _SFT_ROWS = _SFT | {"batch_size": 4, "micro_batch_tokens": 64}
 _RL = {"minibatches": 2, **OPEN_GATES}
+# Gates that reject about half of the random sequences, on either rank.
+_HALF_OPEN: dict[str, Any] = {"gate_on_policy": (0.0, 1.0), "gate_off_policy": (0.0, 1.0)}
 CONFIGS: dict[str, TrainConfig] = {
     "sft full": sft_config(**_SFT, sharding="parameters"),
     "sft lora": sft_config(**_SFT, mode="lora", sharding="replicated"),
@@ -43,6 +45,11 @@ CONFIGS: dict[str, TrainConfig] = {
     "rl full": rl_config(**_RL, sharding="gradients", activation_checkpointing=True, reference="shared", kl_beta=0.1),
     # The reference is the policy with its adapter off; what FSDP gathers then must have gradients afterwards.
     "rl lora": rl_config(**_RL, mode="lora", sharding="parameters", loss="grpo", reference="shared", kl_beta=0.1),
+    # Three sequences a rollout, which weigh as one wherever the micro-batches and the ranks part them.
+    "rl branches": rl_config(
+        minibatches=2, sharding="gradients", micro_batch_tokens=64, rejected="leave", gate_tokens=0, **_HALF_OPEN
+    ),
+    "rl prompts": rl_config(**_RL, sharding="replicated", micro_batch_tokens=64, loss="grpo", loss_reduction="prompt"),
     # Dropout masks depend on the number of ranks: one rank trains other weights.
     "sft dropout": sft_config(**_SFT, mode="lora", lora=AdapterConfig(dropout=0.1)),
     # Of a model that sees: a rank may have a micro-batch without an image, and both may.
@@ -119,7 +126,9 @@ def train(
         if loader is not None:
             batch = vision_batch(loader, step, only=_TRAINED.get(step))
         else:
-            batch = random_batch(step, version=max(0, step - 2), zero={7: 15, 8: 16}.get(step, 2))
+            branches = 3 if name in ("rl branches", "rl prompts") else 1
+            zero = {7: 15, 8: 16}.get(step, 2)
+            batch = random_batch(step, version=max(0, step - 2), zero=zero, branches_each=branches)
         result = trainer.step(batch) if isinstance(config, RlTrainConfig) else trainer.step()
         values[step] = result.values
         if step == MIDDLE:

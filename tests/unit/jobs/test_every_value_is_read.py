@@ -26,6 +26,7 @@ PARTS: dict[type[msgspec.Struct], set[str]] = {
     resolved.EvaluationSettings: {"evaluation"},
     resolved.WatchSettings: {"watch", "settings"},
     resolved.LoraSettings: {"lora"},
+    resolved.CorrectionSettings: {"correction"},
     resolved.DpoSettings: {"dpo"},
     resolved.VisionSettings: {"vision"},
     resolved.Parallelism: {"parallelism"},

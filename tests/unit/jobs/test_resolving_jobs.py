@@ -131,6 +131,7 @@ def test_rl_defaults_are_those_of_the_design(registry: Registry) -> None:
         ("gspo_token", (3e-4, 4e-4), 2.0),
         ("grpo", (0.2, 0.28), 2.0),
         ("dppo", (0.2, 0.2), 20.0),
+        ("cispo", (1.0, 3.0), 2.0),
     ],
 )
 def test_a_loss_is_named_by_its_key_or_its_variety_and_brings_its_clip(

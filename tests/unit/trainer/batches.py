@@ -23,6 +23,7 @@ LOSSES: list[dict[str, Any]] = [
     {"loss": "gspo_token", "clip_low": 3e-4, "clip_high": 4e-4},
     {"loss": "grpo", "clip_low": 0.2, "clip_high": 0.28},
     {"loss": "dppo", "clip_low": 0.2, "clip_high": 0.2},
+    {"loss": "cispo", "clip_low": 1.0, "clip_high": 3.0},
 ]
 
 
@@ -31,9 +32,18 @@ def rl_config(**changes: Any) -> RlTrainConfig:
 
 
 def random_batch(
-    iteration: int, *, sequences: int = 16, seed: int = 0, version: int | None = None, zero: int = 0
+    iteration: int,
+    *,
+    sequences: int = 16,
+    seed: int = 0,
+    version: int | None = None,
+    zero: int = 0,
+    branches_each: int = 1,
 ) -> RolloutBatch:
-    """A batch of random tokens: 6 to 19 of prompt, 1 to 19 sampled; the first `zero` sequences have advantage 0."""
+    """A batch of random tokens: 6 to 19 of prompt, 1 to 19 sampled; the first `zero` sequences have advantage 0.
+
+    branches_each: how many sequences a rollout has. Groups are of eight sequences.
+    """
     rng = np.random.default_rng([seed, iteration])
     branches: list[Branch] = []
     for _ in range(sequences):
@@ -51,19 +61,24 @@ def random_batch(
                 calls=np.where(mask, 0, -1).astype(np.int32),
             )
         )
-    advantages = [0.0 if i < zero else float(rng.normal()) for i in range(sequences)]
+    rollout = [i // branches_each for i in range(sequences)]
+    drawn = [0.0 if i < zero else float(rng.normal()) for i in range(sequences)]
+    # The branches of a rollout have one advantage.
+    advantages = [drawn[min(sequences, (r + 1) * branches_each) - 1] for r in rollout]
     meta = BatchMeta(
         job_id="job_test",
         iteration=iteration,
         temperature=1.0,
         rollouts=[
-            RolloutMeta(rollout_id=f"job_test_t{iteration}_{i}", seed=i, group=i // 8, reward=float(i % 2))
-            for i in range(sequences)
+            RolloutMeta(
+                rollout_id=f"job_test_t{iteration}_{i}", seed=i, group=i * branches_each // 8, reward=float(i % 2)
+            )
+            for i in range(len(set(rollout)))
         ],
         groups_kept=sequences // 8,
         groups_dropped=0,
     )
-    return RolloutBatch.build(branches, advantages, list(range(sequences)), meta)
+    return RolloutBatch.build(branches, advantages, rollout, meta)
 
 
 def at_iteration(batch: RolloutBatch, k: int) -> RolloutBatch:

@@ -19,7 +19,10 @@ def loss_inputs(
     keep: list[bool] | None = None,
     token_advantages: Tensor | None = None,
 ) -> LossInputs:
-    """Sequences with `counts` sampled tokens each. By default π_old sampled them, and no weight is corrected."""
+    """Sequences with `counts` sampled tokens each. By default π_old sampled them, and no weight is corrected.
+
+    Each is a rollout of its own, and all weigh the same.
+    """
     return LossInputs(
         logp_N=logp,
         old_logp_N=old,
@@ -28,7 +31,7 @@ def loss_inputs(
         keep_S=torch.tensor(keep or [True] * len(counts)),
         advantage_S=torch.tensor(advantages, dtype=logp.dtype),
         cu_seqlens=torch.tensor([0, *counts]).cumsum(0),
-        num_sequences=len(counts),
+        token_weight_S=torch.tensor([1 / (len(counts) * max(1, n)) for n in counts], dtype=logp.dtype),
         token_advantage_N=token_advantages,
     )
 

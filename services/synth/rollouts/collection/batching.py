@@ -6,9 +6,49 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from synth.rollouts.rewards.credit import episode_advantages, has_signal, turn_advantages
+from synth.jobs.resolved import EvalJob, Overlong, RlJob
+from synth.rollouts.rewards.credit import episode_advantages, turn_advantages
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.trajectories.packing import Float32
+
+
+@dataclass(frozen=True)
+class CreditRules:
+    """How advantages are made of the rewards of a group.
+
+    by_std: divided by the group's standard deviation. turn_discount: None: each token has its rollout's advantage; else
+    that of its turn. overlong: what becomes of a rollout whose last reply was cut off: it is trained as any other; or
+    not at all, though its reward counts among its group's; or with a reward that is lowered by overlong_penalty. The
+    reward that is reported is the one that was earned.
+    """
+
+    by_std: bool = True
+    turn_discount: float | None = None
+    overlong: Overlong = "train"
+    overlong_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, job: RlJob | EvalJob) -> CreditRules:
+        """Those of a job. Nothing is learned from an evaluation."""
+        if not isinstance(job, RlJob):
+            return cls()
+        return cls(job.advantage_std, job.rewards.turn_discount, job.overlong, job.overlong_penalty)
+
+    def trains(self, rollout: ScoredRollout) -> bool:
+        """Whether the tokens of a rollout are trained."""
+        return not (self.overlong == "mask" and rollout.cut_off)
+
+    def turn_rewards(self, rollout: ScoredRollout) -> list[float]:
+        """What each turn of a rollout is taken to have earned, for its advantage."""
+        *turns, last = rollout.turn_rewards or [0.0]
+        return [*turns, last - self._penalty(rollout)]
+
+    def reward(self, rollout: ScoredRollout) -> float:
+        """What a rollout is taken to have earned, for its advantage."""
+        return rollout.reward - self._penalty(rollout)
+
+    def _penalty(self, rollout: ScoredRollout) -> float:
+        return self.overlong_penalty if self.overlong == "penalise" and rollout.cut_off else 0.0
 
 
 @dataclass(frozen=True)
@@ -16,7 +56,8 @@ class ScoredRollout:
     """One finished rollout of an iteration. seconds: from the first try to the last reply. tries: at least 1.
 
     turn_rewards: what each call of the model earned, which add up to the reward. sources: the sums that it was made of,
-    without their weights, by their key in `[rubric.weights]`. steps_missing: see `Rewarded`.
+    without their weights, by their key in `[rubric.weights]`. steps_missing: see `Rewarded`. cut_off: its last reply is
+    not whole.
     """
 
     rollout_id: str
@@ -29,11 +70,12 @@ class ScoredRollout:
     tries: int
     sources: dict[str, float] = field(default_factory=dict[str, float])
     steps_missing: bool = False
+    cut_off: bool = False
 
 
-def group_has_signal(members: list[ScoredRollout], turn_discount: float | None) -> bool:
-    """Whether there is something to learn from the rollouts of a group. turn_discount: as in `build_batch`."""
-    return has_signal([[m.reward] if turn_discount is None else m.turn_rewards for m in members], turn_discount)
+def group_has_signal(members: list[ScoredRollout], credit: CreditRules) -> bool:
+    """Whether there is something to learn from the rollouts of a group."""
+    return _advantages(members, credit) is not None
 
 
 def build_batch(
@@ -44,17 +86,16 @@ def build_batch(
     temperature: float,
     groups: int,
     group_size: int,
-    by_std: bool,
+    credit: CreditRules,
     values: dict[str, float],
-    turn_discount: float | None = None,
     late: dict[int, int] | None = None,
 ) -> RolloutBatch:
     """The batch of an iteration. A group that lacks a rollout is dropped whole, as is a group without a signal.
 
     late: by group, how many rollouts were cut off at its deadline; the group is kept without them.
-    turn_discount: None: each token has its rollout's advantage; else that of its turn.
 
-    Every rollout is in the metadata, so that its reward is counted; only kept groups have sequences. Each branch of a
+    Every rollout is in the metadata, so that its reward is counted; only kept groups have sequences, of the rollouts
+    that `credit` lets train. Each branch of a
     rollout is a sequence. Sequences are ordered by group and index, so that the same
     rollouts give the same bytes in whatever order they were collected.
     """
@@ -69,11 +110,13 @@ def build_batch(
     for group in range(groups):
         members = [r for r in ordered if r.group == group]
         complete = len(members) + (late or {}).get(group, 0) == group_size
-        group_advantages = _advantages(members, by_std=by_std, turn_discount=turn_discount) if complete else None
+        group_advantages = _advantages(members, credit) if complete else None
         if group_advantages is None:
             continue
         kept += 1
         for member, by_turn in zip(members, group_advantages, strict=True):
+            if not credit.trains(member):
+                continue
             advantage_of[member.rollout_id] = _mean(member.branches, by_turn)
             for branch in member.branches:
                 branches.append(branch)
@@ -89,16 +132,18 @@ def build_batch(
         groups_dropped=groups - kept,
         values=values,
     )
-    by_token = None if turn_discount is None else token_advantages
+    by_token = None if credit.turn_discount is None else token_advantages
     return RolloutBatch.build(branches, branch_advantages, branch_rollouts, meta, by_token)
 
 
-def _advantages(members: list[ScoredRollout], *, by_std: bool, turn_discount: float | None) -> list[list[float]] | None:
+def _advantages(members: list[ScoredRollout], credit: CreditRules) -> list[list[float]] | None:
     """The advantage of each turn of a group's rollouts; None where nothing is learned from the group."""
-    turns = [member.turn_rewards for member in members]
-    if turn_discount is not None:
-        return turn_advantages(turns, turn_discount, by_std=by_std)
-    whole = episode_advantages([member.reward for member in members], by_std=by_std)
+    if not any(credit.trains(member) for member in members):
+        return None
+    turns = [credit.turn_rewards(member) for member in members]
+    if credit.turn_discount is not None:
+        return turn_advantages(turns, credit.turn_discount, by_std=credit.by_std)
+    whole = episode_advantages([credit.reward(member) for member in members], by_std=credit.by_std)
     return None if whole is None else [[a] * len(t) for a, t in zip(whole, turns, strict=True)]
 
 

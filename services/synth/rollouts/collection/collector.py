@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from synth.rollouts.collection.batching import CreditRules
 from synth.rollouts.collection.request_runner import RequestRunner
 from synth.rollouts.collection.types import (
     Abandon,
@@ -39,13 +40,13 @@ class Collector:
         progress: Callable[[int, int], None],
         group_timeout_s: float | None = None,
         judge: Judge | None = None,
-        turn_discount: float | None = None,
+        credit: CreditRules | None = None,
     ) -> None:
         """max_tries: of one rollout, for errors of the environment.
 
         progress: called with how many rollouts of a request are decided, and how many it has begun.
         group_timeout_s: the time of a group while all its rollouts are at the app; None: as long as they take.
-        judge: None where rollouts are not judged. turn_discount: as in `build_batch`.
+        judge: None where rollouts are not judged. credit: as in `build_batch`.
         """
         self.concurrency = concurrency
         self._job_id = job_id
@@ -56,7 +57,7 @@ class Collector:
         self._progress = progress
         self._group_timeout_s = group_timeout_s
         self._judge = judge
-        self._turn_discount = turn_discount
+        self._credit = credit or CreditRules()
         self.open_requests = 0
         """Requests that are being collected now."""
 
@@ -77,7 +78,7 @@ class Collector:
             progress=self._progress,
             group_timeout_s=self._group_timeout_s,
             judge=self._judge,
-            turn_discount=self._turn_discount,
+            credit=self._credit,
         )
         self.open_requests += 1
         try:

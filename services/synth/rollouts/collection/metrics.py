@@ -34,7 +34,8 @@ def collection_metrics(
         **_source_metrics(rollouts, rewards),
         "completion_tokens_mean": float(sampled.mean()),
         "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),
-        "branch_breaks": float(sum(len(r.branches) - 1 for r in rollouts)),
+        "branch_breaks": float(sum(max(0, len(r.branches) - 1) for r in rollouts)),
+        "rollouts_cut_off": float(sum(r.cut_off for r in rollouts)),
     }
 
 

@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from synth.errors import Problem
-from synth.rollouts.collection.batching import group_has_signal
+from synth.rollouts.collection.batching import CreditRules, group_has_signal
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.types import (
     Abandon,
@@ -39,7 +39,7 @@ from synth.rollouts.collection.types import (
 from synth.rollouts.concurrency.controller import Overload
 from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.rewards.scoring import Rewarded
-from synth.trajectories import CompletionRecord, build_branches
+from synth.trajectories import CompletionRecord, build_branches, is_cut_off
 
 #: A request of which more than this share of the rollouts is abandoned stops the job: its environment is broken.
 MAX_FAILED_SHARE = 0.5
@@ -72,7 +72,7 @@ class RequestRunner:
         progress: Callable[[int, int], None],
         group_timeout_s: float | None,
         judge: Judge | None,
-        turn_discount: float | None,
+        credit: CreditRules,
     ) -> None:
         """The arguments are those of `Collector` and of `Collector.collect`."""
         self._job_id = job_id
@@ -87,7 +87,7 @@ class RequestRunner:
         # Where nothing is compared, no rollout waits for the others of its group.
         self._group_timeout_s = group_timeout_s if request.compares else None
         self._judge = judge
-        self._turn_discount = turn_discount
+        self._credit = credit
         self._done = dict(prior.done)
         self._unjudged = dict(prior.unjudged)
         self._abandoned = dict(prior.abandoned)
@@ -204,6 +204,7 @@ class RequestRunner:
                     transcript=result.transcript,
                     traced=result.traced,
                     failures=ours.failures,
+                    cut_off=is_cut_off(result.records),
                 )
             if tries >= self._max_tries:
                 problem, transcript = result.score.problem, result.transcript
@@ -239,7 +240,7 @@ class RequestRunner:
     def _has_signal(self, specs: list[RolloutSpec]) -> bool:
         if any(s.index in self._abandoned and not self._abandoned[s.index].late for s in specs):
             return False
-        return group_has_signal([self._done[s.index] for s in specs if s.index in self._done], self._turn_discount)
+        return group_has_signal([self._done[s.index] for s in specs if s.index in self._done], self._credit)
 
 
 def _broken_by(abandoned: AbandonedRollout) -> EnvironmentBroken:

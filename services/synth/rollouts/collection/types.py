@@ -92,7 +92,7 @@ class CompletedRollout:
     """A finished rollout, to be made durable. seconds: from the first try to the last reply. tries: at least 1.
 
     calls: how often it called the model. transcript: of its last try; traced: whether that is whole.
-    failures: why the tries before it failed.
+    failures: why the tries before it failed. cut_off: its last reply is not whole.
     """
 
     spec: RolloutSpec
@@ -104,6 +104,7 @@ class CompletedRollout:
     transcript: bytes = b""
     traced: bool = False
     failures: list[Problem] = field(default_factory=list[Problem])
+    cut_off: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from synth.rollouts.clients.player import Player
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.clients.recorder import RecorderClient
 from synth.rollouts.clients.task_app import TaskAppClient
+from synth.rollouts.collection.batching import CreditRules
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.policy_versions import PolicyVersions
 from synth.rollouts.collection.types import EnvironmentBroken
@@ -124,7 +125,7 @@ class CollectTaskOwner:
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout_settings.group_timeout_s,
             judge=self._judge(history, job, event_log, progress),
-            turn_discount=job.rewards.turn_discount,
+            credit=CreditRules.of(job),
         )
 
         async def mark_idle() -> None:

@@ -14,7 +14,7 @@ from synth.errors import Permanent, Problem
 from synth.events import EvalCompleted, PolicyLoaded, RolloutRequested
 from synth.jobs.lifecycle import JobStatus
 from synth.jobs.resolved import RlJob
-from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.metrics import collection_metrics, repeated_metrics
 from synth.rollouts.collection.types import CollectRequest, EnvironmentBroken, RequestResult
 from synth.rollouts.concurrency.controller import Overload
@@ -130,8 +130,7 @@ class _RunningRequests:
                 temperature=job.rollout.sampling.temperature,
                 groups=result.groups,
                 group_size=request.group_size,
-                by_std=job.advantage_std,
-                turn_discount=job.rewards.turn_discount,
+                credit=CreditRules.of(job),
                 values=values,
                 late=result.late,
             )

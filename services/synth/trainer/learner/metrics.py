@@ -17,13 +17,15 @@ from synth.trajectories import RolloutBatch
 class StepMetrics:
     """Adds up the metrics of a step's micro-batches. lr: the learning rate of the step.
 
-    sums: over tokens, sequences or micro-batches. correction: `ImportanceCorrection.sums`. grad_norms: by minibatch.
+    sums: over tokens, sequences or minibatches. correction: `ImportanceCorrection.sums`. grad_norms: by minibatch.
+    minibatch_loss: of the minibatch that is under way.
     """
 
     lr: float
     sums: dict[str, float] = field(default_factory=dict)
     correction: dict[str, float] = field(default_factory=dict)
     grad_norms: list[float] = field(default_factory=list)
+    minibatch_loss: float = 0.0
 
     def add_micro_batch(
         self,
@@ -48,8 +50,8 @@ class StepMetrics:
         kl = float((x.expm1() - x).sum())
         clipped_up = float((clipped_U & (advantage_U > 0)).sum())
         clipped_down = float((clipped_U & (advantage_U < 0)).sum())
+        self.minibatch_loss += loss
         sums = {
-            "loss": loss,
             "tokens": float(len(x)),
             "kl": kl,
             "entropy": float(entropy_N.double().sum()),
@@ -65,9 +67,14 @@ class StepMetrics:
         add_metrics(self.sums, sums)
         add_metrics(self.correction, correction)
 
-    def add_optimizer_step(self, grad_norm: float) -> None:
-        """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 where no parameter changed."""
+    def add_optimizer_step(self, grad_norm: float, *, scale: float = 1.0) -> None:
+        """Add one minibatch. grad_norm: as `Optimizer.step` returned it; 0 where no parameter changed.
+
+        scale: what its gradient was multiplied by.
+        """
         self.grad_norms.append(grad_norm)
+        add_metrics(self.sums, {"loss": self.minibatch_loss * scale})
+        self.minibatch_loss = 0.0
 
     def all_reduce(self, process_group: ProcessGroup) -> None:
         """Replace the sums by those over all ranks."""

@@ -5,8 +5,8 @@ A step: split the batch into minibatches, compute log-probabilities of all of it
 backward, optimizer step.
 
 Invariants: π_old is computed on the same micro-batches that are trained, so the first minibatch's ratio is exactly 1;
-micro-batches and their order are a pure function of (seed, step, batch, ranks); the normaliser of a minibatch is its
-number of sequences, those with zero advantage or rejected included, known before the forward.
+micro-batches and their order are a pure function of (seed, step, batch, ranks); the sequences of a rollout are in one
+minibatch; what a token weighs is known before the forward, and counts sequences with zero advantage too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens
 from synth.trainer.learner.data.packing import MicroBatch, Sequences, collate, plan_micro_batches
 from synth.trainer.learner.losses.base import Clip, LossInputs
+from synth.trainer.learner.losses.cispo import cispo_loss
 from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from synth.trainer.learner.losses.importance_correction import correct_importance
+from synth.trainer.learner.losses.reduction import rejected_weight, rescaling, token_weights
 from synth.trainer.learner.losses.reference_kl import reference_kl
 from synth.trainer.learner.memory import peak_memory_bytes
 from synth.trainer.learner.metrics import StepMetrics, batch_metrics
@@ -40,20 +42,25 @@ from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
 from synth.trajectories import RolloutBatch
 
-_LOSSES = {"gspo": gspo_loss, "gspo_token": gspo_token_loss, "grpo": grpo_loss, "dppo": dppo_loss}
+_LOSSES = {
+    "gspo": gspo_loss,
+    "gspo_token": gspo_token_loss,
+    "grpo": grpo_loss,
+    "dppo": dppo_loss,
+    "cispo": cispo_loss,
+}
 
 
 @dataclass(frozen=True)
 class _Minibatch:
     """The work of one optimizer step.
 
-    micro_batches: those of this rank. indices: the sequences that are trained, on any rank. num_sequences: all
-    sequences of the minibatch, those with advantage 0 included; the loss is divided by it.
+    micro_batches: those of this rank. indices: the sequences that are trained, on any rank. sequences: all of them.
     """
 
     micro_batches: list[MicroBatch]
     indices: list[int]
-    num_sequences: int
+    sequences: list[int]
 
 
 class RlTrainer:
@@ -80,7 +87,7 @@ class RlTrainer:
                 "reference where kl_beta is above 0, and none where it is 0",
             )
         self._loss = _LOSSES[config.loss]
-        self._clip = Clip(config.clip_low, config.clip_high)
+        self._clip = Clip(config.clip_low, config.clip_high, config.dual_clip)
         self._reference = reference
         self._progress: ProgressCallback = progress or (lambda stage, done, of: None)
 
@@ -95,18 +102,23 @@ class RlTrainer:
         lr = learning_rate(self.config, step, self.config.steps)
         step_metrics = StepMetrics(lr=lr)
         within_staleness_S = self._within_staleness(batch, lag_T)
-        minibatches = self._minibatches(sequences, within_staleness_S & _has_advantage(batch), step)
+        parts = self._divide(batch, step)
+        minibatches = self._minibatches(sequences, within_staleness_S & _has_advantage(batch), parts)
+        tokens_S = np.asarray([len(sequences.trained_positions(i)) for i in range(len(sequences))], np.int64)
+        token_weight_S = self._token_weights(batch, tokens_S, len(parts))
         old_logps = self._old_logps(minibatches, batch.meta.temperature)
         old_logps_done = time.perf_counter()
         done, forwards = 0, sum(len(minibatch.micro_batches) for minibatch in minibatches)
         for k, (minibatch, micro_old_logps) in enumerate(zip(minibatches, old_logps, strict=True)):
+            rejected = 0.0
             for micro, old_logp_N in zip(minibatch.micro_batches, micro_old_logps, strict=True):
-                self._train_micro_batch(
-                    micro, batch, lag_T, old_logp_N, minibatch.num_sequences, step_metrics, first_minibatch=k == 0
+                rejected += self._train_micro_batch(
+                    micro, batch, lag_T, old_logp_N, token_weight_S, step_metrics, first_minibatch=k == 0
                 )
                 done += 1
                 self._progress("train", done, forwards)
-            step_metrics.add_optimizer_step(self.state.optimizer.step(lr))
+            scale = self._scale(float(token_weight_S[minibatch.sequences] @ tokens_S[minibatch.sequences]), rejected)
+            step_metrics.add_optimizer_step(self.state.optimizer.step(lr, scale=scale), scale=scale)
         self.state.step = step
         step_metrics.all_reduce(self.policy.process_group)
         trained_indices = sorted(i for minibatch in minibatches for i in minibatch.indices)
@@ -123,6 +135,12 @@ class RlTrainer:
             "peak_memory_bytes": self._peak_memory(),
         }
         return StepResult(step=step, values=values)
+
+    def _scale(self, total: float, rejected: float) -> float:
+        """What the gradient of a minibatch is multiplied by. total: its weight. rejected: of it, by this rank."""
+        if self.config.rejected == "count":
+            return 1.0
+        return rescaling(total, self.policy.process_group.reduce_metrics({"rejected": rejected})["rejected"])
 
     def _peak_memory(self) -> float:
         local = {"memory/max": peak_memory_bytes(self.policy.device)}
@@ -147,7 +165,7 @@ class RlTrainer:
             raise TrainingFailed(
                 "bad_batch",
                 f"iteration {step} has an advantage for each turn, and gspo has one for a sequence; expected the loss "
-                "gspo_token, grpo or dppo",
+                "gspo_token, grpo, dppo or cispo",
             )
         loader, banned = self.policy.images, ()
         if loader is not None:
@@ -176,16 +194,38 @@ class RlTrainer:
             return np.zeros(0, np.bool_)
         return np.maximum.reduceat(lag_T, batch.cu_seqlens[:-1]) <= self.config.max_staleness
 
-    def _minibatches(self, sequences: Sequences, trains_S: npt.NDArray[np.bool_], step: int) -> list[_Minibatch]:
+    def _divide(self, batch: RolloutBatch, step: int) -> list[list[int]]:
+        """The sequences of each minibatch. Those of one rollout stay together, as they weigh as one."""
+        starts = np.unique(np.sort(batch.rollout), return_index=True)[1]
+        rollouts = np.split(np.argsort(batch.rollout, kind="stable"), starts[1:]) if batch.sequences else []
+        order = permutation(len(rollouts), self.config.seed, step)
+        parts = np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches)
+        return [[int(i) for r in part for i in rollouts[r]] for part in parts if len(part)]
+
+    def _token_weights(
+        self, batch: RolloutBatch, tokens_S: npt.NDArray[np.int64], minibatches: int
+    ) -> npt.NDArray[np.float64]:
+        """float64 [S]: what one token of each sequence weighs in the loss. tokens_S: how many are trained of each."""
+        groups = np.asarray([rollout.group for rollout in batch.meta.rollouts], np.int32)
+        return token_weights(
+            self.config.loss_reduction,
+            tokens_S,
+            batch.rollout,
+            groups[batch.rollout],
+            minibatches=minibatches,
+        )
+
+    def _minibatches(
+        self, sequences: Sequences, trains_S: npt.NDArray[np.bool_], parts: list[list[int]]
+    ) -> list[_Minibatch]:
         """The minibatches that have something to learn from. trains_S: which sequences add to the gradient.
 
         One that does not is counted, and not put through the model.
         """
-        order = permutation(len(sequences), self.config.seed, step)
         process_group = self.policy.process_group
         minibatches: list[_Minibatch] = []
-        for part in np.array_split(np.asarray(order, dtype=np.int64), self.config.minibatches):
-            indices = [int(i) for i in part if trains_S[i] and len(sequences.trained_positions(int(i)))]
+        for part in parts:
+            indices = [i for i in part if trains_S[i] and len(sequences.trained_positions(i))]
             plan = plan_micro_batches(
                 sequences.lengths(indices),
                 budget=self.config.micro_batch_tokens,
@@ -204,7 +244,7 @@ class RlTrainer:
                 for micro_batch_indices, dummy in process_group.shard_micro_batches(plan)
             ]
             if micro_batches:
-                minibatches.append(_Minibatch(micro_batches, indices, len(part)))
+                minibatches.append(_Minibatch(micro_batches, indices, part))
         return minibatches
 
     @torch.no_grad()
@@ -227,11 +267,12 @@ class RlTrainer:
         batch: RolloutBatch,
         lag_T: npt.NDArray[np.int32],
         old_logp_N: Tensor | None,
-        num_sequences: int,
+        token_weight_S: npt.NDArray[np.float64],
         step_metrics: StepMetrics,
         *,
         first_minibatch: bool,
-    ) -> None:
+    ) -> float:
+        """Add its gradient. Returns the weight of the sequences that were rejected."""
         temperature = batch.meta.temperature
         # This comes before the forward that is differentiated, as a shared reference switches the policy's own adapter.
         reference_logp_N = self._reference.logprobs(micro, temperature=temperature) if self._reference else None
@@ -249,7 +290,7 @@ class RlTrainer:
             keep_S=correction.keep_S,
             advantage_S=torch.from_numpy(batch.advantages[micro.sequence_indices]).to(logp_N.device),
             cu_seqlens=micro.cu_seqlens,
-            num_sequences=num_sequences,
+            token_weight_S=torch.from_numpy(token_weight_S[micro.sequence_indices]).to(logp_N),
             token_advantage_N=None if batch.token_advantages is None else micro.gather(batch.token_advantages),
         )
         out = self._loss(inputs, clip=self._clip)
@@ -257,7 +298,7 @@ class RlTrainer:
         total = out.loss if kl is None else out.loss + self.config.kl_beta * kl.loss
         if micro.dummy:
             (total * 0.0).backward()
-            return
+            return 0.0
         loss = total.item()
         if not math.isfinite(loss):
             raise TrainingFailed(
@@ -276,6 +317,7 @@ class RlTrainer:
             first_minibatch=first_minibatch,
             reference_kl_N=None if kl is None else kl.kl_N,
         )
+        return rejected_weight(inputs)
 
 
 def _has_advantage(batch: RolloutBatch) -> npt.NDArray[np.bool_]:

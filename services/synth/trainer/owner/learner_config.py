@@ -34,7 +34,15 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     if isinstance(job, RlJob):
         given["steps"] = job.iterations
         given["reference_device"] = settings.reference_device
-    known = {field.name for field in msgspec.structs.fields(kind)}
+        correction = job.correction
+        given |= {
+            "gates": correction.gates,
+            "gate_fresh": correction.on_policy,
+            "gate_stale": correction.off_policy,
+            "gate_tokens": correction.gate_tokens,
+            "rejected": correction.rejected,
+        }
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
     return msgspec.convert({name: value for name, value in given.items() if name in known}, kind)
 
 

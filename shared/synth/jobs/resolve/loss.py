@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from synth.jobs.parse.toml import Path
-from synth.jobs.resolve.context import ResolveContext
-from synth.jobs.resolved import Loss, Mode, Placement
+from synth.jobs.resolve.context import ResolveContext, is_written
+from synth.jobs.resolved import CorrectionSettings, Loss, Mode, Placement
+from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rl import RlConfig, TrainingSection
 from synth.jobs.schema.sections import default_of
 
@@ -20,15 +21,19 @@ class _Defaults(NamedTuple):
 
 
 #: gspo: arXiv 2507.18071, §5.1. grpo: DAPO's ends (arXiv 2503.14476). dppo: the bounds on a probability of the open
-#: implementations of arXiv 2602.04879, whose §5.4 warns of a tight truncation.
+#: implementations of arXiv 2602.04879, whose §5.4 warns of a tight truncation. cispo: no lower bound, as MiniMax-M1
+#: (arXiv 2506.13585) has it; the upper end is that of an open implementation, a weight of 4.
 DEFAULTS: dict[Loss, _Defaults] = {
     "gspo": _Defaults(3e-4, 4e-4, 2.0),
     "gspo_token": _Defaults(3e-4, 4e-4, 2.0),
     "grpo": _Defaults(0.2, 0.28, 2.0),
     "dppo": _Defaults(0.2, 0.2, 20.0),
+    "cispo": _Defaults(1.0, 3.0, 2.0),
 }
 #: A mean over hundreds of tokens stays nearer to 1 than one token does, by more than this factor either way.
 _FAR_FACTOR = 20
+#: As much as most environments pay for success.
+_OVERLONG_PENALTY = 1.0
 
 
 def resolve_loss(config: RlConfig, context: ResolveContext) -> Loss:
@@ -50,9 +55,70 @@ def resolve_clip(training: TrainingSection, loss: Loss, context: ResolveContext)
     return found[0], found[1]
 
 
+def resolve_dual_clip(training: TrainingSection, loss: Loss, context: ResolveContext) -> float | None:
+    """The second clip of grpo; None where there is none."""
+    dual: float | None = context.take("dual_clip", training, "dual_clip")
+    if dual is not None and loss != "grpo":
+        context.problem(
+            ("training", "dual_clip"),
+            f"dual_clip = {dual:g} is of grpo, and the loss is {loss}",
+            expected='[training] loss = "grpo", or no dual_clip',
+            fix="remove dual_clip, or set the loss",
+        )
+    return dual
+
+
 def resolve_truncation(training: TrainingSection, loss: Loss, context: ResolveContext) -> float:
     """The cap on how much more a token may count because the policy that sampled it found it less likely."""
-    return context.take("token_truncation", training, "token_truncation", DEFAULTS[loss].token_truncation)
+    named = [(training, "token_truncation"), (training.correction, "token_truncation")]
+    return context.first("token_truncation", named, DEFAULTS[loss].token_truncation)
+
+
+def resolve_correction(section: CorrectionSection | None, context: ResolveContext) -> CorrectionSettings:
+    """What is rejected for the policy that sampled it."""
+    section = section or CorrectionSection()
+    gates: bool = context.take("correction.gates", section, "gates")
+    on_policy, off_policy = (_gate(section, key, context) for key in ("on_policy", "off_policy"))
+    found = CorrectionSettings(
+        on_policy=on_policy,
+        off_policy=off_policy,
+        gate_tokens=context.take("correction.gate_tokens", section, "gate_tokens"),
+        rejected=context.take("correction.rejected", section, "rejected"),
+    )
+    if gates:
+        return found
+    for key in ("on_policy", "off_policy", "gate_tokens", "rejected"):
+        if is_written(section, key):
+            context.warn(context.at(section, key), "has no effect: gates = false")
+    return CorrectionSettings(gates=False)
+
+
+def _gate(section: CorrectionSection, key: str, context: ResolveContext) -> tuple[float, float]:
+    low, high = context.take(f"correction.{key}", section, key)
+    if not low < 1 < high:
+        upside_down = high < 1 < low
+        context.problem(
+            context.at(section, key),
+            f"{key} = [{low:g}, {high:g}] " + ("is upside down" if upside_down else "rejects what has not drifted"),
+            expected="[least, largest] with least < 1 < largest",
+            fix=f"write [{high:g}, {low:g}]" if upside_down else "widen it, or turn both off with gates = false",
+        )
+    return low, high
+
+
+def resolve_overlong_penalty(training: TrainingSection, context: ResolveContext) -> float:
+    """By how much the reward of a rollout that was cut off is lowered; 0 where that is not asked for."""
+    penalty: float = context.take("overlong_penalty", training, "overlong_penalty", _OVERLONG_PENALTY)
+    if training.overlong == "penalise":
+        return penalty
+    if is_written(training, "overlong_penalty"):
+        context.problem(
+            ("training", "overlong_penalty"),
+            f"overlong_penalty = {penalty:g} has no effect: overlong = {training.overlong!r}",
+            expected='overlong = "penalise"',
+            fix="set it, or remove overlong_penalty",
+        )
+    return 0.0
 
 
 def resolve_reference(config: RlConfig, mode: Mode, context: ResolveContext) -> Placement:

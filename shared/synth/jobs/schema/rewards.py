@@ -36,8 +36,8 @@ class RewardsSection(Section):
     absolute: each time, by its count; unique when not said"""
     turn_credit: Literal["episode", "return_to_go"] | None = None
     """what a token's advantage comes from: episode: all that its rollout earned; return_to_go: what its turn and those
-    after it did, for the losses gspo_token, grpo and dppo. return_to_go when not said, where turns have rewards of
-    their own and the loss is one of those"""
+    after it did, for the losses gspo_token, grpo, dppo and cispo. return_to_go when not said, where turns have rewards
+    of their own and the loss is one of those"""
     turn_discount: Fraction | None = None
     """return_to_go of turn t is the sum of turn_discount^(k - t) x reward of turn k, over k from t; 1 when not said"""
 

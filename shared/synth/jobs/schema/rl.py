@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from synth.jobs.schema.correction import CorrectionSection
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
     OPS,
@@ -215,13 +216,18 @@ class TrainingSection(RewardsSection):
     minibatches: Positive = 4
     """optimizer steps a batch; at most the batch_size x group_size rollouts of a batch, and where that is less than the
     default, as many; with 1 the ratio is always 1 and the clip never acts"""
-    loss: Literal["gspo", "gspo_token", "grpo", "dppo"] | None = "gspo"
+    loss: Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"] | None = "gspo"
     """the policy-gradient loss, as in docs/losses.md; where it is not given, `[algorithm] variety` may name it"""
+    loss_reduction: Literal["sequence", "token", "prompt"] = "sequence"
+    """what weighs the same in the loss, as in docs/losses.md: each rollout, whatever its length and its branches
+    (sequence), each sampled token (token), or each prompt with all its rollouts' tokens (prompt)"""
     clip_low: PositiveFloat | None = None
     """how far down the loss lets the policy go: ratio of a sequence (gspo, gspo_token: 3e-4), ratio of a token (grpo:
-    0.2), probability of a token (dppo: 0.2)"""
+    0.2), probability of a token (dppo: 0.2), weight of a token (cispo: 1, no bound)"""
     clip_high: PositiveFloat | None = None
-    """and how far up: 4e-4 (gspo, gspo_token), 0.28 (grpo), 0.2 (dppo)"""
+    """and how far up: 4e-4 (gspo, gspo_token), 0.28 (grpo), 0.2 (dppo), 3 (cispo)"""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """of grpo: how many times a token with a negative advantage counts at most; off when not said, 3 is usual"""
     token_truncation: PositiveFloat | None = None
     """how many times more a token may count because the policy that sampled it found it less likely than the one in
     training does; 2, for dppo 20"""
@@ -229,6 +235,11 @@ class TrainingSection(RewardsSection):
     """weight of the KL from the policy to the reference model; 0 is off, above it `[reference] placement` is needed"""
     advantage_std: bool = True
     """divide a group's advantages by its standard deviation; false is Dr. GRPO"""
+    overlong: Literal["train", "mask", "penalise"] = "train"
+    """a rollout whose last reply was cut off for its length is trained as any other (train), or not, while its reward
+    still counts among its group's (mask), or as if it had earned overlong_penalty less (penalise)"""
+    overlong_penalty: PositiveFloat | None = None
+    """what it loses with overlong = "penalise"; 1. The reward that is reported stays"""
     dynamic_sampling: bool = False
     """replace groups whose rewards are all the same by groups of further seeds, up to 3 x batch_size groups in all;
     off, as it can cost three times the rollouts, and each iteration then sets 3 x batch_size seeds of `[data]` aside"""
@@ -257,6 +268,8 @@ class TrainingSection(RewardsSection):
     """the same as `[lora]`"""
     weight_sync: WeightSyncSection | None = None
     """how new weights reach the serving engine"""
+    correction: CorrectionSection | None = None
+    """what is done about tokens that another policy sampled"""
     watch: WatchSection | None = None
     """signs of a collapsing policy"""
     rewards: RewardsSection | None = None

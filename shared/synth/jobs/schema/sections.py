@@ -67,8 +67,8 @@ class AlgorithmSection(Section):
     """"online" for RL, "offline" for SFT and DPO"""
     method: Literal["policy_gradient", "supervised_finetune", "sft", "dpo"]
     """"policy_gradient" for RL, "supervised_finetune" or "sft" for SFT, "dpo" for DPO on preference pairs"""
-    variety: Literal["gspo", "gspo_token", "grpo", "dppo", "fft", "lora", "qlora"]
-    """the loss for RL: "gspo", "gspo_token", "grpo" or "dppo"; "fft", "lora" or "qlora" for SFT and DPO"""
+    variety: Literal["gspo", "gspo_token", "grpo", "dppo", "cispo", "fft", "lora", "qlora"]
+    """the loss for RL: "gspo", "gspo_token", "grpo", "dppo" or "cispo"; "fft", "lora" or "qlora" for SFT and DPO"""
 
 
 class TopologySection(Section):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
 import numpy as np
 import pytest
 
-from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch, group_has_signal
 from synth.rollouts.rewards.credit import episode_advantages
 from synth.trajectories import Branch, RolloutBatch
+
+PLAIN = CreditRules()
 
 
 def branch(tokens: int) -> Branch:
@@ -37,7 +40,7 @@ def rollout(index: int, reward: float, *, group_size: int = 4, branches: int = 1
     )
 
 
-def batch_of(rollouts: list[ScoredRollout], groups: int) -> RolloutBatch:
+def batch_of(rollouts: list[ScoredRollout], groups: int, credit: CreditRules = PLAIN) -> RolloutBatch:
     return build_batch(
         rollouts,
         job_id="job_x",
@@ -45,7 +48,7 @@ def batch_of(rollouts: list[ScoredRollout], groups: int) -> RolloutBatch:
         temperature=1.0,
         groups=groups,
         group_size=4,
-        by_std=True,
+        credit=credit,
         values={},
     )
 
@@ -92,3 +95,44 @@ def test_a_batch_without_a_kept_group_is_empty_and_whole():
     assert batch.sequences == 0
     assert len(batch.tokens) == 0
     assert math.isclose(batch.meta.rollouts[0].reward, 0.0)
+
+
+def cut_off(index: int, reward: float) -> ScoredRollout:
+    return dataclasses.replace(rollout(index, reward), cut_off=True)
+
+
+def test_a_rollout_that_was_cut_off_is_trained_unless_the_job_says_otherwise():
+    rollouts = [rollout(0, 1.0), cut_off(1, 1.0), rollout(2, 0.0), cut_off(3, 0.0)]
+    assert batch_of(rollouts, 1).advantages.tolist() == pytest.approx([1, 1, -1, -1], abs=1e-5)
+
+
+def test_masked_its_sequences_are_left_out_and_its_reward_counts():
+    rollouts = [rollout(0, 1.0), cut_off(1, 1.0), rollout(2, 0.0), cut_off(3, 0.0)]
+    batch = batch_of(rollouts, 1, CreditRules(overlong="mask"))
+    assert list(batch.rollout) == [0, 2]
+    assert batch.advantages.tolist() == pytest.approx([1, -1], abs=1e-5)
+    assert [r.advantage is None for r in batch.meta.rollouts] == [False, True, False, True]
+    assert [r.reward for r in batch.meta.rollouts] == [1, 1, 0, 0]
+
+
+def test_a_group_of_which_all_are_masked_is_dropped():
+    rollouts = [cut_off(i, float(i % 2)) for i in range(4)]
+    rules = CreditRules(overlong="mask")
+    assert not group_has_signal(rollouts, rules)
+    assert batch_of(rollouts, 1, rules).meta.groups_dropped == 1
+
+
+def test_penalised_its_advantage_is_of_a_lower_reward_and_the_reward_that_is_reported_stays():
+    rollouts = [rollout(0, 1.0), cut_off(1, 1.0), rollout(2, 1.0), cut_off(3, 1.0)]
+    rules = CreditRules(by_std=False, overlong="penalise", overlong_penalty=0.5)
+    batch = batch_of(rollouts, 1, rules)
+    assert batch.advantages.tolist() == pytest.approx([0.25, -0.25, 0.25, -0.25])
+    assert [r.reward for r in batch.meta.rollouts] == [1, 1, 1, 1]
+    # The penalty alone is a signal, so that the group is not refilled.
+    assert group_has_signal(rollouts, rules)
+    assert not group_has_signal(rollouts, CreditRules())
+
+
+def test_by_turn_the_penalty_is_of_the_last():
+    long = dataclasses.replace(cut_off(0, 3.0), turn_rewards=[1.0, 2.0])
+    assert CreditRules(turn_discount=1.0, overlong="penalise", overlong_penalty=0.5).turn_rewards(long) == [1.0, 1.5]

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from synth.errors import Problem
-from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.collector import Collector
 from synth.rollouts.collection.deadline import Deadline
 from synth.rollouts.collection.types import (
@@ -116,7 +116,7 @@ def batch_counts(request: CollectRequest, result: RequestResult) -> tuple[int, i
         temperature=1.0,
         groups=result.groups,
         group_size=request.group_size,
-        by_std=True,
+        credit=CreditRules(),
         values={},
         late=result.late,
     )

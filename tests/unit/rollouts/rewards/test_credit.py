@@ -9,7 +9,7 @@ import pytest
 
 from synth.jobs.rewards import RewardSettings, RewardWeights
 from synth.judging.contract import Review, RolloutReview
-from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.judged import add_review, with_sources
 from synth.rollouts.rewards.credit import has_signal, turn_advantages
 from synth.trajectories import Branch, RewardSources, RolloutBatch
@@ -85,9 +85,8 @@ def test_every_token_of_a_batch_has_the_advantage_of_its_turn():
         temperature=1.0,
         groups=1,
         group_size=2,
-        by_std=False,
+        credit=CreditRules(by_std=False, turn_discount=1.0),
         values={},
-        turn_discount=1.0,
     )
     batch = RolloutBatch.from_bytes(built.to_bytes())
     assert batch.token_advantages is not None

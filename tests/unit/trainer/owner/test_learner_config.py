@@ -27,6 +27,11 @@ iterations_per_epoch = 3
 loss = "dppo"
 clip_high = 0.1
 kl_beta = 0.02
+loss_reduction = "prompt"
+[training.correction]
+on_policy = [0.9, 1.2]
+gate_tokens = 8
+rejected = "leave"
 """
 
 
@@ -39,6 +44,8 @@ def test_the_loss_its_clip_and_the_reference_of_a_file_reach_the_training_proces
     assert isinstance(config, RlTrainConfig)
     assert (config.loss, config.clip_low, config.clip_high, config.token_truncation) == ("dppo", 0.2, 0.1, 20.0)
     assert (config.kl_beta, config.reference, config.reference_device) == (0.02, "dedicated", "cpu")
+    assert (config.loss_reduction, config.rejected, config.gates) == ("prompt", "leave", True)
+    assert (config.gate_on_policy, config.gate_off_policy, config.gate_tokens) == ((0.9, 1.2), (0.5, 2.0), 8)
 
 
 @pytest.fixture

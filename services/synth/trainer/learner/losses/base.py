@@ -1,8 +1,8 @@
 """The inputs and outputs of a policy-gradient loss, and the terms that the losses share.
 
-Invariants: float32 or wider throughout; a mean is over sampled tokens only, first within a sequence, then over
-sequences, so that changing the loss does not change the scale of the gradient; at logp == old_logp nothing is
-clipped and the gradient is that of REINFORCE with a baseline.
+Invariants: float32 or wider throughout; sampled tokens only, each with the weight that `reduction` gave it, so that
+changing the loss does not change the scale of the gradient; at logp == old_logp nothing is clipped and the gradient is
+that of REINFORCE with a baseline.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ LOG_RATIO_CAP = 10.0
 class Clip:
     """The bounds of a clip: a ratio may fall to 1 - low and rise to 1 + high.
 
-    DPPO: a probability may move by as much.
+    DPPO: a probability may move by as much. dual: how often a token with a negative advantage counts at most (GRPO).
     """
 
     low: float
     high: float
+    dual: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class LossInputs:
     advantage_S: of each sequence. token_advantage_N: where credit is given within a sequence; None: each token has its
     sequence's advantage.
     cu_seqlens: int64 [S+1], into N.
-    num_sequences: the normaliser, a count over every micro-batch and rank, known before the forward.
+    token_weight_S: what one token of each sequence weighs in the loss (`reduction.token_weights`).
     Raises `TypeError` on half precision, in which GSPO's clip band does not exist.
     """
 
@@ -48,7 +49,7 @@ class LossInputs:
     keep_S: Tensor
     advantage_S: Tensor
     cu_seqlens: Tensor
-    num_sequences: int
+    token_weight_S: Tensor
     token_advantage_N: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +67,8 @@ class LossInputs:
 class LossOutput:
     """loss: a scalar to differentiate; summed over micro-batches it is the minibatch's loss.
 
-    clipped_U: bool, True where the clip removed the gradient. advantage_U: the advantage of each.
+    clipped_U: bool, True where the clip removed the gradient, or, for cispo, bounded it. advantage_U: the advantage of
+    each.
     U: what the clip acts on: the S sequences for gspo, the N tokens for the other losses.
     """
 
@@ -81,14 +83,18 @@ def sequence_index(cu_seqlens: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 
-def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The mean over each sequence's own tokens, [S]; 0 for a sequence without tokens.
+def segment_sum(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The sum over each sequence's own tokens, [S]; 0 for a sequence without tokens.
 
     It sums in the order of the tokens, so that the same sequence gives the same bits.
     """
-    counts = cu_seqlens.diff()
-    sums = torch.zeros(len(counts), dtype=values_N.dtype, device=values_N.device)
-    return sums.index_add(0, sequence_index(cu_seqlens), values_N) / counts.clamp(min=1)
+    sums = torch.zeros(len(cu_seqlens) - 1, dtype=values_N.dtype, device=values_N.device)
+    return sums.index_add(0, sequence_index(cu_seqlens), values_N)
+
+
+def segment_mean(values_N: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The mean over each sequence's own tokens, [S]; 0 for a sequence without tokens."""
+    return segment_sum(values_N, cu_seqlens) / cu_seqlens.diff().clamp(min=1)
 
 
 def importance_ratio(log_ratio_N: Tensor, logp_N: Tensor) -> Tensor:
@@ -109,12 +115,3 @@ def clip_mask(ratio_U: Tensor, advantage_U: Tensor, clip: Clip) -> Tensor:
     """bool [U]: where `clipped_surrogate` has no gradient, as the ratio has left the range on the advantage's side."""
     outside_U = torch.where(advantage_U > 0, ratio_U > 1 + clip.high, ratio_U < 1 - clip.low)
     return outside_U & (advantage_U != 0)
-
-
-def sequence_mean(inputs: LossInputs, loss_N: Tensor) -> Tensor:
-    """The weighted token losses as one scalar: their mean within each sequence, then over `inputs.num_sequences`.
-
-    A rejected sequence (keep_S False) adds nothing but stays in the normaliser.
-    """
-    loss_S = segment_mean(inputs.weight_N * loss_N, inputs.cu_seqlens)
-    return (loss_S * inputs.keep_S).sum() / inputs.num_sequences

@@ -14,25 +14,25 @@ from synth.trainer.learner.losses.base import (
     importance_ratio,
     segment_mean,
     sequence_index,
-    sequence_mean,
 )
+from synth.trainer.learner.losses.reduction import reduce_loss
 
 
 def gspo_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     """Sequence-level clipped policy-gradient loss (arXiv 2507.18071, eq. 5 and 7).
 
         s    = exp(mean_t(logp − old_logp))                      over the sampled tokens of a sequence
-        loss = mean_S mean_t w_t · max(−s·A, −clip(s, 1 − low, 1 + high)·A)
+        loss = Σ_N u_t · w_t · max(−s·A, −clip(s, 1 − low, 1 + high)·A)
 
     s has its value from the whole sequence and its gradient from each token (`sg[s]·π/sg[π]`), so that a token's
     correction w_t scales the gradient of that token alone; with w = 1 it is eq. 5 in value and in gradient.
-    A sequence has one advantage: `token_advantage_N` is not used.
+    A sequence has one advantage: `token_advantage_N` is not used. u_t: what a token weighs (`reduction`).
     """
     log_s_S = _log_ratio(inputs)
     sequence_N = sequence_index(inputs.cu_seqlens)
     s_N = importance_ratio(log_s_S[sequence_N], inputs.logp_N)
     return LossOutput(
-        loss=sequence_mean(inputs, clipped_surrogate(s_N, inputs.advantage_S[sequence_N], clip)),
+        loss=reduce_loss(inputs, clipped_surrogate(s_N, inputs.advantage_S[sequence_N], clip)),
         clipped_U=clip_mask(_capped_exp(log_s_S), inputs.advantage_S, clip),
         advantage_U=inputs.advantage_S,
     )
@@ -42,7 +42,7 @@ def gspo_token_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     """GSPO with an advantage of its own for each token (arXiv 2507.18071, eq. 13 and 14).
 
         s_t  = sg[s] · π/sg[π]                                   s as in GSPO
-        loss = mean_S mean_t w_t · max(−s_t·A_t, −clip(s_t, 1 − low, 1 + high)·A_t)
+        loss = Σ_N u_t · w_t · max(−s_t·A_t, −clip(s_t, 1 − low, 1 + high)·A_t)
 
     Where all tokens of a sequence have one advantage, it equals GSPO in value and gradient; its clip is counted in
     tokens.
@@ -51,7 +51,7 @@ def gspo_token_loss(inputs: LossInputs, *, clip: Clip) -> LossOutput:
     advantage_N = inputs.advantage_N()
     s_N = importance_ratio(log_s_N, inputs.logp_N)
     return LossOutput(
-        loss=sequence_mean(inputs, clipped_surrogate(s_N, advantage_N, clip)),
+        loss=reduce_loss(inputs, clipped_surrogate(s_N, advantage_N, clip)),
         clipped_U=clip_mask(_capped_exp(log_s_N), advantage_N, clip),
         advantage_U=advantage_N,
     )

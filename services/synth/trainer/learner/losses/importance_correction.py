@@ -3,6 +3,10 @@
 π_old is the trainer's own policy at the start of the iteration; μ is what the inference engine recorded. At lag 0
 both have the same weights and differ in numerics only (mismatch); at lag ≥ 1 they are different policies (staleness).
 So the tight gate looks at lag-0 tokens only (decision 28).
+
+A mean over few tokens is far from 1 by chance: at a KL of 6e-4 nats a token, log π_old/μ of a token has a standard
+deviation of √(2·6e-4) = 0.035, and the gate [0.99, 1.01] rejects 57 % of sequences of 4 tokens, 2 % of those of 64. The
+spread of a mean over T tokens falls as 1/√T, so a gate is wider by √(gate_tokens/T), in the logarithm, where T is less.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ import torch
 from torch import Tensor
 
 from synth.trainer.config import RlTrainConfig
-from synth.trainer.learner.losses.base import segment_mean
+from synth.trainer.learner.losses.base import segment_mean, segment_sum
 
 
 @dataclass(frozen=True)
 class ImportanceCorrection:
     """weight_N: float32, min(π_old/μ, token_truncation). keep_S: bool, False for a rejected sequence.
 
-    sums: sums, counts and maxima (`…/max`) over tokens or sequences, under `lag0/` (lag 0) and `lag1/` (lag 1 and
-    above), for `correction_metrics`.
+    sums: sums, counts and maxima (`…/max`) over tokens or sequences, under `lag0/` (lag 0), `lag1/` (lag 1 and above)
+    and `all/`, for `correction_metrics`.
     """
 
     weight_N: Tensor
@@ -34,6 +38,10 @@ def correct_importance(
 ) -> ImportanceCorrection:
     """Truncate token weights at `token_truncation`, and reject sequences by the geometric mean of their ratios, by lag.
 
+        w_t = min(π_old/μ, token_truncation)
+        reject a sequence unless  low^f ≤ exp(mean_t log π_old/μ) ≤ high^f,  f = max(1, √(gate_tokens/T))
+
+    the mean over its T tokens of lag 0 by `gate_on_policy`, and over those of lag ≥ 1 by `gate_off_policy`.
     old_logp_N, behaviour_logp_N: float32, nats. lag_N: int, in policy versions, ≥ 0. cu_seqlens: [S+1] into N.
     """
     log_ratio_N = old_logp_N - behaviour_logp_N
@@ -47,8 +55,13 @@ def correct_importance(
         # The mean over the tokens of this lag: the segment mean of the value, divided by that of the indicator.
         share_S = segment_mean(has_lag_N.float(), cu_seqlens)
         mean_S = segment_mean(log_ratio_N * has_lag_N, cu_seqlens) / share_S.clamp(min=1e-9)
-        geometric_S = mean_S.exp()
+        tokens_S = segment_sum(has_lag_N.float(), cu_seqlens)
+        # A gate that is wider by a factor is the same gate on a mean that is nearer to 1 by it.
+        widened_S = (config.gate_tokens / tokens_S.clamp(min=1)).sqrt().clamp(min=1)
+        geometric_S = (mean_S / widened_S).exp()
         outside_S = (share_S > 0) & ((geometric_S < gate[0]) | (geometric_S > gate[1]))
+        if not config.gates:
+            outside_S = torch.zeros_like(outside_S)
         keep_S &= ~outside_S
         log_ratio = log_ratio_N[has_lag_N].double()
         sums |= {
@@ -60,6 +73,9 @@ def correct_importance(
             f"{name}/kl": float((log_ratio.expm1() - log_ratio).sum()),
             f"{name}/max": float(log_ratio.abs().max()) if len(log_ratio) else 0.0,
         }
+    tokens_S = cu_seqlens.diff()
+    sums["all/tokens"], sums["all/rejected_tokens"] = float(tokens_S.sum()), float((tokens_S * ~keep_S).sum())
+    sums["all/rejected"] = float((~keep_S).sum())
     return ImportanceCorrection(weight_N=weight_N, keep_S=keep_S, sums=sums)
 
 
@@ -75,5 +91,7 @@ def correction_metrics(sums: dict[str, float]) -> dict[str, float]:
             out[f"rejected_rate_{name}"] = sums[f"{name}/rejected"] / sequences
     total = sum(sums.get(f"{name}/tokens", 0.0) for name in ("lag0", "lag1"))
     if total:
+        out["rejected_sequences"] = sums["all/rejected"]
+        out["rejected_token_rate"] = sums["all/rejected_tokens"] / sums["all/tokens"]
         out["mismatch_kl"] = sum(sums[f"{name}/kl"] for name in ("lag0", "lag1")) / total
     return out

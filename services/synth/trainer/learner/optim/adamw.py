@@ -35,13 +35,17 @@ class Optimizer:
             fused=True,
         )
 
-    def step(self, lr: float) -> float:
+    def step(self, lr: float, *, scale: float = 1.0) -> float:
         """Clip the gradient, update the parameters, clear the gradient. Returns its L2 norm before it was clipped.
 
+        scale: what the gradient is multiplied by before.
         A gradient of exactly zero (everything clipped or rejected) changes nothing; Adam's momentum alone would.
         Raises `TrainingFailed` (nan_gradient) before any parameter has changed.
         """
         gradients = self._gradients()
+        if scale != 1.0:
+            for gradient in gradients:
+                gradient.mul_(scale)
         self._process_group.all_reduce_(gradient for gradient in gradients if not is_dtensor(gradient))
         norm = float(gather_full(nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)))
         if not math.isfinite(norm):

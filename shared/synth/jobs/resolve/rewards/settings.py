@@ -124,7 +124,7 @@ def _turn_discount(config: RlConfig, loss: Loss, context: ResolveContext, *, per
             context.problem(
                 place,
                 "gspo has one advantage for a whole sequence, and turn_credit = 'return_to_go' gives each turn its own",
-                expected='[training] loss = "gspo_token", "grpo" or "dppo"',
+                expected='[training] loss = "gspo_token", "grpo", "dppo" or "cispo"',
                 fix='set loss = "gspo_token", or remove turn_credit',
             )
         if not per_turn:

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from synth.trainer.learner.losses.base import Clip, LossOutput
+from synth.trainer.learner.losses.cispo import cispo_loss
 from synth.trainer.learner.losses.dppo import dppo_loss
 from synth.trainer.learner.losses.grpo import grpo_loss
 from synth.trainer.learner.losses.gspo import gspo_loss, gspo_token_loss
 from tests.unit.trainer.loss_inputs import gradient, loss_inputs
 
 TIGHT, WIDE, FAR = Clip(low=3e-4, high=4e-4), Clip(low=0.2, high=0.28), Clip(low=0.2, high=0.2)
-ALL = [(gspo_loss, TIGHT), (gspo_token_loss, TIGHT), (grpo_loss, WIDE), (dppo_loss, FAR)]
+MAX_WEIGHT = Clip(low=1.0, high=3.0)
+ALL = [(gspo_loss, TIGHT), (gspo_token_loss, TIGHT), (grpo_loss, WIDE), (dppo_loss, FAR), (cispo_loss, MAX_WEIGHT)]
 
 
 def check(out: LossOutput, logp: Tensor, *, loss: float, slopes: list[float], clipped: list[bool]) -> None:
@@ -69,6 +71,52 @@ def test_grpo_gives_the_hand_vectors(
         slopes=slopes,
         clipped=clipped,
     )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "loss", "slopes", "clipped"),
+    [
+        # Beyond 3 an unwanted token pushes no harder; nothing changes below it, nor for a wanted one.
+        ((2.0, 5.0), -1, (2.0 + 3.0) / 2, [1.0, 0.0], [False, True]),
+        ((2.0, 5.0), -2, (4.0 + 6.0) / 2, [2.0, 0.0], [False, True]),
+        ((0.7, 5.0), -1, (0.8 + 3.0) / 2, [0.0, 0.0], [True, True]),
+        ((1.1, 5.0), 1, -(1.1 + 1.28) / 2, [-0.55, 0.0], [False, True]),
+    ],
+)
+def test_the_dual_clip_of_grpo_gives_the_hand_vectors(
+    ratios: tuple[float, float], advantage: float, loss: float, slopes: list[float], clipped: list[bool]
+) -> None:
+    old = torch.tensor([-2.5, -2.0])
+    logp = (old + torch.tensor(ratios).log()).requires_grad_()
+    out = grpo_loss(loss_inputs(logp, old, [advantage], [2]), clip=Clip(0.2, 0.28, dual=3.0))
+    check(out, logp, loss=loss, slopes=slopes, clipped=clipped)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advantage", "weights", "clipped"),
+    [
+        # No token loses its gradient; what it counts is at most 1 + high, and has no lower bound where low is 1.
+        ((1.5, 9.0), 1, (1.5, 4.0), [False, True]),
+        ((1.5, 9.0), -1, (1.5, 4.0), [False, True]),
+        ((0.01, 1.0), 2, (0.01, 1.0), [False, False]),
+        ((0.01, 9.0), 0, (0.01, 4.0), [False, False]),
+    ],
+)
+def test_cispo_gives_the_hand_vectors(
+    ratios: tuple[float, float], advantage: float, weights: tuple[float, float], clipped: list[bool]
+) -> None:
+    old = torch.tensor([-7.0, -3.0])
+    logp = (old + torch.tensor(ratios).log()).requires_grad_()
+    out = cispo_loss(loss_inputs(logp, old, [advantage], [2]), clip=Clip(1.0, 3.0))
+    values = [-weight * advantage * of / 2 for weight, of in zip(weights, logp.tolist(), strict=True)]
+    check(out, logp, loss=sum(values), slopes=[-weight * advantage / 2 for weight in weights], clipped=clipped)
+
+
+def test_cispo_has_a_lower_bound_where_it_is_asked_for() -> None:
+    old = torch.tensor([-1.0])
+    logp = (old + math.log(0.1)).requires_grad_()
+    out = cispo_loss(loss_inputs(logp, old, [1.0], [1], weight=torch.tensor([2.0])), clip=Clip(0.5, 3.0))
+    check(out, logp, loss=2 * 0.5 * (1 - math.log(0.1)), slopes=[-2 * 0.5], clipped=[True])
 
 
 @pytest.mark.parametrize(
@@ -129,9 +177,21 @@ def plain_dppo(new: Tensor, old: Tensor, a: float) -> Tensor:
     return total / len(new)
 
 
+def plain_cispo(new: Tensor, old: Tensor, a: float) -> Tensor:
+    return ((new - old).exp().detach().clamp(1 - WIDE.low, 1 + WIDE.high) * a * new).mean()
+
+
+def plain_dual_grpo(new: Tensor, old: Tensor, a: float) -> Tensor:
+    r = (new - old).exp()
+    one = torch.minimum(r * a, r.clamp(1 - WIDE.low, 1 + WIDE.high) * a)
+    return (torch.maximum(one, torch.full_like(one, 1.4 * a)) if a < 0 else one).mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "clip", "plain", "scale"),
     [
+        (cispo_loss, WIDE, plain_cispo, 0.3),
+        (grpo_loss, Clip(WIDE.low, WIDE.high, dual=1.4), plain_dual_grpo, 0.5),
         (grpo_loss, WIDE, plain_grpo, 0.3),
         (gspo_token_loss, TIGHT, plain_gspo_token, 2e-3),
         (dppo_loss, FAR, plain_dppo, 0.5),
@@ -175,7 +235,7 @@ def test_on_policy_every_loss_is_reinforce_with_its_correction(loss: Any, clip: 
     assert not out.clipped_U.any()
 
 
-@pytest.mark.parametrize(("loss", "clip"), ALL)
+@pytest.mark.parametrize(("loss", "clip"), [pair for pair in ALL if pair[0] is not cispo_loss])
 def test_a_ratio_that_exploded_is_finite_and_still_pushes_back(loss: Any, clip: Clip) -> None:
     logp = torch.tensor([-0.1]).requires_grad_()
     out = loss(loss_inputs(logp, torch.tensor([-500.0]), [-1.0], [1]), clip=clip)

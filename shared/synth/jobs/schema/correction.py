@@ -1,0 +1,32 @@
+"""`[training.correction]`: what is done about tokens that another policy sampled than the one in training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from synth.jobs.schema.sections import NonNegative, NonNegativeFloat, PositiveFloat, Section
+
+Range = Annotated[list[NonNegativeFloat], Field(min_length=2, max_length=2)]
+
+
+class CorrectionSection(Section):
+    """`[training.correction]`: a token counts by how much likelier it is to the policy in training than to the one that
+    sampled it, and a sequence whose tokens are so by too much, on the geometric mean, is rejected."""
+
+    token_truncation: PositiveFloat | None = None
+    """the same as `[training] token_truncation`"""
+    gates: bool = True
+    """whether sequences are rejected at all"""
+    on_policy: Range = Field(default=[0.99, 1.01])
+    """the least and the largest mean ratio of tokens that the very policy in training sampled, where only numerics
+    differ"""
+    off_policy: Range = Field(default=[0.5, 2.0])
+    """the same of tokens that an older policy sampled"""
+    gate_tokens: NonNegative = 64
+    """a mean over fewer tokens has a wider gate, by the root of gate_tokens / tokens, as it strays further by chance;
+    with 0 every sequence has the same gate"""
+    rejected: Literal["leave", "count"] = "count"
+    """count: what a rejected sequence weighs is lost, and the step is smaller; leave: it goes to the sequences that are
+    kept"""
