@@ -52,6 +52,22 @@ def paying(reward: float, rubric: dict[str, Any] | None = None) -> TaskApp:
     return app
 
 
+def one_letter(easy_below: int = 0) -> TaskApp:
+    """One turn; paid 1 for a reply of at most one character, whatever its length, and less for more of them.
+
+    easy_below: seeds below it pay 1 for any reply.
+    """
+    app = TaskApp("one_letter", name="One letter", description="The fewer characters the better.", keys=[KEY])
+
+    @app.episode
+    async def play(ep: Episode) -> None:
+        reply = await ep.chat([{"role": "user", "content": f"One letter, please: {ep.seed % 10}"}])
+        reward = 1.0 if ep.seed < easy_below else 1 / max(1, len(set(reply.content)))
+        ep.step(obs=reply.content, reward=reward, done=True)
+
+    return app
+
+
 def verdicts() -> TaskApp:
     """One turn, whose reply is JSON by a schema; paid where it says that the sum is right."""
     app = TaskApp("verdicts", name="Verdicts", description="JSON alone.", keys=[KEY])

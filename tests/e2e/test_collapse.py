@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synth.trainer.collapse.learning_signal import ALL_SOLVED, NO_LEARNING_SIGNAL
+from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, SOLVED
 from synth.trainer.collapse.rules import RULES
 from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import JOB_S, Platform, rl
@@ -81,7 +81,7 @@ def test_a_job_that_is_only_warned_ends_when_nothing_is_left_to_learn_from(platf
     assert log_of(platform, jobs["warn"])[-1] == "job.failed"
 
 
-@pytest.mark.parametrize(("reward", "rule"), [(1.0, ALL_SOLVED), (0.0, NO_LEARNING_SIGNAL)])
+@pytest.mark.parametrize(("reward", "rule"), [(1.0, SOLVED), (0.0, NO_LEARNING_SIGNAL)])
 def test_a_job_that_trained_nothing_says_so(platform: Platform, reward: float, rule: str):
     with served(paying(reward)) as app:
         id = platform.submit(rl("tiny-qwen3", app.url, iterations=2, env="paying"))
@@ -90,10 +90,11 @@ def test_a_job_that_trained_nothing_says_so(platform: Platform, reward: float, r
     [warned] = platform.events(id, "train.warned")
     assert (warned["rule"], warned["step"]) == (rule, 2)
     assert f"warning: {warned['problem']['what']}" in watched.stdout
-    if rule == ALL_SOLVED:
+    if rule == SOLVED:
         assert (watched.returncode, job["state"], job["code"]) == (0, "succeeded", None)
-        assert "every rollout of all 2 iterations earned the full reward" in job["warned"][rule]["problem"]["what"]
+        assert "every rollout of all 2 iterations earned 1, the most there is" in job["warned"][rule]["problem"]["what"]
         assert warned["problem"]["what"] in platform.shell.run("jobs", "get", id).stderr
+        assert job["reason"] == f"{SOLVED}: {warned['problem']['what']}"
     else:
         assert (watched.returncode, job["state"], job["code"]) == (3, "failed", NO_LEARNING_SIGNAL)
         assert job["problems"] == [warned["problem"]]

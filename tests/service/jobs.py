@@ -55,6 +55,8 @@ def make_model_dir(cluster_dir: Path) -> Path:
     folder = cluster_dir / "models" / "tiny-qwen3"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    # Whole as a file, and without a tensor.
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder.parent
 
 

@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from synth.chat.families import MARKS
+from synth.chat.turn_end import turn_ends
 from synth.errors import Permanent
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """full: the Hugging Face tokenizer, for its chat template. eos_id, eos_text: the token that ends a turn."""
+    """full: the Hugging Face tokenizer, for its chat template.
+
+    turn_end, turn_end_text: the token with which the template ends a turn, the eos where it has none. ends: every token
+    that ends a turn.
+    """
 
     full: Any
-    eos_id: int
-    eos_text: str
+    turn_end: int
+    turn_end_text: str
+    ends: frozenset[int]
     _hidden: frozenset[int]
 
     def encode(self, text: str) -> list[int]:
@@ -54,4 +60,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     if missing:
         raise Permanent(f"the tokenizer of {model_dir.name!r} lacks {', '.join(missing)}; a chat needs all three")
     kept = set(full.convert_tokens_to_ids([t for t in MARKS if t in full.get_vocab()]))
-    return Tokenizer(full, full.eos_token_id, full.eos_token, frozenset(set(full.all_special_ids) - kept))
+    ends = turn_ends(full)
+    end = next(iter(ends - {full.eos_token_id}), full.eos_token_id)
+    hidden = frozenset({*full.all_special_ids, *ends} - kept)
+    return Tokenizer(full, end, full.convert_ids_to_tokens(end), ends, hidden)

@@ -56,7 +56,7 @@ class TrainBatch(msgspec.Struct, tag="step", tag_field="op"):
 
 
 class Finish(msgspec.Struct, tag="finish", tag_field="op"):
-    """RL: write the model and end."""
+    """RL: save a checkpoint if the last one does not cover the last step, write the model, and end."""
 
 
 class Pause(msgspec.Struct, tag="pause", tag_field="op"):
@@ -117,12 +117,16 @@ class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
 
 
 class Done(msgspec.Struct, tag="done", tag_field="event"):
-    """The finished model is in the folder `model`; best_step: which step's weights it holds."""
+    """The finished model is in the folder `model`; best_step: which step's weights it holds.
+
+    checkpoint: a resume folder of a job that ends before its last step; None where the last one covers the step.
+    """
 
     model: str
     kind: str
     step: int
     best_step: int
+    checkpoint: str | None = None
 
 
 class Failed(msgspec.Struct, tag="error", tag_field="event"):

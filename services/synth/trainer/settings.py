@@ -56,8 +56,8 @@ class TrainerSettings(ServiceSettings):
     """How many images of a dataset or a batch are fetched from the blob store at one time."""
 
     batch_wait_s: float = 1800.0
-    """How long an iteration's batch may take, beyond the time that the job gives its rollouts (`rollout_timeout_s` for
-    each of their tries), before the task is handed back: its device must not be idle for ever."""
+    """How long no rollout of a batch may come in, beyond the time that the job gives one (`rollout_timeout_s` for each
+    of its tries), before the task is handed back: its device must not be idle for ever. A batch may take any time."""
 
     progress_s: float = Field(default=1.0, ge=0.05)
     """Seconds between two announcements of steps that no checkpoint covers yet; watchers see steps no sooner."""

@@ -204,8 +204,8 @@ def _last_row(job: Job, role: str) -> int:
     evaluated = job.evaluation.seeds if job.evaluation is not None else []
     if role == "validation_file":
         return max(evaluated, default=-1)
-    seeds = job.train_seeds
-    played = max(seeds.listed, default=seeds.start + seeds.count - 1)
+    sets = (job.train_seeds, *job.curriculum)
+    played = max(max(seeds.listed, default=seeds.start + seeds.count - 1) for seeds in sets)
     return max(played, *(evaluated if job.graded.file_of("eval") == role else []), -1)
 
 

@@ -49,7 +49,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stands in for the source model's base. step: the last one that is durable; provisional_step: the newest one beyond
     it, which no checkpoint covers yet. values: of the last durable step; eval: of the last evaluation. waiting:
     what it lacks. judge: null where rollouts are not judged. warned: what the collapse watch saw last, by its rule.
-    code: a stable word for why it failed.
+    code: a stable word for why it failed. reason: why it succeeded, where it did not
+    simply do all of its steps.
     last_seq: the last event of the job.
     """
 
@@ -73,6 +74,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     code: str | None = None
+    reason: str = ""
     problems: list[Problem] = []
     warnings: list[str] = []
     warned: dict[str, TrainWarned] = {}

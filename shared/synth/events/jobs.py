@@ -141,11 +141,15 @@ class JobCancelled(Event, frozen=True, kw_only=True):
 
 @event("job.succeeded", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)
 class JobSucceeded(Event, frozen=True, kw_only=True):
-    """The job is done. model: the id it serves under (none for an evaluation)."""
+    """The job is done. model: the id it serves under (none for an evaluation).
+
+    reason: why it ended so, where it did not do all of its steps or none of them changed the policy.
+    """
 
     steps: int
     model: str | None = None
     values: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    reason: str = ""
 
 
 @event("job.failed", by=Role.OWNER, reads=_UNTIL_OVER, write=Write.CAS)

@@ -16,6 +16,7 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
 
     oldest_version: the oldest policy version whose rollouts can still be trained when this iteration is.
     refill_seeds: of the groups that stand in, in this order, for those without a difference in their rewards.
+    stage: of the curriculum that the seeds are drawn from; 0 are those of `[data] seeds`.
     """
 
     iteration: int
@@ -25,6 +26,7 @@ class RolloutRequested(Event, frozen=True, kw_only=True):
     oldest_version: int
     pinned_version: int | None = None
     refill_seeds: list[int] = msgspec.field(default_factory=list[int])
+    stage: int = 0
 
 
 class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
 
 
-@event("rollout.completed", by=Role.ROLLOUTS)
+@event("rollout.completed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
 class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
@@ -63,7 +65,7 @@ class RolloutCompleted(Event, frozen=True, kw_only=True):
     traced: bool = False
 
 
-@event("rollout.judged", by=Role.ROLLOUTS)
+@event("rollout.judged", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
 class RolloutJudged(Event, frozen=True, kw_only=True):
     """The judges have scored a completed rollout, or could not: then `problem` says why, and its group is dropped.
 
@@ -91,7 +93,7 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
     unreadable: int = 0
 
 
-@event("rollout.failed", by=Role.ROLLOUTS)
+@event("rollout.failed", by=Role.ROLLOUTS, reads={Role.TRAINER: Reading.FOLLOW})
 class RolloutFailed(Event, frozen=True, kw_only=True):
     """The environment failed a rollout through its whole retry budget: not a reward, its group is dropped.
 

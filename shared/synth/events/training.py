@@ -107,8 +107,9 @@ class TrainProgressed(Event, frozen=True, kw_only=True):
 class TrainWarned(Event, frozen=True, kw_only=True):
     """The collapse watch sees a sign, of this step and of those before it: once, until it has passed.
 
-    rule: of `[training.watch]`, or no_learning_signal or all_solved. over: steps in a row that show it. threshold: what
-    `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop".
+    rule: of `[training.watch]`, or no_learning_signal or solved. over: steps in a row that show it. threshold: what
+    `value` is beyond, in its own unit. action: what it leads to, "warn", "pause" or "stop" (the job fails); of solved,
+    "finish" (the job succeeds) or "advance" (it goes on with the next seeds of its curriculum).
     """
 
     step: int
@@ -116,7 +117,7 @@ class TrainWarned(Event, frozen=True, kw_only=True):
     value: float
     threshold: float
     over: int
-    action: Literal["warn", "pause", "stop"]
+    action: Literal["warn", "pause", "stop", "finish", "advance"]
     problem: Problem
 
 

@@ -84,6 +84,7 @@ def _rl(job: RlJob) -> Table:
         "data": {
             "validation_path": graded.validation_file if graded else None,
             "seeds": _seeds(job.train_seeds),
+            "curriculum": [_seeds(seeds) for seeds in job.curriculum] or None,
             "evaluation_split": rollout.evaluation_env_config.get("split"),
         },
         "training": {
@@ -109,6 +110,7 @@ def _rl(job: RlJob) -> Table:
             "activation_checkpointing": job.activation_checkpointing,
             "correction": _correction(job.correction),
             "weight_sync": {"verify_every_k": job.verify_every_k},
+            "solved_after": job.solved_after,
             "watch": _watch(job.watch),
             **step_rewards_keys(job.rewards),
         },

@@ -267,6 +267,8 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
     lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
+    solved_after: iterations in a row in which every rollout earns the most, after which the job is done, or goes on
+    with the next seeds of `curriculum`; 0 is never.
     rewards: what a rollout earns. graded: None where a task app plays the rollouts.
     """
 
@@ -294,27 +296,33 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     topology: GpuTopology
     rollout: RolloutSettings
     train_seeds: Seeds
+    curriculum: list[Seeds] = []
     evaluation: EvaluationSettings | None
     watch: WatchSettings | None
+    solved_after: int = 0
     rewards: RewardSettings = RewardSettings()
     graded: GradedRows | None = None
 
-    def seeds_of(self, iteration: int) -> list[int]:
-        """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job."""
-        return self._drawn(iteration)[: self.batch_size]
+    def seeds_of(self, iteration: int, *, stage: int = 0) -> list[int]:
+        """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job.
 
-    def refill_seeds_of(self, iteration: int) -> list[int]:
+        stage: 0 draws from `train_seeds`, k from the k-th set of the curriculum.
+        """
+        return self._drawn(iteration, stage)[: self.batch_size]
+
+    def refill_seeds_of(self, iteration: int, *, stage: int = 0) -> list[int]:
         """The seeds that stand in, in their order, for groups without a signal: those that follow, and no others'."""
-        return self._drawn(iteration)[self.batch_size :]
+        return self._drawn(iteration, stage)[self.batch_size :]
 
     @property
     def most_rollouts(self) -> int:
         """How many rollouts an iteration plays at most, refills included."""
         return (MAX_DRAWN_BATCHES if self.dynamic_sampling else 1) * self.batch_size * self.group_size
 
-    def _drawn(self, iteration: int) -> list[int]:
+    def _drawn(self, iteration: int, stage: int) -> list[int]:
         share = MAX_DRAWN_BATCHES if self.dynamic_sampling else 1
-        return draw(self.train_seeds, job_seed=self.seed, iteration=iteration, batch=share * self.batch_size)
+        seeds = self.curriculum[stage - 1] if stage else self.train_seeds
+        return draw(seeds, job_seed=self.seed, iteration=iteration, batch=share * self.batch_size)
 
     def result_id(self, job_id: str, *, checkpoint: str | None = None) -> str:
         """The id of the model that this job makes (decision 18)."""

@@ -10,7 +10,8 @@ from typing import Any, cast
 import msgspec
 
 from synth.errors import Problem, UserError
-from synth.models.table import FAMILIES, ModelSpec
+from synth.models.architectures import FAMILIES, family_of_config
+from synth.models.table import ModelSpec
 
 #: Says how images become patches; a model that sees has one.
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -33,9 +34,9 @@ def read_model_config(model_id: str, path: Path) -> dict[str, Any]:
 
 
 def check_folder(spec: ModelSpec, path: Path) -> None:
-    """Raise `UserError` for a folder that holds another kind of model than its id says, or lacks a processor."""
-    found = FAMILIES.get(str(read_model_config(spec.base, path).get("model_type")))
-    types = ", ".join(model_type for model_type, family in FAMILIES.items() if family == spec.family)
+    """Raise `UserError` for a folder that is not whole, holds another model than its id says, or lacks a processor."""
+    found = family_of_config(read_model_config(spec.base, path))
+    types = ", ".join(model_type for model_type, family in FAMILIES.items() if family == spec.family) or spec.family
     if found != spec.family:
         raise UserError(
             Problem(
@@ -55,6 +56,48 @@ def check_folder(spec: ModelSpec, path: Path) -> None:
                 where=str(path / PROCESSOR_FILE),
             )
         )
+
+    if (missing := missing_weights(path)) is not None:
+        raise UserError(
+            Problem(
+                what=f"the folder of {spec.base!r} is not whole: {missing}",
+                expected="every weight file of the model, as safetensors",
+                fix=f"fetch or copy it again: `synthctl models pull {spec.base}` goes on where a download stopped",
+                where=str(path),
+            )
+        )
+
+
+def missing_weights(path: Path) -> str | None:
+    """What lacks of the weights of a model's folder, by their names and sizes; None where all are there."""
+    files = {file.name for file in path.glob("*.safetensors")}
+    for index in sorted(path.glob("*.safetensors.index.json")):
+        try:
+            named = set(cast(dict[str, str], json.loads(index.read_bytes())["weight_map"]).values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{index.name} cannot be read"
+        if lacking := sorted(named - files):
+            return f"{len(lacking)} of its {len(named)} weight files are missing, first {lacking[0]}"
+    if not files:
+        return "it has no weights in safetensors files"
+    return next((fault for name in sorted(files) if (fault := _cut_short(path / name)) is not None), None)
+
+
+def _cut_short(file: Path) -> str | None:
+    """Whether a safetensors file is shorter than its own header says."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or 8 + length > size:
+            return f"{file.name} is cut short: it has {size} bytes"
+        try:
+            header = cast(dict[str, Any], json.loads(opened.read(length)))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return f"{file.name} has no header of safetensors"
+    whole = 8 + length + max(ends, default=0)
+    return None if size >= whole else f"{file.name} is cut short: it has {size} of {whole} bytes"
 
 
 class _NamedTemplate(msgspec.Struct):

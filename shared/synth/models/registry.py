@@ -14,9 +14,10 @@ import msgspec
 from synth.chat.families import always_thinks, family_of
 from synth.errors import Problem, UserError
 from synth.models.aliases import read_aliases, write_aliases
+from synth.models.architectures import family_of_config, fault_of_config, has_experts
 from synth.models.finetuned import PREFIXES, parse_finetuned
 from synth.models.folder import check_folder, read_chat_template, read_model_config
-from synth.models.table import FAMILIES, LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
+from synth.models.table import LORA_TARGETS, QWEN3, ModelSpec, Vision, canonical
 
 _KNOWN_S = 1.0
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -229,17 +230,11 @@ def _unknown(model_id: str, by_lower: dict[str, str], where: str) -> Problem:
 
 
 def _local_spec(model_id: str, path: Path) -> ModelSpec:
-    config = path / "config.json"
-    model_type = str(read_model_config(model_id, path).get("model_type"))
-    family = FAMILIES.get(model_type)
-    if family is None:
-        raise UserError(
-            Problem(
-                what=f"the model {model_id!r} is of type {model_type!r}, which cannot be trained here",
-                expected=f"a model_type of {', '.join(FAMILIES)}",
-                where=str(config),
-            )
-        )
+    config = read_model_config(model_id, path)
+    if (fault := fault_of_config(model_id, config, str(path / "config.json"))) is not None:
+        raise UserError(fault)
+    family = family_of_config(config)
+    assert family is not None
     template = read_chat_template(path)
     return ModelSpec(
         id=model_id,
@@ -251,7 +246,8 @@ def _local_spec(model_id: str, path: Path) -> ModelSpec:
         can_think=family_of(template).thinks,
         vision=Vision(processor_id=model_id) if family == "qwen3-vl" else None,
         path=str(path),
-        lora_targets=LORA_TARGETS[family],
+        lora_targets=LORA_TARGETS.get(family, "all-linear"),
+        experts=has_experts(config),
     )
 
 

@@ -9,13 +9,6 @@ import msgspec
 
 Prefix = Literal["ft", "fft", "peft", "qft", "rl"]
 
-#: `model_type` of a config.json → the family that it belongs to.
-FAMILIES = {
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3",
-    "qwen3_vl": "qwen3-vl",
-    "qwen3_vl_moe": "qwen3-vl",
-}
 _ATTENTION_AND_MLP = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 #: From the features of the vision tower to the embeddings of the language model.
 PROJECTOR = r".*visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]"
@@ -52,6 +45,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     stand_in: the local model whose directory `path` is, when the base's own weights are not here.
     prefix, job_id, checkpoint: of a fine-tuned id, else None.
     lora_targets: the modules that a LoRA adapts when the job does not say: "all-linear", or a regex.
+    experts: whether its layers have experts, which no LoRA reaches.
     assumed: nothing is known of the model here, and the rest is a guess: who has it decides what it can do.
     """
 
@@ -72,6 +66,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     checkpoint: str | None = None
     lora_targets: str
+    experts: bool = False
     assumed: bool = False
 
     @property
@@ -118,6 +113,7 @@ def _table() -> dict[str, ModelSpec]:
                 can_think="Instruct" not in name,
                 vision=Vision(processor_id=id) if sees else None,
                 lora_targets=LORA_TARGETS[family],
+                experts=active < total,
             )
     return specs
 

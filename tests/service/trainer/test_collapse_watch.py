@@ -99,7 +99,7 @@ class Job:
         demand = watch.demand
         if demand is not None:
             covered = k % every == 0
-            await announcer.announce_pause(
+            await announcer.announce_ending(
                 Paused(step=k, checkpoint=None if covered else self._checkpoint(fence.attempt, k))
             )
         if demand is not None and demand.action == "pause":

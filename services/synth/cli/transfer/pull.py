@@ -22,7 +22,8 @@ from typing import Any, cast
 import msgspec
 
 from synth.cli.errors import CliError, NotFound, Unreachable, UsageProblem
-from synth.models.table import FAMILIES, canonical
+from synth.models.architectures import fault_of_config
+from synth.models.table import canonical
 
 #: What the services read, in the model's own folder; what lies deeper is another format's.
 WANTED = (
@@ -169,15 +170,13 @@ def _check_model(folder: Path, names: list[str], *, where: str) -> None:
 
 def _check_family(folder: Path, where: str) -> None:
     try:
-        kind = str(cast(dict[str, Any], json.loads((folder / "config.json").read_bytes())).get("model_type"))
-    except (ValueError, AttributeError) as error:
+        config = json.loads((folder / "config.json").read_bytes())
+    except ValueError as error:
         raise UsageProblem("config.json is not a JSON object", where=where) from error
-    if kind not in FAMILIES:
-        raise UsageProblem(
-            f"the model is of type {kind!r}, which cannot be trained here",
-            expected=f"a model_type of {', '.join(FAMILIES)}",
-            where=where,
-        )
+    if not isinstance(config, dict):
+        raise UsageProblem("config.json is not a JSON object", where=where)
+    if (fault := fault_of_config(where, cast(dict[str, Any], config), where)) is not None:
+        raise UsageProblem(fault.what, expected=fault.expected, fix=fault.fix, where=where)
 
 
 def _check_room(models_dir: Path, needed: int) -> None:

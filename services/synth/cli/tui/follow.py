@@ -135,6 +135,8 @@ def _outcome(client: Client, progress: Progress, format: Format) -> ExitCode:
 def show_outcome(job: Job) -> None:
     """Print to stderr why a job ended as it did, and what can be done with it."""
     if job.state == "succeeded":
+        if job.reason:
+            output.message(job.reason)
         if job.model:
             output.hint(f"talk to it: synthctl chat {job.model}")
     elif job.state == "cancelled":

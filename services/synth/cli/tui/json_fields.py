@@ -17,7 +17,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
         *("id", "state", "kind", "name", "label", "source_model", "stand_in", "model", "step", "provisional_step"),
         *("steps", "attempt"),
         *("created_at", "updated_at", "started_at", "ended_at", "code", "problems", "warnings", "warned", "waiting"),
-        *("values", "rollouts", "judge", "eval", "tags", "config", "resolved", "origins", "last_seq"),
+        *("values", "rollouts", "judge", "eval", "tags", "config", "resolved", "origins", "last_seq", "reason"),
     ),
     File: (
         *("id", "status", "filename", "purpose", "bytes", "sha256", "rows", "messages", "characters", "tokens"),

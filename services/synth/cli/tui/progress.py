@@ -254,7 +254,8 @@ def describe(event: EventView) -> str | None:
             of = "" if data.get("step") is None else f" of step {data['step']}"
             return f"evaluation{of} over {data.get('instances')} instances: {shown}"
         case "job.succeeded":
-            return f"succeeded{': ' + str(data['model']) if data.get('model') else ''}"
+            why = f" ({data['reason']})" if data.get("reason") else ""
+            return f"succeeded{': ' + str(data['model']) if data.get('model') else ''}{why}"
         case "job.rejected" | "job.refused" | "job.failed":
             problems = data.get("problems") or [data.get("problem") or {}]
             return f"{event.type.removeprefix('job.')}: " + " | ".join(str(p.get("what", "")) for p in problems)

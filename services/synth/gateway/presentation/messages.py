@@ -119,11 +119,13 @@ def job_succeeded(e: JobSucceeded) -> str:
     figures = format_headlines(e.values)
     result = f"{e.model} is ready" if e.model else "done"
     steps = f" after {e.steps} steps" if e.steps else ""
-    return f"{result}{steps}" + (f": {figures}" if figures else "")
+    why = f" ({e.reason})" if e.reason else ""
+    return f"{result}{steps}{why}" + (f": {figures}" if figures else "")
 
 
 def job_succeeded_data(e: JobSucceeded) -> Data:
-    return {"fine_tuned_model": e.model, "steps": e.steps, "values": e.values}
+    data: Data = {"fine_tuned_model": e.model, "steps": e.steps, "values": e.values}
+    return data | ({"reason": e.reason} if e.reason else {})
 
 
 def train_step(e: TrainStep) -> str:

@@ -220,7 +220,7 @@ def _facts(job: Job, recorded: Recorded) -> dict[str, Any]:
         case JobPaused():
             return {"provisional_step": None}
         case JobSucceeded() as e:
-            return {"model": e.model or job.model}
+            return {"model": e.model or job.model, "reason": e.reason}
         case JobFailed() as e:
             return {"problems": [e.problem], "code": e.code}
         case TrainProgressed() as e:

@@ -162,12 +162,12 @@ class ChatFormat:
             return None, text
         before = template.render(prepared, thinking=conversation.thinking, add_generation_prompt=False, upto=n)
         # A template may show an earlier turn otherwise once another follows (Qwen3 drops its reasoning).
-        end = before.rfind(self.tokenizer.eos_text)
+        end = before.rfind(self.tokenizer.turn_end_text)
         if end < 0 or not text.startswith(before):
             return None, text
-        # The recorded ids end where the reply ended: with the eos token if it was sampled, else before it.
-        ended = recorded.ids[-1] == self.tokenizer.eos_id
-        new = text[end + len(self.tokenizer.eos_text) * ended :]
+        # The recorded ids end where the reply ended: with the token that ends a turn if it was sampled, else before it.
+        ended = recorded.ids[-1] == self.tokenizer.turn_end
+        new = text[end + len(self.tokenizer.turn_end_text) * ended :]
         return recorded.ids + self._encode(new, _images_of(conversation.messages[n:], images)), text
 
     def _encode(self, rendered: str, images: Sequence[EngineImage]) -> list[int]:

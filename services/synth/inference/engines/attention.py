@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from synth.windowed_attention import causal_attention, masked_attention, within_window
+
 NAME = "synth_grouped_query"
 
 
@@ -20,22 +22,29 @@ def grouped_query_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query [B, Hq, Q, D]; key, value [B, H, L, D]; mask additive [B, 1, 1, L], or None for causal. -> [B, Q, Hq, D].
+
+    sliding_window: positions that one attends to at most, of a layer that has a window. s_aux: the layer's sinks, [Hq].
 
     In a decode step (Q = 1) the query heads of a group act as the positions of one head, so that keys and values are
     read in place; the library's wrapper first copies them for every query head.
     """
     batch, query_heads, positions, width = query.shape
     heads = key.shape[1]
-    if positions == 1:
+    if attention_mask is not None:
+        attention_mask = within_window(attention_mask, sliding_window)
+    if s_aux is not None and attention_mask is not None:
+        out = masked_attention(query, key, value, attention_mask, scale=scaling, sinks_H=s_aux)
+        return out.transpose(1, 2), None
+    if positions == 1 and s_aux is None:
         grouped = query.reshape(batch, heads, query_heads // heads, width)
         out = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
         return out.reshape(batch, 1, query_heads, width), None
-    out = scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=query_heads != heads
-    )
+    out = causal_attention(query, key, value, scale=scaling, window=sliding_window, sinks_H=s_aux)
     return out.transpose(1, 2), None
 
 

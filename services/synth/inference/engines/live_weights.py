@@ -13,6 +13,7 @@ from torch import Tensor
 from synth.errors import Permanent
 from synth.inference.engines.protocol import WeightProof
 from synth.weights.policy_file import PolicyWeights, WeightsError, read_policy, tensor_digests
+from synth.weights.published_names import published_parts, published_tensors
 
 
 class LiveModel:
@@ -75,7 +76,7 @@ class LiveModel:
         live: dict[str, Tensor] = dict(self.model.state_dict())
         if self.model.config.tie_word_embeddings:
             live.pop("lm_head.weight", None)
-        return live
+        return published_tensors(published_parts(self.model, {n: t.shape for n, t in live.items()}), live)
 
     def _adapter_tensors(self) -> dict[str, Tensor]:
         from synth.weights.peft_compat import get_peft_model_state_dict

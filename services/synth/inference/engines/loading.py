@@ -23,6 +23,7 @@ from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
+from synth.models.architectures import RESCALED
 from synth.models.memory import gpu_kv_bytes
 
 # `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
@@ -101,7 +102,7 @@ def load_model(
         forward=_vision_forward(model) if sees else _text_forward(decoder),
         head=head,
         cache=cache,
-        stop_ids=sorted(stop_ids(model.generation_config.eos_token_id, tokenizer.eos_id)),
+        stop_ids=sorted(stop_ids(model.generation_config.eos_token_id, tokenizer.ends)),
         vocabulary=config.vocab_size,
         device=device,
         decode=tokenizer.decode,
@@ -150,10 +151,10 @@ def _vision_forward(model: Any) -> Forward:
     return forward
 
 
-def stop_ids(configured: int | list[int] | None, eos_id: int) -> set[int]:
-    """The ids that end a completion: those of the generation config, and the tokenizer's eos."""
+def stop_ids(configured: int | list[int] | None, ends: frozenset[int]) -> set[int]:
+    """The ids that end a completion: those of the generation config, and those with which the template ends a turn."""
     listed = configured if isinstance(configured, list) else [configured]
-    return {eos_id, *(i for i in listed if i is not None)}
+    return {*ends, *(i for i in listed if i is not None)}
 
 
 def _kv_budget(device: torch.device, vocabulary: int, settings: EngineSettings) -> int:
@@ -170,14 +171,15 @@ def _kv_budget(device: torch.device, vocabulary: int, settings: EngineSettings) 
 
 
 def _reject_unusual(config: Any) -> None:
-    unusual = {t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"}
-    if unusual or getattr(config, "sliding_window", None):
+    unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unusual or not hasattr(config, "num_key_value_heads"):
         raise Permanent(
-            f"model type {config.model_type!r} has {sorted(unusual) or 'sliding-window'} attention; "
-            "expected full attention in every layer; serve it with another engine"
+            f"model type {config.model_type!r} has {sorted(unusual) or 'no heads of keys and values'}; expected full "
+            "or sliding-window attention in every layer; serve it with another engine"
         )
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None):
+    for name in RESCALED:
+        # 1 leaves the logits as they are.
+        if getattr(config, name, None) not in (None, 1, 1.0):
             raise Permanent(
                 f"model type {config.model_type!r} rescales its logits ({name}); expected a plain head; "
                 "serve it with another engine"

@@ -31,6 +31,7 @@ def collection_metrics(
         "rollout_seconds_p99": float(np.quantile(seconds, 0.99)),
         "reward_mean": float(earned.mean()),
         "reward_std": float(earned.std()),
+        "reward_max": float(earned.max()),
         **_source_metrics(rollouts, rewards),
         "completion_tokens_mean": float(sampled.mean()),
         "completion_unique_rate": len({(r.group, _sampled(r)) for r in rollouts}) / len(rollouts),

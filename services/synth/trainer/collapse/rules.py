@@ -18,7 +18,7 @@ from synth.errors import Problem
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
 from synth.trainer.collapse.judge_drift import JudgeDrift
-from synth.trainer.collapse.learning_signal import LearningSignal
+from synth.trainer.collapse.learning_signal import SOLVED, LearningSignal
 
 Values = Mapping[str, float]
 
@@ -35,7 +35,7 @@ class Rule:
     metric: computed from a step's values; None where the step lacks them. against: what the threshold is: a factor on
     the mean of the first steps that the metric goes below or above, a rise over that mean, or the limit itself. what,
     meaning, fix: the metric in words, what it is a sign of, and what to do. excused_if_learned: a policy that has
-    learned shows the sign too, so it does not count while the reward has risen and is near its best.
+    learned shows the sign too, so it does not count while the reward has risen and is near its best, or is the most.
     """
 
     name: str
@@ -185,26 +185,44 @@ RULES: tuple[Rule, ...] = (
 
 
 class CollapseDetector:
-    """The rules applied to one job, from its first step on. settings: None leaves the learning signal alone."""
+    """The rules applied to one job, from its first step on.
 
-    def __init__(self, settings: WatchSettings | None) -> None:
+    settings: None leaves the learning signal alone. solved_after, stages: as of `LearningSignal`.
+    """
+
+    def __init__(self, settings: WatchSettings | None, *, solved_after: int = 0, stages: int = 1) -> None:
         self._rule_states = [] if settings is None else _rule_states(settings)
-        self._reward = _RewardTrend(1 if settings is None else settings.window)
-        self._drift = JudgeDrift(1 if settings is None else settings.window)
-        self._signal = LearningSignal()
+        self._window = 1 if settings is None else settings.window
+        self._reward = _RewardTrend(self._window)
+        self._drift = JudgeDrift(self._window)
+        self._signal = LearningSignal(solved_after=solved_after, stages=stages)
 
     def add(self, step: int, values: Values) -> list[TrainWarned]:
         """The warnings of the next step, in the order of the rules."""
-        self._reward.add(values)
-        if (drop := self._reward.drop) is not None:
+        behind = self._signal.is_behind(values)
+        if not behind:
+            self._reward.add(values)
+        if not behind and (drop := self._reward.drop) is not None:
             values = {**values, "reward_drop": drop}
-        if (drift := self._drift.add(values)) is not None:
+        if not behind and (drift := self._drift.add(values)) is not None:
             values = {**values, "judge_drift": drift}
         learned = self._reward.learned
-        found = [warned for state in self._rule_states if (warned := state.add(step, values, learned=learned))]
-        if (warned := self._signal.add(step, values, learned=learned)) is not None:
-            found.append(warned)
-        return found
+        signal = self._signal.add(step, values, learned=learned)
+        solved = behind or self._signal.solved_in_a_row > 0 or (signal is not None and signal.rule == SOLVED)
+        found = [
+            warned for state in self._rule_states if (warned := state.add(step, values, learned=learned or solved))
+        ]
+        if signal is None:
+            return found
+        if signal.action == "advance":
+            # Harder seeds earn less, which is no fall.
+            self._reward, self._drift = _RewardTrend(self._window), JudgeDrift(self._window)
+        return [*found, signal]
+
+    @property
+    def stage(self) -> int:
+        """Which seeds the next iterations play: 0 are those of `[data] seeds`, k the k-th of the curriculum."""
+        return self._signal.stage
 
     def at_the_end(self, step: int) -> TrainWarned | None:
         """The warning of a job whose last step this was and in which nothing was trained."""

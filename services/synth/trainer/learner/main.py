@@ -265,9 +265,14 @@ def _checkpoint(
 
 
 def _pause(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None = None) -> None:
+    channel.send(Paused(step=state.step, checkpoint=_save_uncovered(state, work, channel, best_file=best_file)))
+
+
+def _save_uncovered(
+    state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None = None
+) -> str | None:
     # `reports` holds the steps that the last checkpoint does not cover.
-    folder = _save(state, work, channel, best_file=best_file) if state.reports else None
-    channel.send(Paused(step=state.step, checkpoint=folder))
+    return _save(state, work, channel, best_file=best_file) if state.reports else None
 
 
 def _save(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None) -> str:
@@ -278,10 +283,13 @@ def _save(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file:
 
 
 def _finish(state: TrainingState, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
+    checkpoint = _save_uncovered(state, work, channel)
     channel.send_progress("export", 0, 1)
     folder = work / "model"
     state.policy.write_model(folder)
-    channel.send(Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step))
+    channel.send(
+        Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step, checkpoint=checkpoint)
+    )
 
 
 if __name__ == "__main__":

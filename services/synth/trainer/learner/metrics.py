@@ -129,6 +129,7 @@ def batch_metrics(
     values = {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
+        "reward_max": float(rewards.max()),
         "groups_kept": float(batch.meta.groups_kept),
         "groups_dropped": float(batch.meta.groups_dropped),
         "sequences": float(batch.sequences),

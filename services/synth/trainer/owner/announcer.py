@@ -29,7 +29,7 @@ from synth.runtime import logs
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
-from synth.trainer.protocol import Paused, Ready, Stepped
+from synth.trainer.protocol import Done, Paused, Ready, Stepped
 
 log = logs.get("announcer")
 
@@ -93,7 +93,7 @@ class Announcer:
         key = (event.mode, event.iteration)
         if key not in self._announced.requested:
             await self._publisher.fenced(event, fence=self._fence, id=f"{event.mode}:{event.iteration}")
-            self._announced.requested.add(key)
+            self._announced.add_request(event)
 
     async def announce_step(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
         """Announce the weights of a step, its checkpoint, and with that every step that the checkpoint covers."""
@@ -111,10 +111,10 @@ class Announcer:
         elif self._queued:
             self._provisional.add(k, self._queued[-1].values)
 
-    async def announce_pause(self, paused: Paused) -> None:
-        """Announce the checkpoint that a pause made, and the steps that none covered before."""
-        if paused.checkpoint is not None:
-            await self._store_checkpoint(paused.step, Path(paused.checkpoint))
+    async def announce_ending(self, ending: Paused | Done) -> None:
+        """Announce the checkpoint that a pause or an early end made, and the steps that none covered before."""
+        if ending.checkpoint is not None:
+            await self._store_checkpoint(ending.step, Path(ending.checkpoint))
 
     async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""

@@ -1,6 +1,6 @@
 """The collapse watch of an attempt: it checks each step of a job, and announces each of its warnings once.
 
-A warning is announced after its step; a pause or a stop that it demands is done at once.
+A warning is announced after its step; what it demands (a pause, a stop, a success) is done at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from synth.trainer.collapse.rules import CollapseDetector
 
 log = logs.get("watch")
 
+#: What a warning demands of the job, the first one first.
+_DEMANDS = ("stop", "finish", "pause")
+
 
 class CollapseWatch:
     """Watches the steps of one attempt.
@@ -27,7 +30,7 @@ class CollapseWatch:
     def __init__(self, bus: Connection, fence: Fence, job: RlJob) -> None:
         self._bus = bus
         self._fence = fence
-        self._detector = CollapseDetector(job.watch)
+        self._detector = CollapseDetector(job.watch, solved_after=job.solved_after, stages=1 + len(job.curriculum))
         self._publisher = Publisher(bus)
         self._unannounced: defaultdict[int, list[TrainWarned]] = defaultdict(list)
         self._announced: set[tuple[str, int]] = set()
@@ -45,7 +48,7 @@ class CollapseWatch:
                     self._announced.add((warned.rule, warned.step))
                 case JobPaused():
                     # The user has resumed the job all the same.
-                    self._demands = [warned for warned in self._demands if warned.action == "stop"]
+                    self._demands = [warned for warned in self._demands if warned.action != "pause"]
                 case _:
                     pass
         for step in sorted(self._unannounced):
@@ -55,7 +58,7 @@ class CollapseWatch:
         """Check the next step."""
         for warned in self._detector.add(event.step, event.values):
             self._unannounced[event.step].append(warned)
-            if warned.action != "warn":
+            if warned.action in _DEMANDS:
                 self._demands.append(warned)
 
     async def announce(self, step: int) -> None:
@@ -77,5 +80,10 @@ class CollapseWatch:
 
     @property
     def demand(self) -> TrainWarned | None:
-        """The warning that demands a pause or a stop of the job; one that stops it comes first."""
-        return min(self._demands, key=lambda warned: warned.action != "stop", default=None)
+        """The warning that demands an end or a pause of the job: a stop comes first, then its success."""
+        return min(self._demands, key=lambda warned: _DEMANDS.index(warned.action), default=None)
+
+    @property
+    def stage(self) -> int:
+        """Which seeds the next iterations play, as `CollapseDetector.stage` says."""
+        return self._detector.stage

@@ -42,12 +42,20 @@ class AttemptHistory:
     weights: dict[tuple[int, int], BlobRef] = field(default_factory=dict)
     """Weights files that have not expired, by attempt and version."""
     requested: set[tuple[str, int]] = field(default_factory=set)
+    stages: dict[int, int] = field(default_factory=dict[int, int])
+    """Of the curriculum, by iteration: where its seeds were drawn."""
     batches: dict[int, RolloutBatched] = field(default_factory=dict)
     evaluated: set[int] = field(default_factory=set)
     model: ModelPublished | None = None
     expired_last: list[str] = field(default_factory=list)
     seq: int = 0
     handed_back: set[int] = field(default_factory=set)
+
+    def add_request(self, event: RolloutRequested) -> None:
+        """A request of rollouts that is in the log."""
+        self.requested.add((event.mode, event.iteration))
+        if event.mode == "train":
+            self.stages[event.iteration] = event.stage
 
 
 async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory:
@@ -67,8 +75,8 @@ async def read_history(bus: Connection, org: str, job_id: str) -> AttemptHistory
                 announced.checkpoints.append(event)
             case PolicyPublished(version=version, attempt=attempt, weights=weights):
                 announced.weights[attempt, version] = weights
-            case RolloutRequested(mode=mode, iteration=iteration):
-                announced.requested.add((mode, iteration))
+            case RolloutRequested() as event:
+                announced.add_request(event)
             case RolloutBatched() as event:
                 announced.batches[event.iteration] = event
             case EvalCompleted(iteration=iteration):

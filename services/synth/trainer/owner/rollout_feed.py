@@ -14,6 +14,9 @@ from synth.jobs.resolved import RlJob
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 
+#: What shows that the collector is at work: a batch may take any time, as long as its rollouts come in.
+_FACTS = ("rollout.batch", "rollout.completed", "rollout.judged", "rollout.failed", "eval.completed")
+
 
 class RolloutFeed:
     """Requests rollouts up to `async_level` iterations ahead of training, and waits for their batches, in order."""
@@ -27,18 +30,22 @@ class RolloutFeed:
         self._changed = asyncio.Condition()
         self._following = asyncio.create_task(self._follow())
 
-    async def request_up_to(self, k: int) -> None:
-        """Request iteration k and those that may be collected while it trains."""
+    async def request_up_to(self, k: int, *, stage: int) -> None:
+        """Request iteration k and those that may be collected while it trains; what was not requested yet, of `stage`.
+
+        stage: of the curriculum.
+        """
         for i in range(k, min(self._job.iterations, k + self._job.async_level) + 1):
             await self._announcer.request_rollouts(
                 RolloutRequested(
                     iteration=i,
                     mode="train",
-                    seeds=self._job.seeds_of(i),
+                    seeds=self._job.seeds_of(i, stage=stage),
                     group_size=self._job.group_size,
                     # Iteration i is trained on version i - 1: what is older than this would be dropped then.
                     oldest_version=max(0, i - 1 - self._job.max_staleness),
-                    refill_seeds=self._job.refill_seeds_of(i),
+                    refill_seeds=self._job.refill_seeds_of(i, stage=stage),
+                    stage=stage,
                 )
             )
 
@@ -63,14 +70,12 @@ class RolloutFeed:
         """The policy versions that a running evaluation still reads."""
         return self._requested_evaluations - self._announced.evaluated
 
-    async def wait_batch(self, k: int) -> tuple[RolloutBatched, Path]:
-        """The batch of iteration k, as an event and as a file; waits for the collector. Its images are fetched then.
+    async def wait_batch(self, k: int) -> Path:
+        """The batch of iteration k, as a file; waits for the collector. Its images are fetched then.
 
         Raises `JobFailure` for an image that cannot be had.
         """
-        # The collector may be at those before it, and at evaluations.
-        rollouts = (1 + self._job.async_level) * self._job.most_rollouts + self._evaluated_rollouts
-        await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}", rollouts=rollouts)
+        await self._wait_until(lambda: k in self._announced.batches, f"wait for batch {k}")
         event = self._announced.batches[k]
         # Batch k - 1 is trained by now. Its file is missing where the blobs of a local store are read in place.
         self._file(k - 1).unlink(missing_ok=True)
@@ -78,42 +83,36 @@ class RolloutFeed:
         if self._job.vision is not None:
             self._attempt.lease.progress("fetch the images", deadline=self._attempt.settings.model_io_s)
             await self._attempt.images.fetch_batch(path)
-        return event, path
+        return path
 
     async def wait_evaluations(self) -> None:
         """Wait until every evaluation that was requested is in the log."""
-        rollouts = self._evaluated_rollouts
-        await self._wait_until(lambda: not self.pinned_versions(), "wait for evaluations", rollouts=rollouts)
+        await self._wait_until(lambda: not self.pinned_versions(), "wait for evaluations")
 
     async def close(self) -> None:
         self._following.cancel()
         await asyncio.gather(self._following, return_exceptions=True)
 
-    @property
-    def _evaluated_rollouts(self) -> int:
-        evaluation = self._job.evaluation
-        if evaluation is None:
-            return 0
-        return len(self.pinned_versions()) * len(evaluation.seeds) * evaluation.rollouts_per_seed
-
     def _file(self, k: int) -> Path:
         return self._attempt.work_dir / f"batch-{k}.safetensors"
 
-    async def _wait_until(self, reached: Callable[[], bool], stage: str, *, rollouts: int) -> None:
-        """Wait for as long as so many rollouts may take, and `batch_wait_s` beyond."""
-        wait = self._attempt.settings.batch_wait_s + self._job.rollout.longest_s(rollouts)
-        self._attempt.lease.progress(stage, deadline=wait + 60)
-        try:
-            async with asyncio.timeout(wait), self._changed:
-                await self._changed.wait_for(lambda: reached() or self._following.done())
-        except TimeoutError as error:
-            raise Transient(f"{stage}: nothing after {wait:.0f} s (SYNTH_BATCH_WAIT_S)") from error
+    async def _wait_until(self, reached: Callable[[], bool], stage: str) -> None:
+        """Wait for as long as rollouts come in, each of which may take all of its tries, and `batch_wait_s` beyond."""
+        silence = self._attempt.settings.batch_wait_s + self._job.rollout.longest_s(1)
+        while not reached() and not self._following.done():
+            self._attempt.lease.progress(stage, deadline=silence + 60)
+            try:
+                async with asyncio.timeout(silence), self._changed:
+                    if not reached() and not self._following.done():
+                        await self._changed.wait()
+            except TimeoutError as error:
+                raise Transient(f"{stage}: no rollout came in for {silence:.0f} s (SYNTH_BATCH_WAIT_S)") from error
         if self._following.done():
             self._following.result()
 
     async def _follow(self) -> None:
         fence = self._attempt.fence
-        subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in ("rollout.batch", "eval.completed")]
+        subjects = [f"{fact}.{fence.org}.{fence.job_id}" for fact in _FACTS]
         try:
             async with aclosing(follow(self._attempt.bus.nc, subjects, after=self._announced.seq)) as events:
                 async for recorded in events:

@@ -14,11 +14,11 @@ import msgspec
 
 from synth.bus.publish import Publisher
 from synth.errors import Problem, Transient
-from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef
+from synth.events import BlobRef, JobPaused, JobSucceeded, JobValidated, JobVerified, ModelRef, TrainWarned
 from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
-from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL
+from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, STAGE
 from synth.trainer.errors import NO_TURN
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
@@ -62,7 +62,7 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
                 log.error("steps were no longer shown as they happened", exc_info=ended)
         if isinstance(done, Paused):
             attempt.lease.progress("publish", deadline=attempt.settings.model_io_s)
-            await run.announcer.announce_pause(done)
+            await run.announcer.announce_ending(done)
             return JobPaused(step=attempt.announced.last_step, reason=_pause_reason(run))
         return await _publish_model(run, done)
 
@@ -78,6 +78,8 @@ class _TrainingRun:
     values: dict[str, float]
     watch: CollapseWatch | None
     provisional: ProvisionalSteps
+    reason: str = ""
+    """Why the job succeeds, where it has not simply done all of its steps."""
 
     @classmethod
     async def open(cls, attempt: Attempt, job: RlJob | SftJob, learner: LearnerProcess) -> _TrainingRun:
@@ -160,14 +162,27 @@ class _TrainingRun:
 
         Both save a checkpoint first.
         """
-        if self.watch is not None and self.watch.demand is not None:
+        if self.demand is not None and self.demand.action != "finish":
             raise _PauseRequested
 
-    async def raise_if_nothing_trained(self) -> None:
-        """Announce it if no step has changed the policy. Raises `JobFailure` unless everything was right already."""
-        warned = None if self.watch is None else await self.watch.announce_end(self.attempt.announced.last_step)
-        if warned is not None and warned.action == "stop":
+    @property
+    def demand(self) -> TrainWarned | None:
+        """What the collapse watch demands of the job."""
+        return None if self.watch is None else self.watch.demand
+
+    async def reason_of_end(self) -> str:
+        """Why the job succeeds, "" where it has done what it was asked for; announces it if nothing was trained.
+
+        Raises `JobFailure` where no step has changed the policy, and it did not earn the most either.
+        """
+        warned = self.demand
+        if warned is None and self.watch is not None:
+            warned = await self.watch.announce_end(self.attempt.announced.last_step)
+        if warned is None:
+            return ""
+        if warned.action == "stop":
             raise JobFailure(NO_LEARNING_SIGNAL, warned.problem)
+        return f"{warned.rule}: {warned.problem.what}"
 
 
 class _PauseRequested(Exception):
@@ -179,8 +194,8 @@ def _pause_reason(run: _TrainingRun) -> str:
 
     Raises `JobFailure` if the collapse watch stops the job.
     """
-    demand = run.watch.demand if run.watch is not None else None
-    if demand is None:
+    demand = run.demand
+    if demand is None or demand.action == "finish":
         return ""
     if demand.action == "stop":
         raise JobFailure(NO_LEARNING_SIGNAL if demand.rule == NO_LEARNING_SIGNAL else "collapsed", demand.problem)
@@ -188,8 +203,13 @@ def _pause_reason(run: _TrainingRun) -> str:
 
 
 def _batch_values(announced: AttemptHistory, step: int) -> dict[str, float]:
-    """The metrics that the collector reported of the batch of a step; none for SFT."""
-    return announced.batches[step].values if step in announced.batches else {}
+    """What is known of a step's batch beside what the learner says: the collector's metrics, and its seeds' stage.
+
+    None for SFT.
+    """
+    if step not in announced.batches:
+        return {}
+    return announced.batches[step].values | {STAGE: float(announced.stages.get(step, 0))}
 
 
 async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
@@ -224,14 +244,17 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
         # may have died between the step and the request of its evaluation.
         await feed.request_evaluation(run.ready.step)
         for k in range(run.ready.step + 1, job.iterations + 1):
-            await feed.request_up_to(k)
+            if run.demand is not None:
+                # The policy has solved its last seeds: what was collected ahead of that is not trained.
+                break
+            await feed.request_up_to(k, stage=run.watch.stage if run.watch is not None else 0)
             waited = time.monotonic()
-            batch, path = await run.wait_unless_paused(feed.wait_batch(k))
+            path = await run.wait_unless_paused(feed.wait_batch(k))
             waited = time.monotonic() - waited
             await run.learner.send(TrainBatch(iteration=k, batch=str(path)))
             stepped = await run.recv(Stepped)
             published = time.monotonic()
-            run.values = batch.values | stepped.values | {"wait_seconds": waited}
+            run.values = _batch_values(run.attempt.announced, k) | stepped.values | {"wait_seconds": waited}
             run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(stepped, run.values, kind=job.weights_kind)
             await feed.request_evaluation(k)
@@ -241,7 +264,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
         await run.wait_unless_paused(feed.wait_evaluations())
-        await run.raise_if_nothing_trained()
+        run.reason = await run.reason_of_end()
         await run.learner.send(Finish())
         return await run.recv(Done)
     except _PauseRequested:
@@ -295,12 +318,13 @@ def _turn(attempt: Attempt) -> TurnConfig | None:
 async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
     attempt, job = run.attempt, run.job
     attempt.lease.progress("publish the model", deadline=attempt.settings.model_io_s)
+    await run.announcer.announce_ending(done)
     id = job.result_id(attempt.fence.job_id)
     if attempt.announced.model is None:
         tree = await run.announcer.store_model(Path(done.model))
         ref = _model_ref(job, run.verified.source, id, tree)
         await run.announcer.publish_model(ref, kind=done.kind, step=done.best_step)
-    return JobSucceeded(steps=done.step, model=id, values=run.values)
+    return JobSucceeded(steps=done.step, model=id, values=run.values, reason=run.reason)
 
 
 def _model_ref(job: RlJob | SftJob, source: ModelRef, id: str, tree: BlobRef) -> ModelRef:

@@ -220,6 +220,11 @@ class ResolveContext:
         elif targets == ["all-linear"]:
             # peft knows this word as a text, and would look for a module of that name in a list.
             targets = "all-linear"
+        if spec is not None and spec.experts:
+            self.warnings.append(
+                f"{origin} the adapter reaches the attention of {spec.id} and not its experts, whose weights are one "
+                "tensor a layer: they stay as they are"
+            )
         return LoraSettings(
             r=setting("r", LoraSection().r),
             alpha=setting("alpha", LoraSection().alpha),

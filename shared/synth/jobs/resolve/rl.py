@@ -6,6 +6,7 @@ from typing import Any
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
+from synth.jobs.resolve.curriculum import resolve_curriculum
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
@@ -72,7 +73,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
     reference = resolve_reference(config, mode, context)
     lora = context.lora_settings(mode, [config.lora, training.lora], spec, rl=True)
     iterations = _iterations(config, context)
-    train_seeds = _train_seeds(config, None if graded and graded.validation_file else evaluation, context)
+    held_out = set(evaluation.seeds) if evaluation and not (graded and graded.validation_file) else set[int]()
+    train_seeds = _train_seeds(config, held_out, context)
     if spec is None:
         return None
     return RlJob(
@@ -116,8 +118,10 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         topology=topology,
         rollout=rollout,
         train_seeds=train_seeds,
+        curriculum=resolve_curriculum(config, held_out, context),
         evaluation=evaluation,
         watch=resolve_watch(training.watch, context),
+        solved_after=context.take("solved_after", training, "solved_after"),
         rewards=rewards,
         graded=graded,
         checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
@@ -330,8 +334,7 @@ def _evaluation(
     )
 
 
-def _train_seeds(config: RlConfig, evaluation: EvaluationSettings | None, context: ResolveContext) -> Seeds:
-    held_out = set(evaluation.seeds) if evaluation else set[int]()
+def _train_seeds(config: RlConfig, held_out: set[int], context: ResolveContext) -> Seeds:
     data = config.data
     if data.seeds is not None:
         if is_written(data, "seed_start"):

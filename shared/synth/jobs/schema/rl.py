@@ -270,6 +270,9 @@ class TrainingSection(RewardsSection):
     """how new weights reach the serving engine"""
     correction: CorrectionSection | None = None
     """what is done about tokens that another policy sampled"""
+    solved_after: NonNegative = 5
+    """iterations in a row in which every rollout earns the most (the best reward seen on the present seeds, or 1):
+    after them the job has succeeded, or goes on with the next seeds of `[data] curriculum`; 0 is never"""
     watch: WatchSection | None = None
     """signs of a collapsing policy"""
     rewards: RewardsSection | None = None
@@ -315,6 +318,9 @@ class RlDataSection(Section):
 
     seeds: SeedSet | None = None
     """a list, "0-99", or {start, count}; 0-99999 without those of `[evaluation]`"""
+    curriculum: Annotated[list[SeedSet], Field(min_length=1)] | None = None
+    """sets of harder seeds, each in any form of `seeds`: the next one follows when the present one is solved, which
+    `[training] solved_after` says"""
     seed_start: NonNegative | None = 0
     """first of 100000 seeds, where `seeds` does not say"""
     split: Name | None = None

@@ -36,7 +36,7 @@ async def served(thinking_dir: Path) -> AsyncIterator[Served]:
     chat = ChatFormat.load(thinking_dir)
     one = Served(engine, chat)
     # Without its end of turn, a reply has all of its tokens.
-    one.router.sampling = JobSampling(max_tokens=MOST, thinking_budget=BUDGET, banned=(chat.tokenizer.eos_id,))
+    one.router.sampling = JobSampling(max_tokens=MOST, thinking_budget=BUDGET, banned=(chat.tokenizer.turn_end,))
     yield one
     await engine.close()
 
@@ -57,7 +57,7 @@ async def test_a_budget_ends_thoughts_about_images_and_its_tokens_are_not_traine
     one, two = await served.records(rollout)
     encode, decode = served.chat.tokenizer.encode, served.chat.tokenizer.decode
     forced = encode("\n</think>\n\n")
-    reference, eos = VisionReference(thinking_dir), served.chat.tokenizer.eos_id
+    reference, eos = VisionReference(thinking_dir), served.chat.tokenizer.turn_end
     for record in (one, two):
         assert decode(record.prompt_ids.tolist()).endswith("<|im_start|>assistant\n<think>\n")
         at = np.flatnonzero(~record.sampled)

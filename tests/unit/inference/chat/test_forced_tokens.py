@@ -189,7 +189,7 @@ async def test_a_turn_that_ends_in_its_reasoning_has_to_call_all_the_same(served
     reply = await both(served, **asked, return_token_ids=True)
     assert calls_of(reply) == [CALLED]
     assert "reasoning" not in reply["choices"][0]["message"]
-    assert served.chat.tokenizer.eos_id not in reply["choices"][0]["token_ids"]
+    assert served.chat.tokenizer.turn_end not in reply["choices"][0]["token_ids"]
 
 
 async def test_a_coders_call_is_forced_in_its_own_format(served: Served) -> None:
@@ -222,7 +222,7 @@ async def test_an_abort_between_two_requests_ends_the_reply_before_anything_is_f
 
 async def test_a_context_without_room_for_what_is_forced_ends_the_reply_for_its_length(served: Served) -> None:
     [mark] = served.chat.tokenizer.encode("</think>")
-    alone = generation(served, [5] * (512 - BUDGET - 2), served.chat.tokenizer.eos_id, mark)
+    alone = generation(served, [5] * (512 - BUDGET - 2), served.chat.tokenizer.turn_end, mark)
     deltas = [delta async for delta in alone.deltas()]
     assert [(len(delta.token_ids), delta.finish_reason) for delta in deltas] == [(BUDGET, None), (0, "length")]
 

@@ -27,7 +27,7 @@ def chat(model_dir: Path) -> ChatFormat:
 def said(chat: ChatFormat, text: str, *, ended: bool = True) -> list[int]:
     """Ids of a reply as a model might sample them: one byte-level token a character, never merged."""
     ids = [i for c in text for i in chat.tokenizer.encode(c)]
-    return [*ids, chat.tokenizer.eos_id] if ended else ids
+    return [*ids, chat.tokenizer.turn_end] if ended else ids
 
 
 def reply_delta(ids: list[int], **more: Any) -> ReplyDelta:
@@ -78,7 +78,7 @@ def test_a_reply_cut_by_length_gets_its_end_from_the_template(chat: ChatFormat) 
     second = chat.prompt(Conversation([*first.messages, reply, user("go on")]), history).ids
     at = len(prompt) + len(sampled)
     assert second[:at] == [*prompt, *sampled]
-    assert second[at] == chat.tokenizer.eos_id
+    assert second[at] == chat.tokenizer.turn_end
 
 
 def test_a_tool_call_turn_is_continued_although_the_template_spells_it_otherwise(chat: ChatFormat) -> None:
@@ -214,5 +214,5 @@ def test_a_reply_that_ended_with_its_first_call_keeps_it_and_can_be_continued(ch
     result = Message(role="tool", content="done")
     following = chat.prompt(Conversation([user("go"), reply.message, result], tools), history).ids
     assert following[: len(prompt) + len(sampled)] == prompt + sampled
-    assert following[len(prompt) + len(sampled)] == chat.tokenizer.eos_id
+    assert following[len(prompt) + len(sampled)] == chat.tokenizer.turn_end
     assert history.branch_breaks == 0

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from synth.events import TrainWarned
 from synth.jobs.resolved import WatchSettings
 from synth.jobs.schema.watch import WatchSection
-from synth.trainer.collapse.learning_signal import ALL_SOLVED, NO_LEARNING_SIGNAL
 from synth.trainer.collapse.rules import RULES, CollapseDetector
 
 DEFAULTS = msgspec.convert(WatchSection().model_dump(exclude={"enabled"}), WatchSettings)
@@ -141,70 +140,6 @@ def test_a_policy_that_has_learned_may_be_sure_of_itself_until_it_unlearns(rule:
     assert detected([HEALTHY] * 5 + learned) == []
     rules = [w.rule for w in detected([HEALTHY] * 5 + learned + [sure | {"reward_mean": 0.3}] * 15)]
     assert set(rules) == {rule, "reward_drop"}
-
-
-def test_five_iterations_without_a_signal_end_the_job_even_where_nothing_is_watched():
-    detector = CollapseDetector(None)
-    skipped = [*[True] * 4, False, *[True] * 6]
-    warnings = [
-        w for step, skip in enumerate(skipped, 1) for w in detector.add(step, HEALTHY | {"skipped": float(skip)})
-    ]
-    assert [(w.rule, w.step, w.action) for w in warnings] == [(NO_LEARNING_SIGNAL, 10, "stop")]
-
-
-SOLVED = HEALTHY | {"reward_mean": 1.0, "reward_std": 0.0, "skipped": 1.0, "optimizer_moves": 0.0}
-UNSOLVED = SOLVED | {"reward_mean": 0.0}
-TRAINED = HEALTHY | {"optimizer_moves": 4.0}
-
-
-def signs_of(steps: list[Values]) -> tuple[list[TrainWarned], TrainWarned | None]:
-    """What is said of the steps, and at their end."""
-    detector = CollapseDetector(None)
-    found = [warned for step, values in enumerate(steps, start=1) for warned in detector.add(step, values)]
-    return found, detector.at_the_end(len(steps))
-
-
-def test_a_policy_that_gets_everything_right_is_told_so_and_not_failed():
-    [warned], end = signs_of([TRAINED, *[SOLVED] * 12])
-    assert (warned.rule, warned.step, warned.action, end) == (ALL_SOLVED, 6, "warn", None)
-    assert "every rollout of 5 iterations in a row (the last is 6) earned the full reward" in warned.problem.what
-    # One seed that nobody solves is no full reward.
-    [warned], _ = signs_of([TRAINED, *[SOLVED] * 4, UNSOLVED])
-    assert (warned.rule, warned.action) == (NO_LEARNING_SIGNAL, "stop")
-
-
-def test_a_job_that_has_learned_is_not_failed_for_having_nothing_left_to_learn():
-    learned = HEALTHY | {"reward_mean": 0.9, "reward_std": 0.3}
-    left = learned | {"skipped": 1.0, "optimizer_moves": 0.0}
-    found = [w for w in detected([HEALTHY] * 5 + [learned] * 15 + [left] * 6) if w.rule == NO_LEARNING_SIGNAL]
-    assert [(w.action, w.step) for w in found] == [("warn", 25)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "rule", "action", "words"),
-    [
-        ([SOLVED] * 3, ALL_SOLVED, "warn", "every rollout of all 3 iterations earned the full reward"),
-        ([UNSOLVED] * 3, NO_LEARNING_SIGNAL, "stop", "3 of 3 iterations had no group whose rewards differ"),
-        ([SOLVED, UNSOLVED], NO_LEARNING_SIGNAL, "stop", "2 of 2 iterations had no group whose rewards differ"),
-        (
-            [UNSOLVED, HEALTHY | {"optimizer_moves": 0.0}],
-            NO_LEARNING_SIGNAL,
-            "stop",
-            "1 of 2 iterations had no group whose rewards differ, and in 1 each sequence was too old",
-        ),
-    ],
-)
-def test_a_job_that_trained_nothing_says_so_at_its_end(steps: list[Values], rule: str, action: str, words: str):
-    found, end = signs_of(steps)
-    assert found == []
-    assert end is not None
-    assert (end.rule, end.action, end.step) == (rule, action, len(steps))
-    assert words in end.problem.what
-
-
-@pytest.mark.parametrize("steps", [[], [TRAINED], [UNSOLVED, TRAINED, UNSOLVED], [HEALTHY]])
-def test_a_job_that_trained_something_has_nothing_to_say_at_its_end(steps: list[Values]):
-    assert signs_of(steps) == ([], None)
 
 
 def near(value: float) -> st.SearchStrategy[float]:

@@ -89,6 +89,7 @@ def _pairs(job: Job) -> list[tuple[str, str]]:
         ("label", job.label or ""),
         ("kind", job.kind or ""),
         ("state", job.state),
+        ("reason", job.reason),
         ("step", steps_done(job) if job.step else ""),
         ("attempt", str(job.attempt) if (job.attempt or 0) > 1 else ""),
         ("source", job.source_model or ""),

@@ -16,7 +16,7 @@ from synth.inference.engines.loading import stop_ids
 from synth.inference.tokenizers import load_tokenizer
 
 _HEAD = "lm_head.weight"
-_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 #: Of the vision tower and the projector. Not the tower's `attn.proj`: vLLM goes by the last name, and has another
 #: `proj`, of the patches, that can have no adapter.
 _VISION = re.compile(
@@ -89,7 +89,7 @@ def read_base_model_info(model_dir: Path) -> BaseModelInfo:
         shapes=shapes,
         tied=tied,
         vocabulary=text.vocab_size,
-        stop_ids=sorted(stop_ids(ends, load_tokenizer(model_dir).eos_id)),
+        stop_ids=sorted(stop_ids(ends, load_tokenizer(model_dir).ends)),
         image_token=None if text is config else int(config.image_token_id),
         image_processor=None if text is config else ImageProcessor.load(model_dir),
     )

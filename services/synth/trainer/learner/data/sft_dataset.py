@@ -23,6 +23,7 @@ from torch import Tensor
 
 from synth.chat.messages import TrainingRow, images_in
 from synth.chat.template import ChatTemplate
+from synth.chat.turn_end import turn_ends
 from synth.errors import UserError
 from synth.images.prompt_image import PromptImage
 from synth.trainer.errors import TrainingFailed
@@ -194,7 +195,7 @@ class RowEncoder:
         self.count = {"rows": 0, "truncated_rows": 0, "truncated_tokens": 0, "untrained_rows": 0}
         self.count |= {} if images is None else dict.fromkeys(IMAGE_COUNTS, 0)
         self._template = ChatTemplate(tokenizer, sees=images is not None)
-        self._eos_id = tokenizer.eos_token_id
+        self._ends = turn_ends(tokenizer)
         self._sequence_length = sequence_length
         self._images = images
 
@@ -225,7 +226,7 @@ class RowEncoder:
         images = self._images
         found: list[EncodedSequence] = []
         for rendered in per_sequence:
-            ids, weights = _tokens(rendered.pieces, [next(encoded) for _ in rendered.pieces], self._eos_id)
+            ids, weights = _tokens(rendered.pieces, [next(encoded) for _ in rendered.pieces], self._ends)
             kept = rendered.images
             length = min(len(ids), self._sequence_length)
             if images is not None:
@@ -289,15 +290,15 @@ def _render(row: TrainingRow, template: ChatTemplate, images: SftImages | None) 
     return [sequence for sequence in rendered if any(p.weight for p in sequence.pieces)]
 
 
-def _tokens(pieces: list[_Piece], encoded: list[list[int]], eos_id: int) -> tuple[Any, Any]:
+def _tokens(pieces: list[_Piece], encoded: list[list[int]], ends: frozenset[int]) -> tuple[Any, Any]:
     """ids (int32) and weights (float32) of one sequence. Of a completion, what follows its last end-of-turn token is
     the template's, not the model's."""
     ids: list[int] = []
     weights: list[float] = []
     for piece, piece_ids in zip(pieces, encoded, strict=True):
         own = len(piece_ids)
-        if piece.weight and eos_id in piece_ids:
-            own -= piece_ids[::-1].index(eos_id)
+        if piece.weight:
+            own -= next((n for n, id in enumerate(reversed(piece_ids)) if id in ends), 0)
         ids += piece_ids
         weights += [piece.weight] * own + [0.0] * (len(piece_ids) - own)
     return np.asarray(ids, dtype=np.int32), np.asarray(weights, dtype=np.float32)

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from synth.chat.turn_end import turn_ends
 from synth.images.qwen3_vl import ImagePatches, hidden_states, is_qwen3_vl
 from synth.trainer.config import SftTrainConfig, TrainConfig
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.packing import MicroBatch
+from synth.trainer.learner.data.sft_dataset import load_tokenizer
 from synth.trainer.learner.distributed.dtensor import distribute_like, gather_full
 from synth.trainer.learner.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from synth.trainer.learner.model.activation_checkpointing import ops_saved_by_checkpointing
@@ -31,6 +33,7 @@ from synth.trainer.learner.model.lora import add_adapter, merge_adapter
 from synth.trainer.learner.model.qlora import replace_with_nf4
 from synth.trainer.learner.model.varlen_attention import varlen_kwargs
 from synth.weights.policy_file import Kind, save_tensors, write_atomically, write_policy
+from synth.weights.published_names import Part, published_parts, published_tensors, tensor_in_memory
 
 if TYPE_CHECKING:
     from synth.trainer.learner.distributed.fsdp import ShardedModel
@@ -64,12 +67,13 @@ class Policy:
     def device(self) -> torch.device:
         return torch.device(self.config.device)
 
-    @property
+    @functools.cached_property
     def eos_ids(self) -> set[int]:
-        """The tokens that end a turn, by the generation config, else the model config."""
+        """The tokens that end a turn: those of the generation config, else the model config, and the template's."""
         found = getattr(self.model.generation_config, "eos_token_id", None)
         found = found or self.model.config.get_text_config().eos_token_id
-        return set(found) if isinstance(found, list) else {found} - {None}
+        listed: set[int] = set(found) if isinstance(found, list) else {found} - {None}
+        return listed | turn_ends(load_tokenizer(self.model_dir))
 
     def shard(self, process_group: ProcessGroup) -> None:
         """Train with the other ranks, which hold the same weights. It is called before any other method."""
@@ -93,7 +97,13 @@ class Policy:
 
     def model_names(self) -> set[str]:
         """The names in a `write_model`: the trained parameters, and in mode "full" the frozen ones."""
-        return set(self._state_dict())
+        tensors = self._state_dict()
+        return {name for live in tensors for name, _ in self._parts[live]} if self.kind == "full" else set(tensors)
+
+    @functools.cached_property
+    def _parts(self) -> dict[str, list[tuple[str, Part]]]:
+        """Where each tensor of a model file lies in the model, whose experts are one tensor a layer."""
+        return published_parts(self.model, {name: tensor.shape for name, tensor in self._state_dict().items()})
 
     def trainable_state_dict(self) -> dict[str, Tensor]:
         """The trained parameters in float32, on the CPU, by their names in a model file.
@@ -111,7 +121,11 @@ class Policy:
         Raises `KeyError` when one is missing.
         """
         for name, parameter in self.trainable_parameters().items():
-            parameter.copy_(distribute_like(tensors[self._saved_name(name)], parameter))
+            saved = self._saved_name(name)
+            whole = (
+                tensors[saved] if saved in tensors else tensor_in_memory(self._parts[name], parameter.shape, tensors)
+            )
+            parameter.copy_(distribute_like(whole, parameter))
 
     def logprobs(self, micro: MicroBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """logp_N (float32, nats, of the micro-batch's trained tokens) and entropy_N (without gradient)."""
@@ -165,7 +179,7 @@ class Policy:
 
     def write_serving_weights(self, path: Path, *, version: int) -> dict[str, str]:
         """Write the weights to serve, in the served dtype. Returns the digest of each tensor, on rank 0."""
-        tensors = self._gather_to_cpu(self._state_dict(), self._served_dtype())
+        tensors = self._published(self._served_dtype())
         if not self.process_group.is_main:
             return {}
         return write_policy(path, tensors, kind=self.kind, version=version, lora=self._lora_config())
@@ -180,7 +194,7 @@ class Policy:
 
         master_weights: write the float32 masters, to continue training from; else the weights in the served dtype.
         """
-        tensors = self._gather_to_cpu(self._state_dict(), torch.float32 if master_weights else self._served_dtype())
+        tensors = self._published(torch.float32 if master_weights else self._served_dtype())
         if not self.process_group.is_main:
             return
         folder.mkdir(parents=True)
@@ -218,6 +232,13 @@ class Policy:
         # A tied head is the embedding under a second name.
         kept = {n for n, _ in self.model.named_parameters()} | {n for n, _ in self.model.named_buffers()}
         return {n: t for n, t in self.model.state_dict().items() if n in kept}
+
+    def _published(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Full tensors on the CPU of rank 0, under the names that other engines load."""
+        tensors = self._gather_to_cpu(self._state_dict(), dtype)
+        if self.kind == "lora":
+            return tensors
+        return {name: tensor.contiguous() for name, tensor in published_tensors(self._parts, tensors).items()}
 
     def _gather_to_cpu(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Full tensors on the CPU of rank 0, gathered one at a time, so that no device holds the whole model."""

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+from synth.windowed_attention import causal_attention
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,11 @@ def choose_attention(model_config: Any, device: torch.device, dtype: torch.dtype
     `attention_by_sequence`.
     """
     model_config = model_config.get_text_config()
-    unusual = set(getattr(model_config, "layer_types", None) or ()) - {"full_attention"}
-    if unusual or getattr(model_config, "sliding_window", None):
-        return _log_choice("sdpa", "the model has more than full attention")
+    kinds = set(getattr(model_config, "layer_types", None) or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        return _log_choice("sdpa", f"the model has {', '.join(sorted(kinds))}")
+    if "sliding_attention" in kinds or getattr(model_config, "sliding_window", None):
+        return _log_choice(BY_SEQUENCE, "the model attends within windows")
     if device.type != "cuda" or dtype != torch.bfloat16:
         return _log_choice(BY_SEQUENCE, f"there is no flash kernel for {dtype} on {device.type}")
     if is_flash_attn_3_available():
@@ -79,19 +82,24 @@ def attention_by_sequence(
     scaling: float | None = None,
     dropout: float = 0.0,
     bounds: tuple[int, ...] | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention, one call of torch's kernel for each packed sequence. Returns [B, L, H, D]."""
+    """Causal attention, one call of torch's kernel for each packed sequence. Returns [B, L, H, D].
+
+    sliding_window: positions that one attends to at most, of a layer that has a window. s_aux: the layer's sinks, [H].
+    """
     bounds = bounds or (0, q_BHLD.shape[2])
     parts = [
-        scaled_dot_product_attention(
+        causal_attention(
             q_BHLD[:, :, a:b],
             k_BHLD[:, :, a:b],
             v_BHLD[:, :, a:b],
-            is_causal=True,
             scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=q_BHLD.shape[1] != k_BHLD.shape[1],
+            window=sliding_window,
+            sinks_H=s_aux,
+            dropout=dropout,
         )
         for a, b in itertools.pairwise(bounds)
     ]
