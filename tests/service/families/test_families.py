@@ -93,7 +93,9 @@ def by_policy(policy: Policy) -> Callable[[list[int]], torch.Tensor]:
             out = policy.model.base_model(
                 input_ids=packed, position_ids=positions, use_cache=False, **varlen_kwargs(positions)
             )
-            return (out.last_hidden_state[0, len(ids) :] @ policy.model.get_output_embeddings().weight.T).log_softmax(-1)
+            return (out.last_hidden_state[0, len(ids) :] @ policy.model.get_output_embeddings().weight.T).log_softmax(
+                -1
+            )
 
     return logprobs
 
@@ -144,7 +146,9 @@ async def test_full_weights_have_the_names_of_the_models_own_files(family: Archi
     again.policy.load_trainable_state_dict(made)
     ids = prompt(1, 30)
     torch.testing.assert_close(by_policy(again.policy)(ids), by_policy(trainer.policy)(ids), rtol=0, atol=1e-6)
-    torch.testing.assert_close(by_library(tmp_path / "model")(ids), by_policy(trainer.policy)(ids), rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(
+        by_library(tmp_path / "model")(ids), by_policy(trainer.policy)(ids), rtol=0, atol=TOLERANCE
+    )
     PROVEN[family.name][_COLUMNS[3]] = "yes, each expert its own" if any(".experts.0." in n for n in made) else "yes"
 
 
