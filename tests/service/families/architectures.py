@@ -62,8 +62,8 @@ class Architecture:
     """A family to prove. name: as the table has it. model: its class in transformers, whose config is beside it.
 
     special: its control tokens; the first one is its eos. ends: the one with which its template ends a turn.
-    configured: what its generation config calls eos, beside the eos itself. sizes: of its config, beside the common ones.
-    experts: whether its layers have experts.
+    configured: what its generation config calls eos, beside the eos itself. sizes: of its config, beside the common
+    ones. experts: whether its layers have experts.
     """
 
     name: str
@@ -130,8 +130,11 @@ ARCHITECTURES = (
 )
 
 
-def save_architecture(path: Path, architecture: Architecture) -> None:
-    """Write a model folder as the hub has them: weights, config, generation config, tokenizer and template."""
+def save_architecture(path: Path, architecture: Architecture, **sizes: Any) -> None:
+    """Write a model folder as the hub has them: weights, config, generation config, tokenizer and template.
+
+    sizes: of the config, in place of the architecture's own.
+    """
     tokenizer = _tokenizer(architecture)
     ids = tokenizer.get_vocab()
     eos = [ids[token] for token in (architecture.special[0], *architecture.configured)]
@@ -143,6 +146,7 @@ def save_architecture(path: Path, architecture: Architecture) -> None:
         "eos_token_id": eos[0],
         "pad_token_id": 0,
         **architecture.sizes,
+        **sizes,
     }
     torch.manual_seed(0)
     model = getattr(transformers, architecture.model)(architecture.config(**settings))

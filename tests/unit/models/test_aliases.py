@@ -69,7 +69,7 @@ def test_a_stand_in_that_is_gone_is_named(folder: Path) -> None:
         (BASE, "../tiny-qwen3", "there is no model"),
         (BASE, "sees", "is of the family qwen3-vl"),
         ("Qwen/Qwen3-VL-2B-Instruct", "tiny-qwen3", "is of the family qwen3,"),
-        (BASE, "odd", "'gpt2'"),
+        (BASE, "odd", "'t5'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(
@@ -77,7 +77,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
 ) -> None:
     add_model(folder, "Qwen/Qwen3-1.7B")
     add_model(folder, "sees", '{"model_type": "qwen3_vl"}')
-    add_model(folder, "odd", '{"model_type": "gpt2"}')
+    add_model(folder, "odd", '{"model_type": "t5"}')
     registry = Registry(folder)
     with pytest.raises(UserError, match=words) as caught:
         registry.alias(model_id, stand_in)

@@ -16,6 +16,8 @@ from synth.models import QWEN3, FineTunedId, Registry, Vision, format_finetuned,
 def add_model(root: Path, name: str, config: str = '{"model_type": "qwen3"}') -> None:
     (root / name).mkdir(parents=True)
     (root / name / "config.json").write_text(config)
+    # Whole as a file, and without a tensor.
+    (root / name / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 def test_the_table_has_the_36_hosted_ids_and_what_each_may_do() -> None:
@@ -126,7 +128,7 @@ def test_an_id_never_leaves_the_models_folder(model_id: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "words"), [("{", "not JSON"), ('{"model_type": "gpt2"}', "'gpt2'"), ("[]", "'None'")]
+    ("config", "words"), [("{", "not JSON"), ('{"model_type": "t5"}', "'t5'"), ("[]", "no model_type")]
 )
 def test_a_directory_that_is_no_model_of_ours_says_why(config: str, words: str, tmp_path: Path) -> None:
     add_model(tmp_path, "odd", config)
@@ -135,7 +137,7 @@ def test_a_directory_that_is_no_model_of_ours_says_why(config: str, words: str, 
     assert caught.value.problems[0].where.endswith("config.json")
 
 
-@pytest.mark.parametrize("config", ["{", '{"model_type": "gpt2"}', "[" * 100_000])
+@pytest.mark.parametrize("config", ["{", '{"model_type": "t5"}', "[" * 100_000])
 def test_a_directory_that_is_no_model_of_ours_hides_no_other(config: str, tmp_path: Path) -> None:
     add_model(tmp_path, "odd", config)
     add_model(tmp_path, "tiny-qwen3")

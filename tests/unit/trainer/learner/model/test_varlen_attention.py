@@ -114,7 +114,13 @@ def test_activations_that_are_recomputed_are_not_kept(model_dir: Path) -> None:
     assert kept(activation_checkpointing=True) < 0.5 * kept()
 
 
-def test_a_model_with_windows_keeps_the_attention_of_transformers(model_dir: Path) -> None:
+def test_a_model_with_windows_attends_by_sequence_and_one_with_other_layers_as_transformers_does(
+    model_dir: Path,
+) -> None:
     config = policy(model_dir).model.config
-    config.layer_types = ["full_attention", "sliding_attention"]
-    assert varlen_attention.choose_attention(config, torch.device("cpu"), torch.float32) == "sdpa"
+    for layer_types, chosen in (
+        (["full_attention", "sliding_attention"], varlen_attention.BY_SEQUENCE),
+        (["full_attention", "linear_attention"], "sdpa"),
+    ):
+        config.layer_types = layer_types
+        assert varlen_attention.choose_attention(config, torch.device("cuda"), torch.bfloat16) == chosen

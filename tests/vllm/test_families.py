@@ -1,0 +1,44 @@
+"""vLLM serves the families of docs/models.md as the trainer trains them: full weights, and an adapter where it may."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from synth.inference.engines.vllm.engine import VllmEngine
+from synth.inference.engines.vllm.host import VllmHost
+from synth.trainer.learner.model.policy import load_policy
+from synth.trainer.learner.rl import RlTrainer
+from tests.service.families.architectures import ARCHITECTURES, Architecture, save_architecture
+from tests.service.families.test_families import by_policy, largest_difference, sampled
+from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
+from tests.vllm.conftest import SETTINGS
+
+#: vLLM wants heads of 32 on a CPU.
+_WIDE = {"hidden_size": 128, "head_dim": 32}
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+@pytest.mark.parametrize("family", ARCHITECTURES, ids=lambda a: a.name)
+async def test_a_family_is_served_as_it_is_trained(
+    family: Architecture, mode: str, tmp_path: Path, tolerance: float
+) -> None:
+    save_architecture(tmp_path / "model", family, **_WIDE)
+    config = rl_config(lr=3e-3, mode=mode, **OPEN_GATES)
+    torch.manual_seed(config.seed)
+    trainer = RlTrainer(load_policy(tmp_path / "model", config, dropout=False), config)
+    host = await VllmHost.start(tmp_path / "model", SETTINGS, max_lora_rank=None if mode == "full" else config.lora.r)
+    try:
+        engine = await VllmEngine.load(host)
+        assert largest_difference(await sampled(engine), by_policy(trainer.policy)) <= tolerance
+        trainer.step(scored_by(trainer.policy, random_batch(1)))
+        file = tmp_path / "v1.safetensors"
+        trainer.policy.write_serving_weights(file, version=1)
+        proof = await engine.update_weights(file, 1)
+        assert proof.matched == proof.tensors
+        assert largest_difference(await sampled(engine), by_policy(trainer.policy)) <= tolerance
+        await engine.close()
+    finally:
+        await host.close()
