@@ -100,7 +100,7 @@ def load_model(
         images = image_reader(model, processor, max_bytes=settings.pixel_cache_bytes, on_read=on_image)
     batcher = Batcher(
         forward=_vision_forward(model) if sees else _text_forward(decoder),
-        head=head,
+        head=float32_head(head),
         cache=cache,
         stop_ids=sorted(stop_ids(model.generation_config.eos_token_id, tokenizer.ends)),
         vocabulary=config.vocab_size,
@@ -112,6 +112,26 @@ def load_model(
     )
     max_context = min(config.max_position_embeddings, cache.budget_tokens)
     return LoadedModel(live, batcher, max_context, config.vocab_size, images)
+
+
+def float32_head(head: Any) -> Callable[[Tensor], Tensor]:
+    """The logits [N, V] of hidden states [N, E], in float32 whatever the model's dtype, as the trainer computes them.
+
+    In bfloat16 a logit near 20 is rounded to an eighth, which the softmax has no way to undo. A GPU's tensor cores sum
+    products of half precision in float32, so that these need no cast.
+    """
+
+    def logits(hidden_NE: Tensor) -> Tensor:
+        weight_VE = head.weight  # read at each call: new weights are written into it
+        if weight_VE.dtype == torch.float32:
+            return head(hidden_NE)
+        if hidden_NE.is_cuda and hidden_NE.dtype == weight_VE.dtype:
+            found = torch.mm(hidden_NE, weight_VE.T, out_dtype=torch.float32)
+        else:
+            found = hidden_NE.float() @ weight_VE.float().T
+        return found if head.bias is None else found + head.bias.float()
+
+    return logits
 
 
 def _text_forward(decoder: Any) -> Forward:

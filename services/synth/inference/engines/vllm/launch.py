@@ -38,6 +38,20 @@ def launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank
     cpu = process.on_cpu()
     if cpu:
         _check_heads(model_dir)
+    config = AsyncEngineArgs(
+        logits_processors=[banned_tokens.PATH], **engine_arguments(model_dir, model, settings, rank, cpu=cpu)
+    ).create_engine_config()
+    registry, stats = CollectorRegistry(), metrics.HostStats()
+    with process.forkserver_context():
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.make_stat_logger(registry, stats)])
+    llm.synth_registry, llm.synth_stats = registry, stats
+    return llm
+
+
+def engine_arguments(
+    model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank: int | None, *, cpu: bool
+) -> dict[str, Any]:
+    """The arguments of vLLM's engine, but for its logits processors. cpu: whether its build is the one for CPUs."""
     lora: dict[str, Any] = {
         "enable_lora": True,
         "max_lora_rank": rank,
@@ -47,36 +61,41 @@ def launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank
         # Without the LM head: if it can have an adapter, vLLM on a CPU dies of a request for prompt logprobs.
         "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in model.adaptable()}) or None,
     }
-    config = AsyncEngineArgs(
-        model=str(model_dir),
-        served_model_name=f"{model_dir.name}-{next(_hosts)}",
-        dtype=_DTYPES[settings.dtype] if settings.dtype else "float32" if cpu else "auto",
-        seed=settings.seed if settings.seed is not None else secrets.randbits(31),
-        max_model_len=-1,  # as long as the model's context and the KV cache allow
-        block_size=_CPU_BLOCK_SIZE if cpu else None,
-        kv_cache_memory_bytes=settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else _gpu_kv_bytes(model, settings)),
-        gpu_memory_utilization=_MEMORY_FRACTION,
-        max_num_seqs=settings.max_num_seqs,
-        logprobs_mode="processed_logprobs",
-        logits_processors=[banned_tokens.PATH],
+    return {
+        "model": str(model_dir),
+        "served_model_name": f"{model_dir.name}-{next(_hosts)}",
+        "dtype": _DTYPES[settings.dtype] if settings.dtype else "float32" if cpu else "auto",
+        "seed": settings.seed if settings.seed is not None else secrets.randbits(31),
+        "max_model_len": -1,  # as long as the model's context and the KV cache allow
+        "block_size": _CPU_BLOCK_SIZE if cpu else None,
+        "kv_cache_memory_bytes": settings.kv_budget_bytes or (CPU_KV_BYTES if cpu else _gpu_kv_bytes(model, settings)),
+        "gpu_memory_utilization": _MEMORY_FRACTION,
+        "max_num_seqs": settings.max_num_seqs,
+        "logprobs_mode": "processed_logprobs",
         # llguidance, with which the service compiles the same schemas (`synth.inference.grammar`).
-        structured_outputs_config={"backend": "guidance"},
-        generation_config="vllm",  # no sampling defaults from the model's files
-        enforce_eager=cpu,
+        "structured_outputs_config": {"backend": "guidance"},
+        "generation_config": "vllm",  # no sampling defaults from the model's files
+        "enforce_eager": cpu,
         # It costs memory beside the weights, and CPUs have none of it.
-        enable_sleep_mode=settings.sleeps and not cpu,
-        use_tqdm_on_load=False,
-        enable_prefix_caching=True,
-        scheduling_policy="priority",
-        worker_extension_cls="synth.inference.engines.vllm.plugin.worker.WorkerExtension",
+        "enable_sleep_mode": settings.sleeps and not cpu,
+        "use_tqdm_on_load": False,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "worker_extension_cls": "synth.inference.engines.vllm.plugin.worker.WorkerExtension",
         **(_vision(model) if model.image_token is not None else {}),
         **(lora if rank is not None else {"weight_transfer_config": {"backend": FILE_BACKEND}}),
-    ).create_engine_config()
-    registry, stats = CollectorRegistry(), metrics.HostStats()
-    with process.forkserver_context():
-        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[metrics.make_stat_logger(registry, stats)])
-    llm.synth_registry, llm.synth_stats = registry, stats
-    return llm
+        "hf_overrides": _overrides(model),
+    }
+
+
+def _overrides(model: BaseModelInfo) -> dict[str, Any]:
+    """What vLLM takes for the model's own configuration."""
+    # The trainer computes logits in float32, and rounded ones are other probabilities.
+    overrides: dict[str, Any] = {"head_dtype": "float32"}
+    if model.image_token is not None:
+        # vLLM looks at the language model's word on it, transformers at the whole model's.
+        overrides["text_config"] = {"tie_word_embeddings": model.tied}
+    return overrides
 
 
 def _vision(model: BaseModelInfo) -> dict[str, Any]:
@@ -87,8 +106,6 @@ def _vision(model: BaseModelInfo) -> dict[str, Any]:
         "mm_device_do_normalize": False,
         # The service holds what it has made of an image; vLLM keeps what the vision tower has made of it.
         "mm_processor_cache_gb": 0,
-        # vLLM looks at the language model's word on it, transformers at the whole model's.
-        "hf_overrides": {"text_config": {"tie_word_embeddings": model.tied}},
     }
 
 
