@@ -6,7 +6,6 @@ from typing import Any
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
-from synth.jobs.resolve.curriculum import resolve_curriculum
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
@@ -22,7 +21,7 @@ from synth.jobs.resolve.sampling import max_tokens_per_call, resolve_threshold, 
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
-from synth.jobs.resolve.watch import resolve_watch
+from synth.jobs.resolve.watch import resolve_curriculum, resolve_watch
 from synth.jobs.resolved import EvaluationSettings, GradedRows, Mode, RlJob, RolloutSettings
 from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
 from synth.jobs.seeds import Seeds

@@ -1,10 +1,12 @@
-"""The collapse watch of an RL job: which signs it looks for, and what they lead to."""
+"""The collapse watch of an RL job: which signs it looks for, what they lead to, and what follows solved seeds."""
 
 from __future__ import annotations
 
 from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolved import WatchSettings
+from synth.jobs.schema.rl import RlConfig
 from synth.jobs.schema.watch import WatchSection
+from synth.jobs.seeds import Seeds
 
 
 def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:
@@ -16,3 +18,23 @@ def resolve_watch(section: WatchSection | None, context: ResolveContext) -> Watc
     for name in sorted(section.model_fields_set - {"enabled"}):
         context.warn(context.at(section, name), "has no effect: enabled = false")
     return context.take("watch", section, "enabled") or None
+
+
+def resolve_curriculum(config: RlConfig, held_out: set[int], context: ResolveContext) -> list[Seeds]:
+    """The sets of seeds in their order. held_out: the seeds of `[evaluation]`, which training should not see."""
+    curriculum: list[Seeds] = context.take("curriculum", config.data, "curriculum", []) or []
+    if curriculum and config.training.solved_after == 0:
+        context.problem(
+            ("data", "curriculum"),
+            f"{len(curriculum)} sets of seeds are to follow when those before are solved, and solved_after = 0 takes "
+            "none for solved",
+            expected="[training] solved_after of at least 1",
+            fix="raise it, or remove curriculum",
+        )
+    for number, seeds in enumerate(curriculum, start=1):
+        if shared := seeds.shared_with(held_out):
+            context.warn(
+                ("data", "curriculum"),
+                f"shares {len(shared)} seeds of its set {number} with [evaluation], such as {min(shared)}",
+            )
+    return curriculum
