@@ -70,9 +70,10 @@ def masked_attention(
         return scaled_dot_product_attention(
             q_BHQD, k_BHLD, v_BHLD, attn_mask=mask, scale=scale, dropout_p=dropout, enable_gqa=groups > 1
         )
-    k_BHLD, v_BHLD = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BHLD, v_BHLD))
-    scale = q_BHQD.shape[-1] ** -0.5 if scale is None else scale
-    scores_BHQL = q_BHQD @ k_BHLD.transpose(-1, -2) * scale + mask
+    if groups > 1:
+        k_BHLD, v_BHLD = k_BHLD.repeat_interleave(groups, dim=1), v_BHLD.repeat_interleave(groups, dim=1)
+    factor = float(q_BHQD.shape[-1] ** -0.5) if scale is None else scale
+    scores_BHQL = q_BHQD @ k_BHLD.transpose(-1, -2) * factor + mask
     sink_BHQ1 = sinks_H.to(scores_BHQL.dtype).view(1, -1, 1, 1).expand(*scores_BHQL.shape[:-1], 1)
     weights = torch.cat([scores_BHQL, sink_BHQ1], dim=-1).float().softmax(-1)[..., :-1].to(q_BHQD.dtype)
     return torch.nn.functional.dropout(weights, dropout) @ v_BHLD if dropout else weights @ v_BHLD

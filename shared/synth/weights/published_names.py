@@ -6,7 +6,7 @@ transformers keeps the experts of a layer as one tensor, and its files have each
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def published_parts(model: Any, shapes: Mapping[str, torch.Size]) -> dict[str, l
         total += rows.numel()
     starts = torch.tensor(first)
     parts: dict[str, list[tuple[str, Part]]] = {name: [] for name in names}
-    reverted: dict[str, Tensor] = revert_weight_conversion(model, probes)
+    reverted = cast(dict[str, Tensor], revert_weight_conversion(model, probes))
     for published, probe in reverted.items():
         begin = int(probe.flatten()[0])
         owner = int(torch.searchsorted(starts, begin, right=True)) - 1

@@ -6,7 +6,6 @@ from typing import Any
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
-from synth.jobs.resolve.curriculum import resolve_curriculum
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
@@ -25,9 +24,9 @@ from synth.jobs.resolve.sampling import max_tokens_per_call, resolve_threshold, 
 from synth.jobs.resolve.source import agreed_model
 from synth.jobs.resolve.task_app import POLICY_KEYS, REWARD_KEYS, GivenKey, given_keys, merge_given, with_sight
 from synth.jobs.resolve.vision import IMAGE_WISHES, check_images, resolve_vision
-from synth.jobs.resolved import EvaluationSettings, GradedRows, Mode, RlJob, RolloutSettings, WatchSettings
+from synth.jobs.resolve.watch import resolve_curriculum, resolve_watch
+from synth.jobs.resolved import EvaluationSettings, GradedRows, Mode, RlJob, RolloutSettings
 from synth.jobs.schema.rl import EvaluationSection, RlConfig, WeightSyncSection
-from synth.jobs.schema.watch import WatchSection
 from synth.jobs.seeds import Seeds
 from synth.models import ModelSpec
 
@@ -354,14 +353,3 @@ def _train_seeds(config: RlConfig, held_out: set[int], context: ResolveContext) 
         context.warn(("data", "seed_start"), f"= {start} becomes {first}: {why}")
     shifted = Seeds(start=first, count=_TRAIN_SEEDS)
     return context.record_change("train_seeds", shifted, f"training begins at seed {first}: {why}")
-
-
-def resolve_watch(section: WatchSection | None, context: ResolveContext) -> WatchSettings | None:
-    """The watch's settings; None where it is turned off."""
-    section = section or WatchSection()
-    if section.enabled:
-        names = WatchSettings.__struct_fields__
-        return WatchSettings(**{name: context.take(f"watch.{name}", section, name) for name in names})
-    for name in sorted(section.model_fields_set - {"enabled"}):
-        context.warn(context.at(section, name), "has no effect: enabled = false")
-    return context.take("watch", section, "enabled") or None
