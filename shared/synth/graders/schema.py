@@ -1,4 +1,4 @@
-"""Graders as OpenAI documents them: checks, comparisons, models that score or label, code, and multi, a formula of them.
+"""Graders as OpenAI documents them: checks, comparisons, models that score or label, code, and formulas of them.
 
 Every field of these types is honoured, or refused with the reason.
 """
@@ -114,9 +114,7 @@ class Multi(_Grader):
 
     type: Literal["multi"]
     name: _Name
-    graders: Annotated[
-        dict[str, StringCheck | TextSimilarity | ScoreModel | LabelModel | Python], Field(min_length=1)
-    ]
+    graders: Annotated[dict[str, StringCheck | TextSimilarity | ScoreModel | LabelModel | Python], Field(min_length=1)]
     calculate_output: str
 
 
@@ -156,6 +154,16 @@ def models_of(grader: Grader) -> list[str]:
 def runs_python(grader: Grader) -> bool:
     """Whether it runs code that its writer sent."""
     return any(isinstance(part, Python) for part in parts_of(grader).values())
+
+
+def python_refused(*, where: str) -> Problem:
+    """Why a grader with code is refused where the operator has not allowed it."""
+    return Problem(
+        what="a grader of type 'python': this cluster runs no code that is sent to it",
+        expected="a grader without python; or SYNTH_PYTHON_GRADERS=true of the operator, without any sandbox",
+        fix="pay the rollouts in a task app of your own",
+        where=where,
+    )
 
 
 def templates_of(grader: Grader, *, where: str = "grader") -> dict[str, Template]:
@@ -278,7 +286,9 @@ def _multi(table: dict[str, Any], where: str) -> Multi:
             problems += error.problems
     if problems:
         raise UserError(problems)
-    multi = _validated(Multi, {**table, "graders": {key: part.model_dump(exclude_none=True) for key, part in parts.items()}}, where)
+    multi = _validated(
+        Multi, {**table, "graders": {key: part.model_dump(exclude_none=True) for key, part in parts.items()}}, where
+    )
     try:
         formula = parse_formula(multi.calculate_output)
     except FormulaWrong as wrong:

@@ -38,7 +38,7 @@ def _graded(task: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"it returned {score!r}"[:_SHOWN]} if isinstance(score, str) else {"score": repr(float(score))}
     except MemoryError:
         return {"error": "it ran out of memory"}
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - also SystemExit is its answer
         last = traceback.extract_tb(error.__traceback__)[-1]
         line = f" (line {last.lineno})" if last.filename == "grader" else ""
         return {"error": f"{type(error).__name__}: {error}"[:_SHOWN] + line}
