@@ -64,9 +64,7 @@ class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
 async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A grader that cannot be read, or that is not run here, is a 400 with every problem."""
-    grader = await asyncio.to_thread(_parse, body.grader)
-    if runs_python(grader) and not gateway.settings.python_graders:
-        raise _refused([python_refused(where="grader")])
+    grader = await asyncio.to_thread(_parse, body.grader, python=gateway.settings.python_graders)
     return json_response(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
 
 
@@ -77,7 +75,7 @@ async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Resp
     A grader that refers to what the item lacks, or whose formula has no value, has the reward 0 and that error. One
     that asks a model, or is code, is a 400: it grades in a job alone.
     """
-    grader = await asyncio.to_thread(_parse, body.grader)
+    grader = await asyncio.to_thread(_parse, body.grader, python=gateway.settings.python_graders)
     if runs_python(grader) or models_of(grader):
         what = "a grader that asks a model, or is code, grades in a job alone"
         raise _refused([Problem(what=what, fix="graders.validate reads it; a short job tries it", where="grader")])
@@ -125,9 +123,13 @@ def _errors(graded: Graded, failed: GraderFailed | None) -> dict[str, Any]:
     return {**flags, **dict.fromkeys(never, False), "details": details or None}
 
 
-def _parse(data: dict[str, Any]) -> Grader:
+def _parse(data: dict[str, Any], *, python: bool) -> Grader:
+    """python: whether graders that are code are run."""
     try:
-        return parse_grader(data)
+        grader = parse_grader(data)
+        if runs_python(grader) and not python:
+            raise UserError(python_refused(where="grader"))
+        return grader
     except UserError as error:
         raise _refused(error.problems) from error
 
