@@ -58,13 +58,6 @@ async def test_code_is_given_nothing_of_the_services_environment(monkeypatch: py
 
 async def test_its_score_is_a_part_of_a_formula_and_its_failure_names_it():
     python = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return item['weight'] * 2"}
-    exact = {
-        "type": "string_check",
-        "name": "e",
-        "input": "{{sample.output_text}}",
-        "reference": "4",
-        "operation": "eq",
-    }
     multi = {"type": "multi", "name": "m", "graders": {"p": python, "e": EXACT}, "calculate_output": "p + e"}
     grader, sample = parse_grader(multi), Sample("4", [])
     ran = await run_python(grader, {"weight": 3}, sample, _pool())
