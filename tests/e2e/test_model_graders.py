@@ -140,7 +140,7 @@ def test_a_grader_that_nobody_would_answer_or_run_is_refused_before_the_job_star
     assert (code, job["code"]) == (3, "refused")
     assert "nobody" in job["problems"][0]["what"]
     python = '[grader]\ntype = "python"\nname = "p"\nsource = "def grade(sample, item): return 1"\n'
-    made = platform.shell.run("submit", platform.write(_HEAD.format(data=prompts, iterations=2) + python), "--detach")
-    assert made.returncode != 0, made
-    assert "runs no code" in made.stderr
+    code, job = platform.outcome(platform.submit(_HEAD.format(data=prompts, iterations=2) + python))
+    assert (code, job["state"]) == (3, "rejected")
+    assert "runs no code" in job["problems"][0]["what"]
     assert judge.calls == []
