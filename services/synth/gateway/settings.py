@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from synth.graders.python.settings import PythonGraderSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(ServiceSettings, PythonGraderSettings):
     """The gateway's own settings, beside the ones that every service has."""
 
     read_model_path: Path = Path(".synth/gateway.db")
@@ -61,7 +62,8 @@ class GatewaySettings(ServiceSettings):
     it, all."""
 
     judge_provider: str | None = None
-    """Who judges at `/judge/v1/score` where a request names no provider: one of `SYNTH_JUDGE_PROVIDERS`, or `synth`."""
+    """Who judges at `/judge/v1/score` where a request names no provider, and who serves the models that the graders of
+    `/v1/fine_tuning/jobs` ask: one of `SYNTH_JUDGE_PROVIDERS`, or `synth`."""
 
     judge_model: str | None = None
     """With which model, where a request names none."""

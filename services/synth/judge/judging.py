@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from synth.blobs import BlobCorrupt, BlobMissing, BlobStore
+from synth.events import BlobRef
 from synth.judge.api.endpoints import Endpoints
-from synth.judge.failures import JudgeTrouble, refused
+from synth.judge.failures import refused
+from synth.judge.grading import GraderRun
 from synth.judge.prompts.answers import MAX_COUNT, Order, Scores, read_order, read_scores
 from synth.judge.prompts.asking import ask_event, ask_order, ask_outcome, presentation_order
 from synth.judge.prompts.rollout import JudgedRollout, fence
 from synth.judge.scores import ranked, review
 from synth.judge.usage import UsageCount
-from synth.judge.voting import ReadyJudge, Voting
+from synth.judge.voting import ReadyJudge, Voting, run_all
 from synth.judging.contract import JudgeRollouts, Review, RolloutReview, RolloutToJudge
+from synth.judging.grading import GraderPrompt
 from synth.judging.settings import (
     MAX_ATTEMPTS,
     MAX_CONCURRENCY,
@@ -58,7 +61,8 @@ class QuestionWorker:
     async def run(self, question: JudgeRollouts, usage: UsageCount) -> list[RolloutReview]:
         """The reviews of the question's rollouts. usage: counted in it as calls are made. Raises `JudgeTrouble`."""
         _check_bounds(question.judging)
-        if question.rollouts:
+        graded = any(rollout.prompts is not None for rollout in question.rollouts)
+        if question.rollouts and not graded:
             _check(question)
         judges = [
             ReadyJudge(model, await self._endpoints.resolve(model, org=question.org))
@@ -66,26 +70,41 @@ class QuestionWorker:
         ]
         if not question.rollouts:
             return []
+        if graded:
+            prompts = [await self._load_prompts(rollout) for rollout in question.rollouts]
+            return await GraderRun(self._voting, self._secret, question, judges, prompts, usage).reviews()
         rollouts = [await self._load(rollout) for rollout in question.rollouts]
         return await _Run(self._voting, self._secret, question, judges, rollouts, usage).reviews()
 
     async def _load(self, rollout: RolloutToJudge) -> JudgedRollout:
+        transcript = await self._read(rollout, rollout.transcript, Transcript, "transcript")
+        assert rollout.transcript is not None
+        try:
+            return JudgedRollout(rollout.rollout_id, rollout.transcript.sha256, transcript)
+        except ValueError as error:
+            raise refused(f"its transcript cannot be read: {error}", where=f"rollout {rollout.rollout_id}") from error
+
+    async def _load_prompts(self, rollout: RolloutToJudge) -> list[GraderPrompt]:
+        return await self._read(rollout, rollout.prompts, list[GraderPrompt], "text for graders")
+
+    async def _read(self, rollout: RolloutToJudge, ref: BlobRef | None, kind: type[_T], what: str) -> _T:
         where = f"rollout {rollout.rollout_id}"
-        size, limit = rollout.transcript.size, self._max_transcript_bytes
+        if ref is None:
+            raise refused(f"there is no {what}", where=where, expected="one for each rollout of the question")
+        size, limit = ref.size, self._max_transcript_bytes
         if size > limit:
             raise refused(
-                f"its transcript has {size:,} bytes, and a judge is shown {limit:,} at most",
+                f"its {what} has {size:,} bytes, and a judge is shown {limit:,} at most",
                 where=where,
                 fix="shorten rollouts (max_turns, max_tokens), or raise SYNTH_JUDGE_MAX_TRANSCRIPT_BYTES",
             )
         try:
-            body = await self._blobs.get_bytes(rollout.transcript)
-            transcript = await asyncio.to_thread(msgspec.json.decode, body, type=Transcript)
-            return JudgedRollout(rollout.rollout_id, rollout.transcript.sha256, transcript)
+            body = await self._blobs.get_bytes(ref)
+            return await asyncio.to_thread(msgspec.json.decode, body, type=kind)
         except (BlobMissing, BlobCorrupt) as error:
-            raise refused(f"its transcript is gone: {error}", where=where) from error
-        except (msgspec.DecodeError, ValueError) as error:
-            raise refused(f"its transcript cannot be read: {error}", where=where) from error
+            raise refused(f"its {what} is gone: {error}", where=where) from error
+        except msgspec.DecodeError as error:
+            raise refused(f"its {what} cannot be read: {error}", where=where) from error
 
 
 class _Run:
@@ -201,31 +220,6 @@ class _Run:
     @property
     def _weights(self) -> list[float]:
         return [judge.model.weight for judge in self._judges]
-
-
-async def run_all(works: Iterable[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
-    """Do all of it, so many at one time, none made before it is begun. Raises the gravest `JudgeTrouble`.
-
-    After the first one nothing is begun, and what is under way is waited for: its answers are paid for, and are kept.
-    """
-    rooms, troubles = asyncio.Semaphore(at_once), list[JudgeTrouble]()
-
-    async def work(one: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await one()
-        except JudgeTrouble as trouble:
-            troubles.append(trouble)
-        finally:
-            rooms.release()
-
-    async with asyncio.TaskGroup() as group:
-        for one in works:
-            await rooms.acquire()
-            if troubles:
-                break
-            group.create_task(work(one))
-    if troubles:
-        raise min(troubles, key=lambda trouble: trouble.gravity)
 
 
 def _check_bounds(judging: Judging) -> None:

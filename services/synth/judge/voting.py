@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from synth.judge.api.chat import JudgeChat
 from synth.judge.api.endpoints import JudgeEndpoint
 from synth.judge.api.limits import Wish
 from synth.judge.cache import AnswerCache
-from synth.judge.failures import unreadable
+from synth.judge.failures import JudgeTrouble, unreadable
 from synth.judge.metrics import CACHED, UNREADABLE
 from synth.judge.prompts.answers import Order, Scores, UnusableAnswer
 from synth.judge.prompts.asking import JudgePrompt
@@ -90,6 +90,9 @@ class Voting:
         job = question.job_id or f"score {question.org}"
         wish = Wish(job=job, rate=judging.requests_per_second, concurrency=judging.max_concurrency)
         messages, wrong = prompt.messages, ""
+        sampling = dict(prompt.sampling)
+        temperature = sampling.pop("temperature", model.temperature)
+        max_tokens = sampling.pop("max_completions_tokens", model.max_tokens)
         for _ in range(judging.max_attempts):
             said = ""
             try:
@@ -97,8 +100,9 @@ class Voting:
                     judge.endpoint,
                     messages,
                     schema=(prompt.schema_name, prompt.schema),
-                    temperature=model.temperature,
-                    max_tokens=model.max_tokens,
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    beside=sampling,
                     timeout_s=judging.timeout_s,
                     wish=wish,
                     usage=usage,
@@ -108,7 +112,7 @@ class Voting:
                     return await asyncio.to_thread(read, said)
                 except UnusableAnswer as error:
                     if answer.cut:
-                        raise UnusableAnswer(f"the answer was cut off after {model.max_tokens} tokens") from error
+                        raise UnusableAnswer(f"the answer was cut off after {max_tokens} tokens") from error
                     raise
             except UnusableAnswer as error:
                 usage.unreadable += 1
@@ -129,3 +133,28 @@ class Voting:
             if "cut off" in wrong
             else "try another judge model, or a plainer rubric",
         )
+
+
+async def run_all(works: Iterable[Callable[[], Awaitable[None]]], *, at_once: int) -> None:
+    """Do all of it, so many at one time, none made before it is begun. Raises the gravest `JudgeTrouble`.
+
+    After the first one nothing is begun, and what is under way is waited for: its answers are paid for, and are kept.
+    """
+    rooms, troubles = asyncio.Semaphore(at_once), list[JudgeTrouble]()
+
+    async def work(one: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await one()
+        except JudgeTrouble as trouble:
+            troubles.append(trouble)
+        finally:
+            rooms.release()
+
+    async with asyncio.TaskGroup() as group:
+        for one in works:
+            await rooms.acquire()
+            if troubles:
+                break
+            group.create_task(work(one))
+    if troubles:
+        raise min(troubles, key=lambda trouble: trouble.gravity)

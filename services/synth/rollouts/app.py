@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from synth.bus.kv.replicas import ReplicaTable
 from synth.bus.worker import TaskWorker
+from synth.graders.python.pool import PythonPool
 from synth.rollouts.jobs.owner import CollectTaskOwner
 from synth.rollouts.metrics import ConcurrencyMetrics
 from synth.rollouts.settings import RolloutsSettings
@@ -20,7 +21,16 @@ def main() -> int:
 
     async def setup(service: Service) -> None:
         replicas = ReplicaTable(service.bus)
-        collect_owner = CollectTaskOwner(service.bus, service.blobs, settings, replicas)
+        python = (
+            PythonPool(
+                at_once=settings.python_graders_at_once,
+                timeout_s=settings.python_grader_timeout_s,
+                memory_bytes=settings.python_grader_memory_bytes,
+            )
+            if settings.python_graders
+            else None
+        )
+        collect_owner = CollectTaskOwner(service.bus, service.blobs, settings, replicas, python)
         REGISTRY.register(ConcurrencyMetrics(collect_owner.collectors))
         worker = TaskWorker(
             service.bus,

@@ -122,7 +122,9 @@ class RolloutLog:
                 unjudged[index] = durable
             else:
                 review = msgspec.json.decode(await self._blobs.get_bytes(judged.review), type=RolloutReview)
-                done[index] = with_sources(durable.rollout, add_review(durable.sources, review), self._rewards)
+                done[index] = with_sources(
+                    durable.rollout, add_review(durable.sources, review, self._rewards), self._rewards
+                )
         # A collector that did not know yet that it was replaced may have abandoned what another one completed.
         failed = {i: a for i, a in self._abandoned.get(key, {}).items() if i not in done and i not in unjudged}
         return PriorProgress(done, failed | abandoned, unjudged)
@@ -158,7 +160,7 @@ class RolloutLog:
         )
         if self._rewards.judging is None:
             rollout = with_sources(rollout, trajectory.sources, self._rewards)
-        return DurableRollout(event.index, rollout, trajectory.sources, event.transcript)
+        return DurableRollout(event.index, rollout, trajectory.sources, event.transcript, trajectory.info)
 
     async def complete(self, request: CollectRequest, completed: CompletedRollout) -> DurableRollout:
         """Make one rollout durable: its trajectory, then the event that names it."""
@@ -208,7 +210,7 @@ class RolloutLog:
         rollout = None
         blob = None
         if review is not None:
-            rollout = with_sources(durable.rollout, add_review(durable.sources, review), self._rewards)
+            rollout = with_sources(durable.rollout, add_review(durable.sources, review, self._rewards), self._rewards)
             key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{durable.index}"
             blob = await self._put_blob(key, msgspec.json.encode(review), suffix="review.json")
         scores = rollout.sources if rollout else {}
@@ -218,7 +220,7 @@ class RolloutLog:
             mode=request.mode,
             index=durable.index,
             reward=rollout.reward if rollout else None,
-            environment=sum(durable.sources.environment),
+            environment=scores.get("env", sum(durable.sources.environment)),
             events=scores.get("event"),
             outcome=scores.get("outcome"),
             review=blob,
@@ -233,6 +235,11 @@ class RolloutLog:
         total = self.judge_usage
         self.judge_usage = JudgeUsage(calls=total.calls + usage.calls, cost=total.cost + usage.cost)
         return rollout
+
+    async def put_prompts(self, request: CollectRequest, durable: DurableRollout, body: bytes) -> BlobRef:
+        """Put what graders ask of a rollout where the judge service reads it."""
+        key = f"jobs/{self._job_id}/rollouts/{request.mode}-{request.iteration}/{durable.index}"
+        return await self._put_blob(key, body, suffix="prompts.json")
 
     async def abandon(self, request: CollectRequest, spec: RolloutSpec, abandoned: AbandonedRollout) -> None:
         """Announce that a rollout failed in each of its tries, or was cut off at the deadline of its group."""

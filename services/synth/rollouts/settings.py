@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from synth.graders.python.settings import PythonPoolSettings
 from synth.http_guard import GuardSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class RolloutsSettings(ServiceSettings, GuardSettings):
+class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings):
     """What a collector needs beside the shared settings."""
 
     jobs: int = 16

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from synth.graders.python.settings import PythonGraderSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class ValidatorSettings(ServiceSettings):
+class ValidatorSettings(ServiceSettings, PythonGraderSettings):
     """What validating needs beside the shared settings."""
 
     asks_at_once: int = 4

@@ -9,6 +9,7 @@ import msgspec
 from synth.errors import Problem, UserError
 from synth.events import JobCreated, JobRejected, JobValidated
 from synth.events.catalogue import MAX_EVENT_BODY_BYTES
+from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.parse.toml import Document, read_data, read_toml
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.job import Overrides, resolve_job
@@ -18,10 +19,13 @@ from synth.models import Registry
 _PROBLEMS_SHOWN = 100
 
 
-def validate(created: JobCreated, registry: Registry, *, uploaded: bool = True) -> JobValidated | JobRejected:
+def validate(
+    created: JobCreated, registry: Registry, *, uploaded: bool = True, python_graders: bool = False
+) -> JobValidated | JobRejected:
     """The resolved job, or every problem with it.
 
     uploaded: False before the upload, when a dataset may still be a path rather than a file id.
+    python_graders: whether graders of type `python` are run.
     """
     overrides = Overrides(
         model=created.model,
@@ -45,6 +49,9 @@ def validate(created: JobCreated, registry: Registry, *, uploaded: bool = True) 
             where=created.config_name,
         )
         return JobRejected(problems=[problem])
+    graded = resolved.job.graded if isinstance(resolved.job, RlJob) else None
+    if graded is not None and not python_graders and runs_python(parse_grader(graded.grader)):
+        return JobRejected(problems=[python_refused(where=resolved.origins["graded.grader"])])
     validated = JobValidated(
         job=job_to_data(resolved.job),
         origins=resolved.origins,

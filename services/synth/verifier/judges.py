@@ -45,7 +45,7 @@ async def judges_refused(bus: Connection, org: str, job: Job, *, retry_for_s: fl
 def seed_of_rubric(job: RlJob | EvalJob) -> int | None:
     """The seed whose task's rubric the judges apply, the job's first; None where the job file has a rubric."""
     judging = _judging(job)
-    if judging is None or judging.rubric is not None:
+    if judging is None or judging.rubric is not None or job.rewards.scores != "judges":
         return None
     return job.seeds[0] if isinstance(job, EvalJob) else job.seeds_of(1)[0]
 

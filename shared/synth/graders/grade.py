@@ -6,13 +6,26 @@ row lacks, or a formula cannot compute, is no reward at all: the grader is at fa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from synth.graders.formula import NoNumber, evaluate, parse_formula
-from synth.graders.schema import Grader, Multi, Simple, StringCheck
+from synth.graders.python.pool import PythonFailed, PythonPool
+from synth.graders.schema import Grader, LabelModel, Multi, Python, ScoreModel, StringCheck, TextSimilarity, parts_of
 from synth.graders.similarity import similarity
-from synth.graders.template import Budget, ItemLacks, Sample, SampleLacks, TooLong, parse_template, render
+from synth.graders.template import (
+    Budget,
+    ItemLacks,
+    Sample,
+    SampleLacks,
+    TooLong,
+    parse_template,
+    render,
+    render_pieces,
+)
+from synth.judging.grading import GraderPrompt, PromptMessage, PromptPiece
 
 
 class GraderFailed(Exception):
@@ -25,32 +38,73 @@ class GraderFailed(Exception):
 
 @dataclass(frozen=True)
 class Graded:
-    """A score, with those of a multi grader's parts by their keys. lacking: what the sample lacks, by the grader."""
+    """A score, with those of a multi grader's parts by their keys. lacking: what the sample lacks, by the grader.
 
-    score: float
+    score: None where models are to be `asked`: then `parts` has what is known, and `total_of` makes the score of all.
+    """
+
+    score: float | None
     parts: dict[str, float] = field(default_factory=dict[str, float])
     lacking: dict[str, str] = field(default_factory=dict[str, str])
+    asked: list[GraderPrompt] = field(default_factory=list[GraderPrompt])
 
 
-def grade(grader: Grader, item: Any, sample: Sample, *, max_characters: int) -> Graded:
-    """Grade a sample. item: the row. max_characters: of the texts of one comparison. Raises `GraderFailed`."""
-    try:
-        parts = grader.graders if isinstance(grader, Multi) else {grader.name: grader}
-        scores: dict[str, float] = {}
-        lacking: dict[str, str] = {}
-        for key, part in parts.items():
+async def run_python(grader: Grader, item: Any, sample: Sample, pool: PythonPool) -> dict[str, float]:
+    """The scores of a grader's `python` parts, one after the other. Raises `GraderFailed`."""
+    scores: dict[str, float] = {}
+    for key, part in parts_of(grader).items():
+        if isinstance(part, Python):
             try:
-                scores[key] = _score(part, item, sample, Budget(max_characters))
+                scores[key] = await pool.grade(part.source, _told(sample), item)
+            except PythonFailed as failed:
+                raise GraderFailed(f"the python grader {key!r}: {failed}", PythonFailed) from failed
+    return scores
+
+
+def grade(
+    grader: Grader,
+    item: Any,
+    sample: Sample,
+    *,
+    max_characters: int,
+    ran: Mapping[str, float] = MappingProxyType({}),
+) -> Graded:
+    """Grade a sample. item: the row. max_characters: of the texts of one comparison, and of one question.
+
+    ran: the scores of its `python` parts. Raises `GraderFailed`.
+    """
+    scores, lacking = dict[str, float](), dict[str, str]()
+    asked: list[GraderPrompt] = []
+    try:
+        for key, part in parts_of(grader).items():
+            budget = Budget(max_characters)
+            try:
+                match part:
+                    case Python():
+                        scores[key] = ran[key]
+                    case ScoreModel() | LabelModel():
+                        asked.append(_prompt(key, part, item, sample, budget))
+                    case _:
+                        scores[key] = _score(part, item, sample, budget)
             except SampleLacks as lacks:
                 scores[key], lacking[key] = 0.0, str(lacks)
-        if not isinstance(grader, Multi):
-            return Graded(scores[grader.name], lacking=lacking)
-        return Graded(evaluate(parse_formula(grader.calculate_output), scores), scores, lacking)
-    except (ItemLacks, NoNumber, TooLong) as error:
+    except (ItemLacks, TooLong) as error:
         raise GraderFailed(str(error), type(error)) from error
+    score = None if asked else total_of(grader, scores)
+    return Graded(score, scores if isinstance(grader, Multi) else {}, lacking, asked)
 
 
-def _score(grader: Simple, item: Any, sample: Sample, budget: Budget) -> float:
+def total_of(grader: Grader, scores: Mapping[str, float]) -> float:
+    """The score of a grader, of the scores of all its parts. Raises `GraderFailed`."""
+    if not isinstance(grader, Multi):
+        return scores[grader.name]
+    try:
+        return evaluate(parse_formula(grader.calculate_output), scores)
+    except NoNumber as error:
+        raise GraderFailed(str(error), NoNumber) from error
+
+
+def _score(grader: StringCheck | TextSimilarity, item: Any, sample: Sample, budget: Budget) -> float:
     text = render(parse_template(grader.input), item, sample, budget)
     reference = render(parse_template(grader.reference), item, sample, budget)
     if not isinstance(grader, StringCheck):
@@ -64,3 +118,34 @@ def _score(grader: Simple, item: Any, sample: Sample, budget: Budget) -> float:
             return float(reference in text)
         case "ilike":
             return float(reference.casefold() in text.casefold())
+
+
+def _prompt(key: str, grader: ScoreModel | LabelModel, item: Any, sample: Sample, budget: Budget) -> GraderPrompt:
+    messages: list[PromptMessage] = []
+    for message in grader.input:
+        pieces = [
+            PromptPiece(text=text, sampled=sampled)
+            for template in message.texts()
+            for text, sampled in render_pieces(parse_template(template), item, sample, budget)
+        ]
+        messages.append(PromptMessage(role=message.role, pieces=pieces))
+    if isinstance(grader, LabelModel):
+        return GraderPrompt(
+            key=key, model=grader.model, messages=messages, labels=grader.labels, passing_labels=grader.passing_labels
+        )
+    return GraderPrompt(
+        key=key,
+        model=grader.model,
+        messages=messages,
+        range=(grader.range[0], grader.range[1]),
+        sampling=grader.sampling_params.model_dump(exclude_none=True),
+    )
+
+
+def _told(sample: Sample) -> dict[str, Any]:
+    """A sample as code sees it. output_json: None where the text is no JSON."""
+    try:
+        read = sample.json()
+    except SampleLacks:
+        read = None
+    return {"output_text": sample.text, "output_json": read, "output_tools": sample.tools}

@@ -1,6 +1,6 @@
-"""Graders as OpenAI documents them: string_check, text_similarity, and multi, which combines them by a formula.
+"""Graders as OpenAI documents them: checks, comparisons, models that score or label, code, and formulas of them.
 
-Every field of these types is honoured. The types that this server does not run are refused, each with its reason.
+Every field of these types is honoured, or refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from synth.errors import Problem, UserError
 from synth.graders.formula import FormulaWrong, parse_formula
+from synth.graders.python.source import source_wrong
 from synth.graders.template import Template, TemplateWrong, parse_template
 
 _Name = Annotated[str, Field(min_length=1)]
@@ -21,12 +22,7 @@ _METRICS_REFUSED = {
     "cosine": "it compares embeddings, and no embedding model is served here",
     "meteor": "it compares by the synonyms of WordNet, which this server does not have",
 }
-_TYPES = "string_check, text_similarity or multi"
-_TYPES_REFUSED = {
-    "score_model": "it asks a model, which this server does by rubrics: a task app with [rubric] and [judge]",
-    "label_model": "it asks a model, which this server does by rubrics: a task app with [rubric] and [judge]",
-    "python": "this server runs no code that is sent to it: pay the rollouts in a task app of your own",
-}
+_CONTENTS_REFUSED = ("input_image", "input_audio")
 
 
 class _Grader(BaseModel):
@@ -53,19 +49,87 @@ class TextSimilarity(_Grader):
     evaluation_metric: Metric
 
 
+class InputText(_Grader):
+    """A text of a message; both types are the same to a judge."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class InputMessage(_Grader):
+    """A message to a judge. Its texts are templates."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | InputText | list[str | InputText]
+
+    def texts(self) -> list[str]:
+        """Its texts in their order."""
+        parts = self.content if isinstance(self.content, list) else [self.content]
+        return [part if isinstance(part, str) else part.text for part in parts]
+
+
+class JudgeSampling(_Grader):
+    """How a judge's answer is sampled; what is not said here is as the judge's own settings have it."""
+
+    max_completions_tokens: Annotated[int, Field(ge=1)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    seed: int | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class ScoreModel(_Grader):
+    """A number in `range`, which a judge says. model: of the judge that is asked."""
+
+    type: Literal["score_model"]
+    name: _Name
+    model: _Name
+    input: Annotated[list[InputMessage], Field(min_length=1)]
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    sampling_params: JudgeSampling = JudgeSampling()
+
+
+class LabelModel(_Grader):
+    """1 where the label that a judge gives is in `passing_labels`, else 0. model: of the judge that is asked."""
+
+    type: Literal["label_model"]
+    name: _Name
+    model: _Name
+    input: Annotated[list[InputMessage], Field(min_length=1)]
+    labels: Annotated[list[_Name], Field(min_length=1)]
+    passing_labels: Annotated[list[_Name], Field(min_length=1)]
+
+
+class Python(_Grader):
+    """What `grade(sample, item)` of the source returns. It runs where the operator has allowed it, and nowhere else."""
+
+    type: Literal["python"]
+    name: _Name
+    source: str
+
+
 class Multi(_Grader):
     """What the formula makes of the scores of its graders, by their keys."""
 
     type: Literal["multi"]
     name: _Name
-    graders: Annotated[dict[str, StringCheck | TextSimilarity], Field(min_length=1)]
+    graders: Annotated[dict[str, StringCheck | TextSimilarity | ScoreModel | LabelModel | Python], Field(min_length=1)]
     calculate_output: str
 
 
 _T = TypeVar("_T", bound=_Grader)
 
-Simple = StringCheck | TextSimilarity
-Grader = StringCheck | TextSimilarity | Multi
+Simple = StringCheck | TextSimilarity | ScoreModel | LabelModel | Python
+Grader = StringCheck | TextSimilarity | ScoreModel | LabelModel | Python | Multi
+_KINDS: dict[str, type[StringCheck | TextSimilarity | ScoreModel | LabelModel | Python]] = {
+    "string_check": StringCheck,
+    "text_similarity": TextSimilarity,
+    "score_model": ScoreModel,
+    "label_model": LabelModel,
+    "python": Python,
+}
+_TYPES = f"{', '.join(_KINDS)} or multi"
 
 
 def parse_grader(data: Any, *, where: str = "grader") -> Grader:
@@ -76,21 +140,60 @@ def parse_grader(data: Any, *, where: str = "grader") -> Grader:
     return _multi(table, where) if table.get("type") == "multi" else _simple(table, where)
 
 
+def parts_of(grader: Grader) -> dict[str, Simple]:
+    """The graders that give scores: those of a multi by their keys, else the grader itself by its name."""
+    return grader.graders if isinstance(grader, Multi) else {grader.name: grader}
+
+
+def models_of(grader: Grader) -> list[str]:
+    """The models that a grader asks, each once."""
+    asked = (part.model for part in parts_of(grader).values() if isinstance(part, ScoreModel | LabelModel))
+    return list(dict.fromkeys(asked))
+
+
+def runs_python(grader: Grader) -> bool:
+    """Whether it runs code that its writer sent."""
+    return any(isinstance(part, Python) for part in parts_of(grader).values())
+
+
+def python_refused(*, where: str) -> Problem:
+    """Why a grader with code is refused where the operator has not allowed it."""
+    return Problem(
+        what="a grader of type 'python': this cluster runs no code that is sent to it",
+        expected="a grader without python; or SYNTH_PYTHON_GRADERS=true of the operator, without any sandbox",
+        fix="pay the rollouts in a task app of your own",
+        where=where,
+    )
+
+
 def templates_of(grader: Grader, *, where: str = "grader") -> dict[str, Template]:
     """The templates of a grader by their places, in its order. It has to be one that `parse_grader` made."""
     if isinstance(grader, Multi):
         parts = [templates_of(part, where=f"{where}.graders.{key}") for key, part in grader.graders.items()]
         return {place: template for part in parts for place, template in part.items()}
-    return {f"{where}.{field}": parse_template(getattr(grader, field)) for field in ("input", "reference")}
+    return {f"{where}.{place}": parse_template(text) for place, text in _texts(grader).items()}
+
+
+def _texts(grader: Simple) -> dict[str, str]:
+    """The texts of a grader that are templates, by their places in it."""
+    match grader:
+        case Python():
+            return {}
+        case ScoreModel() | LabelModel():
+            return {
+                f"input[{m}].content" + (f"[{n}]" if isinstance(message.content, list) else ""): text
+                for m, message in enumerate(grader.input)
+                for n, text in enumerate(message.texts())
+            }
+        case _:
+            return {"input": grader.input, "reference": grader.reference}
 
 
 def _simple(table: dict[str, Any], where: str) -> Simple:
     kind = table.get("type")
-    if kind not in ("string_check", "text_similarity"):
-        why = _TYPES_REFUSED.get(str(kind), "it is not known")
-        raise UserError(
-            Problem(what=f"a grader of type {str(kind)[:40]!r}: {why}", expected=_TYPES, where=f"{where}.type")
-        )
+    if not isinstance(kind, str) or kind not in _KINDS:
+        what = f"a grader of type {str(kind)[:40]!r}: it is not known"
+        raise UserError(Problem(what=what, expected=_TYPES, where=f"{where}.type"))
     metric = str(table.get("evaluation_metric"))
     if kind == "text_similarity" and metric in _METRICS_REFUSED:
         raise UserError(
@@ -100,16 +203,62 @@ def _simple(table: dict[str, Any], where: str) -> Simple:
                 where=f"{where}.evaluation_metric",
             )
         )
-    grader = _validated(StringCheck if kind == "string_check" else TextSimilarity, table, where)
-    problems: list[Problem] = []
-    for field in ("input", "reference"):
+    if kind == "python" and table.get("image_tag") is not None:
+        what = "image_tag names an image to run the code in, and it runs as a process of the rollouts service"
+        raise UserError(Problem(what=what, fix="leave it out", where=f"{where}.image_tag"))
+    if kind in ("score_model", "label_model"):
+        _check_contents(table.get("input"), where)
+    if table.get("sampling_params", ...) is None:
+        table = {name: value for name, value in table.items() if name != "sampling_params"}
+    grader = _validated(_KINDS[kind], table, where)
+    problems = _problems_of(grader, where)
+    for place, text in _texts(grader).items():
         try:
-            parse_template(getattr(grader, field))
+            parse_template(text)
         except TemplateWrong as wrong:
-            problems.append(Problem(what=str(wrong), expected=wrong.expected, where=f"{where}.{field}"))
+            problems.append(Problem(what=str(wrong), expected=wrong.expected, where=f"{where}.{place}"))
     if problems:
         raise UserError(problems)
     return grader
+
+
+def _check_contents(messages: Any, where: str) -> None:
+    """Raises `UserError` for what a judge is not shown here."""
+    for m, message in enumerate(cast(list[Any], messages) if isinstance(messages, list) else []):
+        content = cast(dict[str, Any], message).get("content") if isinstance(message, dict) else None
+        for part in cast(list[Any], content) if isinstance(content, list) else [content]:
+            kind = cast(dict[str, Any], part).get("type") if isinstance(part, dict) else None
+            if kind in _CONTENTS_REFUSED:
+                what = f"a judge is asked in text here, and this is {kind!r}"
+                place = f"{where}.input[{m}].content"
+                raise UserError(Problem(what=what, expected="a text, input_text or output_text", where=place))
+
+
+def _problems_of(grader: Simple, where: str) -> list[Problem]:
+    """What the fields of a grader are not to each other."""
+    match grader:
+        case ScoreModel(range=[lowest, highest]) if not lowest < highest:
+            what = f"the range goes from {lowest:g} to {highest:g}"
+            return [Problem(what=what, expected="the lowest score, then the highest", where=f"{where}.range")]
+        case LabelModel():
+            problems: list[Problem] = []
+            if len(set(grader.labels)) < len(grader.labels):
+                problems.append(Problem(what="a label stands twice", expected="each once", where=f"{where}.labels"))
+            if unknown := [label for label in grader.passing_labels if label not in grader.labels]:
+                problems.append(
+                    Problem(
+                        what=f"{unknown[0][:80]!r} passes, and is not one of the labels",
+                        expected=f"some of {', '.join(grader.labels)[:200]}",
+                        where=f"{where}.passing_labels",
+                    )
+                )
+            return problems
+        case Python():
+            wrong = source_wrong(grader.source)
+            expected = "Python with `def grade(sample, item)` that returns a number"
+            return [Problem(what=wrong, expected=expected, where=f"{where}.source")] if wrong else []
+        case _:
+            return []
 
 
 def _multi(table: dict[str, Any], where: str) -> Multi:
@@ -137,7 +286,9 @@ def _multi(table: dict[str, Any], where: str) -> Multi:
             problems += error.problems
     if problems:
         raise UserError(problems)
-    multi = _validated(Multi, {**table, "graders": {key: part.model_dump() for key, part in parts.items()}}, where)
+    multi = _validated(
+        Multi, {**table, "graders": {key: part.model_dump(exclude_none=True) for key, part in parts.items()}}, where
+    )
     try:
         formula = parse_formula(multi.calculate_output)
     except FormulaWrong as wrong:

@@ -119,12 +119,18 @@ class Budget:
 
 def render(template: Template, item: Any, sample: Sample, budget: Budget) -> str:
     """The text, its references filled in. Raises `ItemLacks`, `SampleLacks` and `TooLong`."""
-    texts: list[str] = []
+    return "".join(text for text, _ in render_pieces(template, item, sample, budget))
+
+
+def render_pieces(template: Template, item: Any, sample: Sample, budget: Budget) -> list[tuple[str, bool]]:
+    """The texts in their order, each with whether the model said it. Raises as `render`."""
+    pieces: list[tuple[str, bool]] = []
     for part in template.parts:
         text = part if isinstance(part, str) else _as_text(_value(part, item, sample))
-        budget.spend(len(text), sampled=isinstance(part, FieldReference) and part.namespace == "sample")
-        texts.append(text)
-    return "".join(texts)
+        sampled = isinstance(part, FieldReference) and part.namespace == "sample"
+        budget.spend(len(text), sampled=sampled)
+        pieces.append((text, sampled))
+    return pieces
 
 
 def check_item(template: Template, item: Any) -> None:

@@ -37,12 +37,13 @@ class RewardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout earns. steps: None: the environment's own reward of the episode.
 
     scores: who gives events and outcome: nobody, the task app's answer (`metrics.events_score`, `outcome_score`), or
-    judges (`judging`). turn_discount: None: each token has its rollout's advantage; else turn t has that of its return
+    judges (`judging`). "grader": nobody, and the environment's reward is that of a grader that asks the judges.
+    turn_discount: None: each token has its rollout's advantage; else turn t has that of its return
     Σ_k≥t turn_discount^(k−t) · r_k.
     """
 
     steps: StepRewards | None = None
     weights: RewardWeights = RewardWeights()
-    scores: Literal["none", "task_app", "judges"] = "none"
+    scores: Literal["none", "task_app", "judges", "grader"] = "none"
     judging: Judging | None = None
     turn_discount: float | None = None

@@ -33,25 +33,25 @@ def judging_tables(rewards: RewardSettings) -> Table:
     weighted = rewards.weights != RewardWeights()
     return {
         "rubric": {"weights": msgspec.structs.asdict(rewards.weights)} if weighted else {},
-        "judge": _judge(rewards.judging) if rewards.judging is not None else {},
+        "judge": _judge(rewards.judging, by_rubric=rewards.scores == "judges") if rewards.judging is not None else {},
     }
 
 
-def _judge(judging: Judging) -> Table:
+def _judge(judging: Judging, *, by_rubric: bool) -> Table:
     return {
         "judges": [
             {name: value for name, value in msgspec.structs.asdict(judge).items() if value is not None}
             for judge in judging.judges
         ],
-        "ranking": judging.ranking,
+        "ranking": judging.ranking if by_rubric else None,
         "requests_per_second": judging.requests_per_second,
         "max_attempts": judging.max_attempts,
         "max_calls": judging.max_calls,
         "max_cost": judging.max_cost,
         "max_outage_s": judging.max_outage_s,
         "options": {
-            "event": judging.event,
-            "outcome": judging.outcome,
+            "event": judging.event if by_rubric else None,
+            "outcome": judging.outcome if by_rubric else None,
             "max_concurrency": judging.max_concurrency,
             "timeout_s": judging.timeout_s,
             "rubric_overrides": _rubric(judging.rubric) if judging.rubric is not None else None,

@@ -12,10 +12,15 @@ from synth.judging.settings import Judging, Rubric
 
 
 class RolloutToJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that is over. transcript: a whole `Transcript` (`synth.transcripts.transcript`) as JSON."""
+    """A rollout that is over. transcript: a whole `Transcript` (`synth.transcripts.transcript`) as JSON.
+
+    prompts: what the graders of its job ask models, a list of `GraderPrompt` as JSON: then these are asked in place of
+    the rubric, and the review of the outcome has a criterion for each, by its key; its `total` is of no meaning.
+    """
 
     rollout_id: str
-    transcript: BlobRef
+    transcript: BlobRef | None = None
+    prompts: BlobRef | None = None
 
 
 class JudgeRollouts(msgspec.Struct, frozen=True, kw_only=True):

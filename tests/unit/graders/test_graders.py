@@ -154,8 +154,6 @@ def test_one_grader_without_a_key_has_its_name():
 @pytest.mark.parametrize(
     ("grader", "where", "what"),
     [
-        ({"type": "python", "name": "p", "source": "x"}, "grader.type", "runs no code"),
-        ({"type": "score_model", "name": "p"}, "grader.type", "asks a model"),
         ({"type": "oracle"}, "grader.type", "not known"),
         ({**_check("eq", "x"), "operation": "neq"}, "grader.operation", "Input should be"),
         ({**_check("eq", "x"), "pass_threshold": 1}, "grader.pass_threshold", "not known"),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
+from synth.events import JobCreated, JobRejected, JobValidated
 from synth.jobs.as_file import job_file
 from synth.jobs.parse.toml import Document
 from synth.jobs.resolve.job import Overrides, ValidationReport, validate_job
 from synth.jobs.resolved import RlJob
 from synth.models import Registry
+from synth.validator.validate import validate
 
 GRADER = {"type": "string_check", "name": "g", "input": "{{item.x}}", "reference": "y", "operation": "eq"}
 JOB: dict[str, Any] = {
@@ -61,7 +64,7 @@ def test_as_a_file_it_is_the_same_job(registry: Registry):
 @pytest.mark.parametrize(
     ("tables", "where", "words"),
     [
-        ({"grader": {"type": "python"}}, "[grader].type", "runs no code"),
+        ({"grader": {"type": "oracle"}}, "[grader].type", "not known"),
         ({"grader": {"input": "{{x}}"}}, "[grader].input", "no reference"),
         ({"job": {"data": None}}, "[job].data", "no dataset"),
         ({"job": {"data": "rows.jsonl"}}, "[job].data", "was not uploaded"),
@@ -76,6 +79,59 @@ def test_as_a_file_it_is_the_same_job(registry: Registry):
 def test_what_does_not_fit_a_grader_is_told(registry: Registry, tables: dict[str, Any], where: str, words: str):
     problems = _looked(registry, **tables).problems
     assert any(where in p.where and words in p.what for p in problems), problems
+
+
+SCORE = {"type": "score_model", "name": "g", "model": "j", "input": [{"role": "user", "content": "{{item.x}}"}]}
+JUDGE = {"judges": [{"model": "j", "provider": "synth", "votes": 3}], "max_calls": 7}
+
+
+def _asking(registry: Registry, **tables: Any) -> ValidationReport:
+    data = {**copy.deepcopy(JOB), "grader": SCORE, "judge": JUDGE, **tables}
+    document = Document(name="job.toml", data={k: v for k, v in data.items() if v is not None})
+    return validate_job(document, overrides=Overrides(), registry=registry)
+
+
+def test_a_grader_that_asks_a_model_asks_the_judge_of_that_name(registry: Registry):
+    report = _asking(registry)
+    job = report.job
+    assert isinstance(job, RlJob), report.problems
+    judging = job.rewards.judging
+    assert judging is not None
+    assert (job.rewards.scores, judging.judges[0].votes, judging.max_calls) == ("grader", 3, 7)
+    assert (judging.event, judging.outcome, judging.rubric, report.warnings) == (False, False, None, [])
+    again = validate_job(Document(name="again.toml", data=job_file(job)), overrides=Overrides(), registry=registry)
+    assert (again.job, again.warnings) == (job, [])
+
+
+@pytest.mark.parametrize(
+    ("tables", "where", "words"),
+    [
+        ({"judge": None}, "[grader]", "no judge is named so"),
+        ({"judge": {"judges": [*JUDGE["judges"], *JUDGE["judges"]]}}, "judges", "2 judges are named so"),
+        ({"judge": {"judges": [*JUDGE["judges"], {"model": "k", "provider": "synth"}]}}, "judges", "by no grader"),
+        ({"judge": {"judges": [{"model": "j", "provider": "synth", "weight": 2.0}]}}, "judges", "of its own"),
+        ({"judge": {**JUDGE, "ranking": True}}, "ranking", "by a rubric"),
+        ({"judge": {**JUDGE, "options": {"event": True}}}, "event", "by a rubric"),
+        ({"rubric": {"weights": {"env": 1.0, "outcome": 1.0}}}, "[rubric]", "by a rubric"),
+        ({"rollout": {"task_app_origin_rewards_only": True}}, "task_app_origin_rewards_only", "by a rubric"),
+        ({"grader": {**SCORE, "range": [1, 0]}}, "[grader].range", "goes from 1 to 0"),
+    ],
+)
+def test_what_does_not_fit_a_grader_that_asks_a_model_is_told(
+    registry: Registry, tables: dict[str, Any], where: str, words: str
+):
+    problems = _asking(registry, **tables).problems
+    assert any(where in p.where and words in p.what for p in problems), problems
+
+
+def test_code_is_refused_where_the_operator_has_not_allowed_it(registry: Registry):
+    grader = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return 1"}
+    config = json.dumps({**JOB, "grader": grader})
+    created = JobCreated(config=config, config_name="job.toml", config_format="json", kind="rl", body_sha256="")
+    refused = validate(created, registry)
+    assert isinstance(refused, JobRejected)
+    assert "runs no code" in refused.problems[0].what
+    assert isinstance(validate(created, registry, python_graders=True), JobValidated)
 
 
 def test_what_only_a_task_app_reads_has_no_effect(registry: Registry):

@@ -13,7 +13,7 @@ import pytest
 from synth.judge.api.breaker import CircuitBreaker, CircuitOpen
 from synth.judge.api.limits import ApiLimits, LimitState, Wish, give_back, grant, next_look
 from synth.judge.failures import JudgeTrouble, refused
-from synth.judge.judging import run_all
+from synth.judge.voting import run_all
 
 
 def granted(state: LimitState, wishes: list[Wish], limits: ApiLimits, *, now: float, replica: str = "a", margin=0.0):

@@ -37,7 +37,7 @@ class JudgedRewards:
         """Of the job with this id."""
         query = "SELECT json_extract(CAST(validated AS TEXT), '$.job.rewards.scores') FROM texts WHERE id = ?"
         found = db.execute(query, (job,)).fetchone()
-        return cls(db, job, found is not None and found[0] == "judges")
+        return cls(db, job, found is not None and found[0] in ("judges", "grader"))
 
     def reward(self, event: RolloutCompleted | RolloutFailed) -> float | None:
         """What is trained and reported of a rollout: None where it failed, or has no scores (yet)."""

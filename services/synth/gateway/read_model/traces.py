@@ -195,7 +195,7 @@ def _row_of(
         seed=event.seed,
         outcome=cast(RolloutOutcome, event.outcome),
         # Of a judged job the judges' scores are not in it yet.
-        reward=None if scores == "judges" else event.reward,
+        reward=None if scores in ("judges", "grader") else event.reward,
         environment=event.reward,
         completion_tokens=event.completion_tokens,
         calls=event.calls,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -75,17 +76,21 @@ class JudgeChat:
         schema: tuple[str, dict[str, Any]],
         temperature: float,
         max_tokens: int,
+        beside: Mapping[str, Any],
         timeout_s: float,
         wish: Wish,
         usage: UsageCount,
     ) -> ChatAnswer:
         """One answer of the judge, whatever it says. schema: name and schema of the JSON that is asked for.
 
+        beside: other fields of the call, by the API's names.
+
         Raises `JudgeTrouble`, and `UnusableAnswer` for an answer without a message.
         """
         pauses, quirks = 0, endpoint.quirks
         while True:
             body: dict[str, Any] = {
+                **beside,
                 "model": endpoint.model,
                 "messages": messages,
                 "temperature": temperature,

@@ -49,7 +49,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_scores(text: str, criteria: Sequence[Criterion]) -> Scores:
     """The scores in an answer: each criterion's, finite and on its scale. Raises `UnusableAnswer`."""
-    answer = _object(text, "scores")
+    answer = answer_object(text, "scores")
     given = answer.get("scores")
     if not isinstance(given, dict):
         raise UnusableAnswer('the JSON has no object "scores" with each criterion in it')
@@ -61,32 +61,32 @@ def read_scores(text: str, criteria: Sequence[Criterion]) -> Scores:
             raise UnusableAnswer(f'"scores" lacks the criterion {criterion.id!r}')
         if isinstance(entry, dict):
             fields = cast(dict[str, Any], entry)
-            reasons[criterion.id] = _text(fields.get("reason"))
+            reasons[criterion.id] = text_of(fields.get("reason"))
             entry = fields.get("score")
         scores[criterion.id] = _on_scale(entry, criterion)
-    return Scores(scores=scores, reasons=reasons, summary=_text(answer.get("summary")))
+    return Scores(scores=scores, reasons=reasons, summary=text_of(answer.get("summary")))
 
 
 def read_order(text: str, count: int) -> Order:
     """The order in an answer, as numbers from 1 to `count`, the best first. Raises `UnusableAnswer`."""
-    answer = _object(text, "order")
+    answer = answer_object(text, "order")
     given = answer.get("order")
     if not isinstance(given, list):
         raise UnusableAnswer('the JSON has no list "order"')
     order = cast(list[Any], given)
     numbers = [n for n in order if isinstance(n, int) and not isinstance(n, bool)]
     if len(numbers) != len(order) or sorted(numbers) != list(range(1, count + 1)):
-        raise UnusableAnswer(f'"order" is {_shown(order, 200)}, and not each number from 1 to {count} once')
+        raise UnusableAnswer(f'"order" is {shown(order, 200)}, and not each number from 1 to {count} once')
     places = [0] * count
     for place, number in enumerate(numbers):
         places[number - 1] = place
-    return Order(places=places, summary=_text(answer.get("reason")))
+    return Order(places=places, summary=text_of(answer.get("reason")))
 
 
 def _on_scale(value: Any, criterion: Criterion) -> float:
     named = f"the score of {criterion.id!r}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnusableAnswer(f"{named} is {_shown(value, 80)}, and not a number")
+        raise UnusableAnswer(f"{named} is {shown(value, 80)}, and not a number")
     try:
         finite = math.isfinite(value)
     except OverflowError:
@@ -107,7 +107,7 @@ def _on_scale(value: Any, criterion: Criterion) -> float:
             return float(value)
 
 
-def _object(text: str, key: str) -> dict[str, Any]:
+def answer_object(text: str, key: str) -> dict[str, Any]:
     """The answer's JSON object: all of the text, else the last one in it that has this key."""
     if not text.strip():
         raise UnusableAnswer("the answer is empty")
@@ -169,12 +169,12 @@ def _read_until(error: ValueError, text: str) -> int:
     return error.pos
 
 
-def _shown(value: Any, limit: int) -> str:
+def shown(value: Any, limit: int) -> str:
     try:
         return json.dumps(value)[:limit]
     except RecursionError:
         return "nested too deeply to be shown"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -41,15 +41,20 @@ Answer with one JSON object and nothing else, in which "order" has the number of
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """One question. schema: what the answer's JSON must be, under this name."""
+    """One question. schema: what the answer's JSON must be, under this name.
+
+    sampling: parameters of the call in place of the judge's own: `temperature`, `max_completions_tokens`, and others
+    that are sent as they are.
+    """
 
     messages: list[dict[str, str]]
     schema_name: str
     schema: dict[str, Any]
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def digest(self, *beside: str) -> str:
         """What names the answer: the hex SHA-256 of the messages and what else it depends on."""
-        body = msgspec.json.encode([self.messages, self.schema, *beside])
+        body = msgspec.json.encode([self.messages, self.schema, self.sampling, *beside])
         return hashlib.sha256(body).hexdigest()
 
 
@@ -79,7 +84,7 @@ def ask_order(rollouts: Sequence[JudgedRollout], rubric: Rubric, *, fence: str) 
         criteria=_criteria(rubric.outcome, scales=False),
         form='{"reason": "…", "order": [' + ", ".join("…" for _ in rollouts) + "]}",
     )
-    schema = _object_schema(
+    schema = object_schema(
         {
             "reason": {"type": "string"},
             "order": {"type": "array", "items": {"type": "integer", "enum": list(range(1, count + 1))}},
@@ -106,8 +111,8 @@ def _scoring(data: str, task: str, criteria: Sequence[Criterion], goal: str, *, 
         criteria=_criteria(criteria),
         form=f'{{"scores": {{{form}}}, "summary": "…"}}',
     )
-    scores = {c.id: _object_schema({"reason": {"type": "string"}, "score": _score_schema(c)}) for c in criteria}
-    schema = _object_schema({"scores": _object_schema(scores), "summary": {"type": "string"}})
+    scores = {c.id: object_schema({"reason": {"type": "string"}, "score": _score_schema(c)}) for c in criteria}
+    schema = object_schema({"scores": object_schema(scores), "summary": {"type": "string"}})
     return _prompt(system, f"{data}\n{task}", "scores", schema)
 
 
@@ -127,7 +132,8 @@ def _criteria(criteria: Sequence[Criterion], *, scales: bool = True) -> str:
     return msgspec.json.encode(listed).decode()
 
 
-def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object with all of these, and nothing else."""
     return {
         "type": "object",
         "properties": properties,

@@ -6,16 +6,22 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+from prometheus_client import Counter
+
 from synth.blobs import BlobMissing
 from synth.errors import Problem
-from synth.graders.grade import GraderFailed, grade
+from synth.graders.grade import GraderFailed, grade, run_python
+from synth.graders.python.pool import PythonPool
 from synth.graders.schema import Grader, parse_grader
 from synth.graders.template import Sample
 from synth.jobs.resolved import GradedRows, RolloutSettings
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, EnvironmentBroken, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
-from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure, Reply
+from synth.taskapp.llm import ChatClients, InferenceUnavailable, PolicyFailure
+
+FAILED = Counter("synth_rollouts_graders_failed", "Replies that a grader could not grade, by the cause", ["cause"])
 
 
 class GradedPlayer:
@@ -30,11 +36,14 @@ class GradedPlayer:
         job_id: str,
         max_characters: int,
         answer_within_s: float,
+        python: PythonPool | None = None,
     ) -> None:
         """rows: by the file that `GradedRows.file_of` names. max_characters: of the texts of one comparison.
 
-        answer_within_s: the longest that a rollout may take, with the time that its policy is not given.
+        answer_within_s: the longest that a rollout may take, with the time that its policy is not given. python: where
+        `python` parts of the grader run; a grader without any needs none.
         """
+        self._python = python
         self._graded = graded
         self._grader: Grader = parse_grader(graded.grader)
         self._rollout_settings = rollout_settings
@@ -72,15 +81,20 @@ class GradedPlayer:
             text = str(unavailable).replace(cid, "[secret]")
             return _failed(text, "a reply of the model", "look at the inference service's log")
         try:
-            return await asyncio.to_thread(self._grade, row, reply)
+            sample = Sample(reply.content, reply.message.get("tool_calls") or [])
+            ran = {} if self._python is None else await run_python(self._grader, row, sample, self._python)
+            return await asyncio.to_thread(self._grade, row, sample, ran)
         except GraderFailed as failed:
+            FAILED.labels(cause=failed.cause.__name__).inc()
             raise _blocked(f"row {spec.seed}: {failed}", "mend the grader, or the row") from failed
 
-    def _grade(self, row: dict[str, Any], reply: Reply) -> TaskAppReply:
-        sample = Sample(reply.content, reply.message.get("tool_calls") or [])
-        found = grade(self._grader, row, sample, max_characters=self._max_characters)
-        details = {"grader": {"score": found.score, "parts": found.parts, "lacking": found.lacking}}
-        return TaskAppReply(200, {"metrics": {"mean_return": found.score, "details": details}})
+    def _grade(self, row: dict[str, Any], sample: Sample, ran: Mapping[str, float]) -> TaskAppReply:
+        found = grade(self._grader, row, sample, max_characters=self._max_characters, ran=ran)
+        told: dict[str, Any] = {"score": found.score, "parts": found.parts, "lacking": found.lacking}
+        if found.asked:
+            told["asked"] = msgspec.to_builtins(found.asked)
+        # What models are asked is not known yet: the reward is made once the judges have answered.
+        return TaskAppReply(200, {"metrics": {"mean_return": found.score or 0.0, "details": {"grader": told}}})
 
     async def aclose(self) -> None:
         await self._chats.close()

@@ -9,11 +9,19 @@ import msgspec
 from synth.jobs.rewards import RewardSettings
 from synth.judging.contract import RolloutReview
 from synth.rollouts.collection.batching import ScoredRollout
-from synth.trajectories import RewardSources
+from synth.trajectories import RewardSources, at_last_turn
 
 
-def add_review(sources: RewardSources, review: RolloutReview) -> RewardSources:
-    """The sources with the judges' scores: the total of each event in its turn, and that of the outcome."""
+def add_review(sources: RewardSources, review: RolloutReview, rewards: RewardSettings) -> RewardSources:
+    """The sources with the judges' scores: the total of each event in its turn, and that of the outcome.
+
+    Where a grader asked the judges, the total is what the grader gives: the environment's reward.
+    """
+    if rewards.scores == "grader":
+        assert review.outcome is not None  # `synth.rollouts.jobs.grading` makes it
+        return msgspec.structs.replace(
+            sources, environment=at_last_turn(review.outcome.total, len(sources.environment))
+        )
     return msgspec.structs.replace(
         sources,
         events=[event.total for event in review.events] or None,

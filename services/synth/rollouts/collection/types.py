@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from synth.errors import Problem
 from synth.events import BlobRef
@@ -109,12 +109,16 @@ class CompletedRollout:
 
 @dataclass(frozen=True)
 class DurableRollout:
-    """A rollout that is in the log, with the reward of its environment. transcript: None where nothing was kept."""
+    """A rollout that is in the log, with the reward of its environment. transcript: None where nothing was kept.
+
+    info: what was said of it when it was scored.
+    """
 
     index: int
     rollout: ScoredRollout
     sources: RewardSources
     transcript: BlobRef | None
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

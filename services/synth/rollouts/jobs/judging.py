@@ -29,6 +29,7 @@ from synth.rollouts.collection.types import (
     EnvironmentBroken,
 )
 from synth.rollouts.event_log import RolloutLog
+from synth.rollouts.jobs.grading import ModelGraders
 from synth.rollouts.rewards.scoring import LARGEST_REWARD
 from synth.runtime import logs
 
@@ -51,6 +52,8 @@ class RolloutJudge:
     event_log: RolloutLog
     ask: Ask
     progress: Callable[[str], None]
+    graders: ModelGraders | None = None
+    """Who asks, where a grader does and no rubric is applied."""
     _slots: asyncio.Semaphore = field(init=False)
     _changed: asyncio.Condition = field(init=False)
     _planned: int = field(init=False)
@@ -76,11 +79,26 @@ class RolloutJudge:
             job_id=self.job_id,
             judging=msgspec.structs.replace(self.judging, ranking=False) if alone else self.judging,
             rubric=self.rubric,
-            rollouts=[_to_judge(durable) for durable in rollouts],
+            rollouts=[await self._to_judge(request, durable) for durable in rollouts],
         )
-        async with self._slots, self._reserved(self._planned_calls(rollouts)):
+        planned = self._planned_calls(rollouts)
+        if self.graders is not None and not planned:
+            # All that it says of them is known: a sample that lacks what the graders read, or a policy that failed.
+            reviews = [self.graders.review(durable, None) for durable in rollouts]
+            return await self._log(request, rollouts, JudgeAnswer(reviews=reviews))
+        async with self._slots, self._reserved(planned):
             answer = await self._ask_until_answered(question)
+            if self.graders is not None and answer.failure is None:
+                found = zip(rollouts, answer.reviews, strict=True)
+                reviews = [self.graders.review(durable, review) for durable, review in found]
+                answer = msgspec.structs.replace(answer, reviews=reviews)
             return await self._log(request, rollouts, answer)
+
+    async def _to_judge(self, request: CollectRequest, durable: DurableRollout) -> RolloutToJudge:
+        if self.graders is not None:
+            return await self.graders.to_judge(request, durable)
+        assert durable.transcript is not None  # a judged job keeps the transcript of every rollout
+        return RolloutToJudge(rollout_id=durable.rollout.rollout_id, transcript=durable.transcript)
 
     async def _log(
         self, request: CollectRequest, rollouts: list[DurableRollout], answer: JudgeAnswer
@@ -138,6 +156,8 @@ class RolloutJudge:
 
     def _planned_calls(self, rollouts: list[DurableRollout]) -> int:
         """The calls that a question takes where each answer can be read at once."""
+        if self.graders is not None:
+            return sum(self.graders.calls(durable, self.judging) for durable in rollouts)
         events = sum(len(durable.sources.environment) for durable in rollouts) if self.judging.event else 0
         outcomes = self.judging.outcome * (1 if self.judging.ranking else len(rollouts))
         return (events + outcomes) * sum(judge.votes for judge in self.judging.judges)
@@ -200,11 +220,6 @@ def ask_judge(bus: Connection) -> Ask:
         return await ask(bus, JUDGE, judge, JudgeAnswer, within=ANSWER_WITHIN_S)
 
     return question
-
-
-def _to_judge(durable: DurableRollout) -> RolloutToJudge:
-    assert durable.transcript is not None  # a judged job keeps the transcript of every rollout
-    return RolloutToJudge(rollout_id=durable.rollout.rollout_id, transcript=durable.transcript)
 
 
 def _mismatch(rollouts: list[DurableRollout], reviews: list[RolloutReview]) -> Problem | None:

@@ -22,7 +22,8 @@ from synth.bus.kv.secrets import SecretStore
 from synth.bus.worker import Lease
 from synth.errors import Permanent, Problem, UserError
 from synth.events import JobFailed, JobValidated, JobVerified
-from synth.graders.schema import parse_grader
+from synth.graders.python.pool import PythonPool
+from synth.graders.schema import parse_grader, runs_python
 from synth.jobs.resolved import EvalJob, RlJob, RolloutSettings, job_from_data
 from synth.judging.settings import Rubric
 from synth.rollouts.clients.graded import GradedPlayer
@@ -38,6 +39,7 @@ from synth.rollouts.concurrency.job_concurrency import JobConcurrency
 from synth.rollouts.event_log import RolloutLog
 from synth.rollouts.jobs.context import CollectionContext
 from synth.rollouts.jobs.evaluation import evaluate, fail
+from synth.rollouts.jobs.grading import ModelGraders
 from synth.rollouts.jobs.judging import RolloutJudge, ask_judge
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
@@ -53,6 +55,8 @@ class CollectTaskOwner:
     blobs: BlobStore
     settings: RolloutsSettings
     replicas: ReplicaTable
+    python: PythonPool | None = None
+    """Where graders that are code run; None where they do not."""
     collectors: dict[str, Collector] = field(default_factory=dict[str, Collector])
 
     async def run(self, task: Task, lease: Lease) -> None:
@@ -153,10 +157,15 @@ class CollectTaskOwner:
         judging = job.rewards.judging
         if judging is None:
             return None
-        rubric = judging.rubric
+        rubric, graders = judging.rubric, None
+        if job.rewards.scores == "grader":
+            assert isinstance(job, RlJob)
+            assert job.graded is not None
+            rubric, graders = Rubric(), ModelGraders(parse_grader(job.graded.grader), event_log)
         if rubric is None:
             rubric = msgspec.convert(history.need(JobVerified).rubric, Rubric)
-        return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask_judge(self.bus), progress)
+        ask = ask_judge(self.bus)
+        return RolloutJudge(history.org, history.job_id, judging, rubric, event_log, ask, progress, graders)
 
     async def _player(self, history: JobHistory, job: RlJob | EvalJob) -> Player:
         """Whoever plays the job's rollouts. Raises `Permanent` where a grader's rows lack what it refers to."""
@@ -164,6 +173,8 @@ class CollectTaskOwner:
             return await self._task_app_client(history, job)
         verified = history.need(JobVerified)
         grader = parse_grader(job.graded.grader)
+        if runs_python(grader) and self.python is None:
+            raise Permanent("the grader is python code, and this rollouts service runs none (SYNTH_PYTHON_GRADERS)")
         rows: dict[str, PromptRows] = {}
         files = {"training_file": verified.training_data, "validation_file": verified.validation_data}
         for name, ref in files.items():
@@ -179,6 +190,7 @@ class CollectTaskOwner:
             job_id=history.job_id,
             max_characters=self.settings.max_graded_characters,
             answer_within_s=self._answer_within_s(job.rollout),
+            python=self.python,
         )
 
     async def _task_app_client(self, history: JobHistory, job: RlJob | EvalJob) -> TaskAppClient:

@@ -17,7 +17,7 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
-from synth.jobs.resolve.rewards.graded import check_graded_rewards, resolve_graded
+from synth.jobs.resolve.rewards.graded import check_graded_rewards, models_asked, resolve_graded
 from synth.jobs.resolve.rewards.settings import resolve_rewards
 from synth.jobs.resolve.rewards.steps import given_step_rewards
 from synth.jobs.resolve.sampling import max_tokens_per_call, resolve_threshold, training_sampling
@@ -63,7 +63,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
             expected=f"at least {training.async_level}",
         )
     loss = resolve_loss(config, context)
-    rewards = resolve_rewards(config, loss, context)
+    rewards = resolve_rewards(config, loss, models_asked(graded), context)
     if graded is not None:
         check_graded_rewards(rewards, context)
     if config.services.judge_url is not None:

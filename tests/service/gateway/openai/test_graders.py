@@ -70,4 +70,16 @@ async def test_a_grader_that_is_not_run_is_refused_at_its_field(graders: Any):
     for call in (graders.validate(grader=python), graders.run(grader=python, model_sample="")):
         with pytest.raises(openai.BadRequestError) as refused:
             await call
-        assert (refused.value.param, "runs no code" in refused.value.message) == ("grader.type", True)
+        assert (refused.value.param, "runs no code" in refused.value.message) == ("grader", True)
+
+
+async def test_a_grader_that_asks_a_model_is_read_and_grades_in_a_job_alone(graders: Any):
+    score = {
+        "type": "score_model",
+        "name": "s",
+        "model": "m",
+        "input": [{"role": "user", "content": "{{ sample.output_text }}"}],
+    }
+    assert (await graders.validate(grader=score)).grader.range == [0.0, 1.0]
+    with pytest.raises(openai.BadRequestError, match="in a job alone"):
+        await graders.run(grader=score, model_sample="x")

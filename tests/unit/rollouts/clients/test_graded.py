@@ -11,10 +11,11 @@ import pytest
 
 from synth.blobs import BlobStore
 from synth.errors import UserError
+from synth.graders.python.pool import PythonPool
 from synth.graders.schema import parse_grader
 from synth.ids import RolloutId
 from synth.jobs.resolved import GradedRows
-from synth.rollouts.clients.graded import GradedPlayer
+from synth.rollouts.clients.graded import FAILED, GradedPlayer
 from synth.rollouts.clients.prompt_rows import PromptRows
 from synth.rollouts.collection.types import CollectionBlocked, CollectRequest, RolloutSpec
 from synth.rollouts.rewards.scoring import TaskAppReply
@@ -70,7 +71,10 @@ async def _played(folder: Path, status: int, answer: dict[str, Any], lines: list
 
     graded = GradedRows(grader=GRADER, training_file="file_1", validation_file=None)
     rows = {"training_file": await _rows(folder, lines)}
-    player = GradedPlayer(graded, SETTINGS, rows, job_id="job_1", max_characters=100, answer_within_s=60.0)
+    pool = PythonPool(at_once=1, timeout_s=60.0, memory_bytes=1 << 29)
+    player = GradedPlayer(
+        graded, SETTINGS, rows, job_id="job_1", max_characters=100, answer_within_s=60.0, python=pool
+    )
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat/completions?cid=trace_a"
         request = CollectRequest(iteration=1, mode="eval", seeds=[1], group_size=1, oldest_version=0)
@@ -108,6 +112,27 @@ async def test_a_grader_that_cannot_grade_ends_the_job(tmp_path: Path, monkeypat
         await _played(tmp_path, 200, _said("5"), _ROWS)
     assert blocked.value.broken.code == "grader_failed"
     assert "row 1: '1 / exact' has no value for exact = 0" in blocked.value.broken.problem.what
+
+
+async def test_code_grades_a_reply_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = "def grade(sample, item):\n    return 10 / (int(sample['output_text']) - int(item['answer']))"
+    monkeypatch.setitem(globals(), "GRADER", {"type": "python", "name": "p", "source": source})
+    assert (await _played(tmp_path, 200, _said("9"), _ROWS)).body["metrics"]["mean_return"] == 2.0
+    failed = FAILED.labels(cause="PythonFailed")._value.get()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(CollectionBlocked) as blocked:
+        await _played(tmp_path, 200, _said("4"), _ROWS)
+    assert blocked.value.broken.code == "grader_failed"
+    assert "row 1: the python grader 'p': ZeroDivisionError" in blocked.value.broken.problem.what
+    assert FAILED.labels(cause="PythonFailed")._value.get() == failed + 1  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_what_models_are_asked_is_told_and_is_no_reward_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asking = [{"role": "user", "content": "{{sample.output_text}} or {{item.answer}}?"}]
+    score = {"type": "score_model", "name": "s", "model": "m", "input": asking}
+    monkeypatch.setitem(globals(), "GRADER", score)
+    told = (await _played(tmp_path, 200, _said("5"), _ROWS)).body["metrics"]["details"]["grader"]
+    pieces = told["asked"][0]["messages"][0]["pieces"]
+    assert (told["score"], "".join(piece["text"] for piece in pieces)) == (None, "5 or 4?")
 
 
 async def test_a_model_that_refuses_is_no_reward_and_no_credential_is_told(tmp_path: Path):

@@ -51,7 +51,11 @@ class Log:
         self.judge_usage = JudgeUsage(
             calls=self.judge_usage.calls + usage.calls, cost=self.judge_usage.cost + usage.cost
         )
-        return None if review is None else with_sources(durable.rollout, add_review(durable.sources, review), REWARDS)
+        return (
+            None
+            if review is None
+            else with_sources(durable.rollout, add_review(durable.sources, review, REWARDS), REWARDS)
+        )
 
 
 def scores(question: JudgeRollouts, *, total: float = 0.25, events: int = 0, cost: float = 0.0) -> JudgeAnswer:

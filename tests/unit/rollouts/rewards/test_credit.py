@@ -19,7 +19,7 @@ def test_judged_events_count_in_their_turn_and_the_outcome_in_the_last():
     review = RolloutReview(
         rollout_id="r", events=[Review(total=t) for t in (0.5, 1.0, 0.0)], outcome=Review(total=0.25)
     )
-    sources = add_review(RewardSources([1.0, 0.0, 2.0]), review)
+    sources = add_review(RewardSources([1.0, 0.0, 2.0]), review, RewardSettings(scores="judges"))
     weights = RewardWeights(env=0.2, event=0.4, outcome=0.4)
     assert sources.turns(weights) == pytest.approx([0.4, 0.4, 0.5])
     plain = ScoredRollout("r", 0, 0, 3.0, [1.0, 0.0, 2.0], [], 0.0, 1)

@@ -21,6 +21,7 @@ from synth.gateway.api.openai.requests import (
     SupervisedHyperparameters,
     TaskAppGrader,
 )
+from synth.graders.schema import models_of, parse_grader
 from synth.jobs.parse.validate import Kind
 from synth.jobs.resolve.rl import LEARNING_RATE as RL_RATE
 from synth.jobs.resolve.sft import DPO_LEARNING_RATE as DPO_RATE
@@ -48,6 +49,7 @@ _PLACES = {
     "[evaluation].seeds": "validation_file",
     "[evaluation]": "method.reinforcement.hyperparameters.eval_interval",
     "[grader]": "method.reinforcement.grader",
+    "[judge]": "method.reinforcement.grader",
     "[services].task_url": "method.reinforcement.grader.url",
     "[rollout.policy_config]": "method.reinforcement.grader.policy_config",
     "[rollout.env_config]": "method.reinforcement.grader.env_config",
@@ -70,10 +72,13 @@ def is_graded(request: FineTuningRequest) -> bool:
     return method is not None and method.grader.get("type") != TASK_APP
 
 
-def translate_request(request: FineTuningRequest, rows: Mapping[str, int] = MappingProxyType({})) -> TranslatedJob:
+def translate_request(
+    request: FineTuningRequest, rows: Mapping[str, int] = MappingProxyType({}), *, judge_provider: str = "synth"
+) -> TranslatedJob:
     """Translate a request into a job of our schema. Raises UserError, whose places are fields of the request.
 
-    rows: of the files of a graded job, by the fields that name them.
+    rows: of the files of a graded job, by the fields that name them. judge_provider: of the models that its grader
+    asks, but for those that were fine-tuned here.
     """
     if request.integrations:
         raise UserError(
@@ -100,7 +105,7 @@ def translate_request(request: FineTuningRequest, rows: Mapping[str, int] = Mapp
         raise UserError(
             Problem(what="the method's settings are missing", expected=_GRADER, where="method.reinforcement")
         )
-    return TranslatedJob("rl", _rl(request, reinforcement, rows))
+    return TranslatedJob("rl", _rl(request, reinforcement, rows, judge_provider))
 
 
 def place_in_request(problem: Problem, request: FineTuningRequest) -> Problem:
@@ -162,7 +167,9 @@ def _sft(request: FineTuningRequest, kind: str) -> dict[str, Any]:
     }
 
 
-def _rl(request: FineTuningRequest, method: Reinforcement, rows: Mapping[str, int]) -> dict[str, Any]:
+def _rl(
+    request: FineTuningRequest, method: Reinforcement, rows: Mapping[str, int], judge_provider: str
+) -> dict[str, Any]:
     if request.hyperparameters is not None:
         raise UserError(
             Problem(
@@ -183,7 +190,11 @@ def _rl(request: FineTuningRequest, method: Reinforcement, rows: Mapping[str, in
         )
     if is_graded(request):
         seeds = Seeds(start=0, count=rows["training_file"])
-        played = {"job": {"data": request.training_file}, "grader": method.grader}
+        played = {
+            "job": {"data": request.training_file},
+            "grader": method.grader,
+            **_judges(method.grader, judge_provider),
+        }
     else:
         played = _played_by(_task_app(method.grader))
         seeds = _seeds(request.training_file, "training_file")
@@ -215,6 +226,13 @@ def _rl(request: FineTuningRequest, method: Reinforcement, rows: Mapping[str, in
         **_evaluation(request, hyper, iterations, rows),
         "tags": _without_none(suffix=request.suffix),
     }
+
+
+def _judges(grader: dict[str, Any], provider: str) -> dict[str, Any]:
+    """The [judge] table with the models that a grader asks; {} for none."""
+    models = models_of(parse_grader(grader, where="method.reinforcement.grader"))
+    judges = [{"model": model, "provider": "synth" if parse_finetuned(model) else provider} for model in models]
+    return {"judge": {"judges": judges}} if judges else {}
 
 
 def _played_by(app: TaskAppGrader) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from synth.gateway.deps import GatewayDep
 from synth.gateway.errors import ApiError
 from synth.graders.formula import NoNumber
 from synth.graders.grade import Graded, GraderFailed, grade
-from synth.graders.schema import Grader, parse_grader
+from synth.graders.schema import Grader, models_of, parse_grader, python_refused, runs_python
 from synth.graders.template import ItemLacks, Sample
 
 router = APIRouter(tags=["openai"])
@@ -29,7 +29,7 @@ class _GraderBody(BaseModel):
 
 
 class ValidateRequest(_GraderBody):
-    """A grader of type string_check, text_similarity or multi."""
+    """A grader of a type of docs/graders.md."""
 
     grader: dict[str, Any]
 
@@ -62,19 +62,23 @@ class GradedSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @router.post("/fine_tuning/alpha/graders/validate", summary="Read a grader", responses=returns(ValidatedGrader))
-async def validate(body: ValidateRequest, caller: CurrentKey) -> Response:
+async def validate(body: ValidateRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A grader that cannot be read, or that is not run here, is a 400 with every problem."""
-    grader = await asyncio.to_thread(_parse, body.grader)
-    return json_response(ValidatedGrader(grader=grader.model_dump(mode="json")))
+    grader = await asyncio.to_thread(_parse, body.grader, python=gateway.settings.python_graders)
+    return json_response(ValidatedGrader(grader=grader.model_dump(mode="json", exclude_none=True)))
 
 
 @router.post("/fine_tuning/alpha/graders/run", summary="Grade a sample", responses=returns(GradedSample))
 async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Response:
     """A sample that lacks what the grader reads has the reward 0 and `sample_parse_error`.
 
-    A grader that refers to what the item lacks, or whose formula has no value, has the reward 0 and that error.
+    A grader that refers to what the item lacks, or whose formula has no value, has the reward 0 and that error. One
+    that asks a model, or is code, is a 400: it grades in a job alone.
     """
-    grader = await asyncio.to_thread(_parse, body.grader)
+    grader = await asyncio.to_thread(_parse, body.grader, python=gateway.settings.python_graders)
+    if runs_python(grader) or models_of(grader):
+        what = "a grader that asks a model, or is code, grades in a job alone"
+        raise _refused([Problem(what=what, fix="graders.validate reads it; a short job tries it", where="grader")])
     sample = Sample(body.model_sample, [])
     limit = gateway.settings.max_graded_characters
     began = time.perf_counter()
@@ -93,6 +97,7 @@ async def run(body: RunRequest, caller: CurrentKey, gateway: GatewayDep) -> Resp
         "token_usage": None,
         "sampled_model_name": None,
     }
+    assert graded.score is not None
     return json_response(GradedSample(reward=graded.score, sub_rewards=graded.parts, metadata=metadata))
 
 
@@ -118,10 +123,17 @@ def _errors(graded: Graded, failed: GraderFailed | None) -> dict[str, Any]:
     return {**flags, **dict.fromkeys(never, False), "details": details or None}
 
 
-def _parse(data: dict[str, Any]) -> Grader:
+def _parse(data: dict[str, Any], *, python: bool) -> Grader:
+    """python: whether graders that are code are run."""
     try:
-        return parse_grader(data)
+        grader = parse_grader(data)
+        if runs_python(grader) and not python:
+            raise UserError(python_refused(where="grader"))
+        return grader
     except UserError as error:
-        problems: list[Problem] = error.problems
-        text = "\n".join(problem.text() for problem in problems)
-        raise ApiError(400, text, param=problems[0].where, code="invalid_grader", problems=problems) from error
+        raise _refused(error.problems) from error
+
+
+def _refused(problems: list[Problem]) -> ApiError:
+    text = "\n".join(problem.text() for problem in problems)
+    return ApiError(400, text, param=problems[0].where, code="invalid_grader", problems=problems)

@@ -63,7 +63,7 @@ async def create(
     """
     rows = await _prompt_rows(gateway, caller.org, body) if is_graded(body) else {}
     try:
-        submission = translate_request(body, rows)
+        submission = translate_request(body, rows, judge_provider=gateway.settings.judge_provider or "synth")
     except UserError as error:
         raise _bad_request(error.problems) from error
     problems = await _files(gateway, caller.org, body, submission) if submission.kind == "sft" else []

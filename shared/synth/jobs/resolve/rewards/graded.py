@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synth.errors import UserError
-from synth.graders.schema import parse_grader
+from synth.graders.schema import models_of, parse_grader
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written
 from synth.jobs.resolved import GradedRows
@@ -39,7 +39,7 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
     place = context.document.where(("grader",))
     grader = config.grader
     try:
-        grader = parse_grader(config.grader, where=place).model_dump(mode="json")
+        grader = parse_grader(config.grader, where=place).model_dump(mode="json", exclude_none=True)
     except UserError as error:
         context.problems += error.problems
     written = context.overrides.training_file or (config.job.data if config.job else None)
@@ -70,6 +70,14 @@ def resolve_graded(config: RlConfig, context: ResolveContext, *, uploaded: bool)
     )
 
 
+def models_asked(graded: GradedRows | None) -> list[str]:
+    """The models that a job's grader asks, each once; none where the grader cannot be read, which is reported."""
+    try:
+        return models_of(parse_grader(graded.grader)) if graded is not None else []
+    except UserError:
+        return []
+
+
 def check_graded_rewards(rewards: RewardSettings, context: ResolveContext) -> None:
     """Report what only a task app could give: rewards of single turns, scores of its own, its rubric."""
     if rewards.steps is not None:
@@ -82,7 +90,7 @@ def check_graded_rewards(rewards: RewardSettings, context: ResolveContext) -> No
         context.problem(
             ("rollout", "task_app_origin_rewards_only"), "there is no task app to give scores", fix="remove it"
         )
-    if rewards.judging is not None and rewards.judging.rubric is None:
+    if rewards.scores == "judges" and rewards.judging is not None and rewards.judging.rubric is None:
         context.problem(
             ("rubric",), "the judges have no rubric: there is no task app to give one", expected="[rubric.outcome]"
         )

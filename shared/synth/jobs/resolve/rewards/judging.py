@@ -122,13 +122,6 @@ def resolve_judging(
                 f"{name} = false, and [rubric.weights] {name} = {getattr(weights, name):g} pays it",
                 expected="one of the two",
             )
-    if judge.max_cost is not None and all(j.url is not None or j.provider == "synth" for j in judges):
-        context.problem(
-            ("judge", "max_cost"),
-            f"max_cost = {judge.max_cost:g} counts by the prices of SYNTH_JUDGE_PROVIDERS, and no judge is of one",
-            expected="a judge of a provider with prices, or max_calls",
-            fix="set max_calls in its place",
-        )
     if not event and not outcome:
         context.problem((*_OPTIONS, "event"), "the judges are asked for nothing", expected="event or outcome true")
     if judge.ranking and not tables.groups:
@@ -143,14 +136,34 @@ def resolve_judging(
         event=event,
         outcome=outcome,
         ranking=take("ranking", (judge, "ranking")),
-        max_concurrency=take("max_concurrency", (options, "max_concurrency")),
-        requests_per_second=take("requests_per_second", (judge, "requests_per_second")),
-        timeout_s=take("timeout_s", (options, "timeout_s"), (judge, "timeout_s")),
-        max_attempts=take("max_attempts", (judge, "max_attempts")),
-        max_calls=take("max_calls", (judge, "max_calls")),
-        max_cost=take("max_cost", (judge, "max_cost")),
-        max_outage_s=take("max_outage_s", (judge, "max_outage_s")),
+        **resolve_limits(tables, judges, context),
     )
+
+
+def resolve_limits(tables: JudgeTables, judges: list[JudgeModel], context: ResolveContext) -> dict[str, Any]:
+    """How often these judges are asked, and for how long: the fields of `Judging` of these names."""
+    judge = tables.judge or JudgeSection()
+    options = judge.options or JudgeOptionsSection()
+    if judge.max_cost is not None and all(j.url is not None or j.provider == "synth" for j in judges):
+        context.problem(
+            ("judge", "max_cost"),
+            f"max_cost = {judge.max_cost:g} counts by the prices of SYNTH_JUDGE_PROVIDERS, and no judge is of one",
+            expected="a judge of a provider with prices, or max_calls",
+            fix="set max_calls in its place",
+        )
+
+    def take(key: str, *named: tuple[BaseModel, str]) -> Any:
+        return context.first(f"rewards.judging.{key}", list(named))
+
+    return {
+        "max_concurrency": take("max_concurrency", (options, "max_concurrency")),
+        "requests_per_second": take("requests_per_second", (judge, "requests_per_second")),
+        "timeout_s": take("timeout_s", (options, "timeout_s"), (judge, "timeout_s")),
+        "max_attempts": take("max_attempts", (judge, "max_attempts")),
+        "max_calls": take("max_calls", (judge, "max_calls")),
+        "max_cost": take("max_cost", (judge, "max_cost")),
+        "max_outage_s": take("max_outage_s", (judge, "max_outage_s")),
+    }
 
 
 def _rubric(

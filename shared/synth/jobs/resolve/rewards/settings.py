@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext
 from synth.jobs.resolve.rewards.judging import JudgeTables, named_judges, resolve_judging
+from synth.jobs.resolve.rewards.models import resolve_grader_judging
 from synth.jobs.resolve.rewards.steps import resolve_steps, reward_tables, written_at
 from synth.jobs.resolved import Loss
 from synth.jobs.rewards import RewardSettings, RewardWeights
@@ -19,10 +20,16 @@ from synth.judging.settings import Judging
 _WEIGHTS = ("env", "event", "outcome")
 
 
-def resolve_rewards(config: RlConfig, loss: Loss, context: ResolveContext) -> RewardSettings:
-    """The rewards of an RL job, collecting problems in `context`."""
+def resolve_rewards(config: RlConfig, loss: Loss, models: list[str], context: ResolveContext) -> RewardSettings:
+    """The rewards of an RL job, collecting problems in `context`. models: those that its grader asks."""
     steps = resolve_steps(config, context)
-    weights, scores, judging = _sources(JudgeTables(config.judge, config.rubric, groups=True), config.rollout, context)
+    if models:
+        weights, scores = _weights(JudgeTables(None, None, groups=True), context), "grader"
+        judging = resolve_grader_judging(models, config, context)
+        context.record("rewards.scores", scores, context.document.where(("grader",)))
+    else:
+        tables = JudgeTables(config.judge, config.rubric, groups=True)
+        weights, scores, judging = _sources(tables, config.rollout, context)
     per_turn = steps is not None or weights.event > 0
     return RewardSettings(
         steps=steps,

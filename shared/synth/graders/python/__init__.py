@@ -1,0 +1,1 @@
+"""Graders that are code: read, and run in processes of their own. There is no sandbox."""

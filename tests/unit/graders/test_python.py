@@ -1,0 +1,66 @@
+"""Graders that are code, each grading in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from synth.graders.grade import GraderFailed, grade, run_python
+from synth.graders.python.pool import PythonFailed, PythonPool
+from synth.graders.schema import parse_grader
+from synth.graders.template import Sample
+from tests.unit.graders.test_model_graders import EXACT
+
+
+def _pool(timeout_s: float = 60.0) -> PythonPool:
+    return PythonPool(at_once=2, timeout_s=timeout_s, memory_bytes=1 << 29)
+
+
+async def _graded(source: str, timeout_s: float = 60.0) -> float:
+    return await _pool(timeout_s).grade(source, {"output_text": "four"}, {"answer": 4})
+
+
+async def test_code_grades_a_sample_by_its_row():
+    source = "def grade(sample, item):\n    print('noise')\n    return len(sample['output_text']) / item['answer']"
+    assert await _graded(source) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("def grade(sample, item):\n    return item['x']", r"KeyError: 'x' \(line 2\)"),
+        ("def grade(sample, item):\n    return float('nan')", "returned nan"),
+        ("def grade(sample, item):\n    return '1'", "returned '1'"),
+        ("def grade(sample, item):\n    return None", "TypeError"),
+        ("def grade(sample, item):\n    raise SystemExit(3)", "SystemExit: 3"),
+        ("def grade(sample, item):\n    return len(bytearray(1 << 31))", "out of memory"),
+        ("import os\ndef grade(sample, item):\n    os._exit(0)", "without an answer"),
+        ("import os\ndef grade(sample, item):\n    os.write(3, b'x' * (1 << 20))", "more than"),
+        ("def grade(sample, item):\n    return 10**400", "OverflowError"),
+    ],
+)
+async def test_what_is_no_score_is_told_with_the_reason(source: str, why: str):
+    with pytest.raises(PythonFailed, match=why):
+        await _graded(source)
+
+
+async def test_code_that_does_not_end_is_ended_with_all_that_it_has_started():
+    source = "import subprocess\ndef grade(sample, item):\n    subprocess.run(['sleep', '1000'])"
+    with pytest.raises(PythonFailed, match=r"within 0.5 s \(SYNTH_PYTHON_GRADER_TIMEOUT_S\)"):
+        await _graded(source, 0.5)
+
+
+async def test_code_is_given_nothing_of_the_services_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SYNTH_CLUSTER_SECRET", "x")
+    assert (
+        await _graded("import os\ndef grade(sample, item):\n    return any('SYNTH' in key for key in os.environ)") == 0
+    )
+
+
+async def test_its_score_is_a_part_of_a_formula_and_its_failure_names_it():
+    python = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return item['weight'] * 2"}
+    multi = {"type": "multi", "name": "m", "graders": {"p": python, "e": EXACT}, "calculate_output": "p + e"}
+    grader, sample = parse_grader(multi), Sample("4", [])
+    ran = await run_python(grader, {"weight": 3}, sample, _pool())
+    assert grade(grader, {"weight": 3}, sample, max_characters=100, ran=ran).score == 7.0
+    with pytest.raises(GraderFailed, match="the python grader 'p': KeyError"):
+        await run_python(grader, {}, sample, _pool())
