@@ -24,6 +24,7 @@ async def sdk(user: Client, bus_as: Any) -> AsyncIterator[Sdk]:
         yield Sdk(client, user, bus_as)
 
 
+PYTHON = {"type": "python", "name": "p", "source": "def grade(sample, item):\n    return 1"}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown model": ({"model": "gpt-9"}, "model", "gpt-9"),
     "a model that is experimental": (
@@ -66,8 +67,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "rows to reinforce": ({"method": rl()}, "training_file", "seeds:0-99"),
     "no task app": ({"method": {"type": "reinforcement"}}, "method.reinforcement", "settings are missing"),
     "a grader that is not run here": (
-        {"method": {"type": "reinforcement", "reinforcement": {"grader": {"type": "python", "source": "1"}}}},
-        "method.reinforcement.grader.type",
+        {"method": {"type": "reinforcement", "reinforcement": {"grader": PYTHON}}},
+        "method.reinforcement.grader",
         "runs no code",
     ),
     "a task app that is no address": (

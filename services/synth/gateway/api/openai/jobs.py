@@ -35,7 +35,7 @@ from synth.gateway.deps import Gateway, GatewayDep
 from synth.gateway.errors import ApiError, not_found
 from synth.gateway.read_model.filters import JobFilter
 from synth.gateway.read_model.projection import JobRow
-from synth.graders.schema import parse_grader
+from synth.graders.schema import parse_grader, python_refused, runs_python
 from synth.jobs.parse.toml import read_data
 from synth.jobs.resolve.job import Overrides, resolve_job
 from synth.jobs.resolved import EvalJob, RlJob, SftJob, job_from_data
@@ -238,7 +238,10 @@ async def _prompt_rows(gateway: Gateway, org: str, body: FineTuningRequest) -> d
     problems: list[Problem] = []
     try:
         method = body.method.reinforcement if body.method else None
-        parse_grader(method.grader if method else None, where="method.reinforcement.grader")
+        place = "method.reinforcement.grader"
+        grader = parse_grader(method.grader if method else None, where=place)
+        if runs_python(grader) and not gateway.settings.python_graders:
+            problems.append(python_refused(where=place))
     except UserError as error:
         problems += error.problems
     rows: dict[str, int] = {}
