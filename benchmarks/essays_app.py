@@ -1,4 +1,4 @@
-"""A task app of one turn: every other rollout asks for a few words, the others for a reply that cannot end by itself."""
+"""A task app of one turn: every other rollout asks for a few words, the others for one that cannot end by itself."""
 
 from __future__ import annotations
 

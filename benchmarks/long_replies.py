@@ -1,16 +1,15 @@
 """Replies of many tokens in one call, trained: how long each call took, and what became of its tokens.
 
-`python -m benchmarks.long_replies [--engine transformers|vllm] [--tokens 20000] [--budget S]`. Two iterations of RL on a
-tiny model whose replies cannot end by themselves, half of them bounded to 64 tokens: a group has short and long ones.
---budget: seconds that a rollout has; then what was sampled by then is trained. Exit code 1: a rollout was lost or played
-twice, or a long reply was not trained.
+`python -m benchmarks.long_replies [--engine transformers|vllm] [--tokens 20000] [--budget S]`. One iteration of RL on a
+tiny model, half of whose replies cannot end by themselves while the others have at most 64 tokens: a group has both.
+--budget: seconds that a rollout has; what was sampled by then is trained. Exit code 1: a rollout was lost or played
+twice, or there was no long reply.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -58,10 +57,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--budget", type=float, default=7200.0)
     arguments = parser.parse_args()
-    os.environ["SYNTH_ENGINE"] = arguments.engine
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_cluster(Path(folder), "benchmarks.essays_app") as cluster,
+        running_cluster(Path(folder), "benchmarks.essays_app", engine=arguments.engine) as cluster,
     ):
         synthctl(cluster.folder, "models", "make", "tiny-qwen3", "--context", str(arguments.tokens + 1024))
         toml = cluster.folder / "long.toml"
