@@ -127,10 +127,10 @@ def test_a_pull_that_was_broken_off_goes_on_and_damage_is_found(hub: Hub, tmp_pa
 
 
 def test_what_cannot_be_pulled_is_refused_before_its_weights(hub: Hub, tmp_path: Path) -> None:
-    hub.files["config.json"] = b'{"model_type": "mamba"}'
+    hub.files["config.json"] = b'{"model_type": "t5"}'
     done = pull(tmp_path, MODEL, HF_ENDPOINT=hub.url)
     assert (done.returncode, hub.asked) == (2, ["config.json"])
-    assert "of type 'mamba'" in done.stderr
+    assert "of type 't5'" in done.stderr
     unknown = pull(tmp_path, "nobody/nothing", HF_ENDPOINT=hub.url)
     assert unknown.returncode == 6
     assert "there is no model 'nobody/nothing'" in unknown.stderr
