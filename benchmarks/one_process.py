@@ -18,7 +18,7 @@ from examples.one_process import Task, sample
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.transformers import TransformersEngine
 from synth.jobs.resolved import RlJob, job_from_data
-from synth.rollouts.collection.batching import ScoredRollout, build_batch
+from synth.rollouts.collection.batching import CreditRules, ScoredRollout, build_batch
 from synth.rollouts.collection.metrics import collection_metrics
 from synth.trainer.config import RlTrainConfig
 from synth.trainer.learner import rng
@@ -98,7 +98,7 @@ def as_batch(rollouts: list[ScoredRollout], job: RlJob, k: int) -> RolloutBatch:
         temperature=job.rollout.sampling.temperature,
         groups=job.batch_size,
         group_size=job.group_size,
-        by_std=job.advantage_std,
+        credit=CreditRules(by_std=job.advantage_std),
         values=collection_metrics(rollouts, failed=0),
     )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from synth.blobs import BlobStore
 from synth.bus.connection import Connection
 from synth.inference.serving.model_pool import ModelFiles, ModelPool, ServedModel
@@ -29,6 +32,7 @@ async def test_another_stand_in_is_what_answers_from_then_on(tmp_path: Path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "qwen3"}')
+        save_file({"weight": np.zeros(1, np.float32)}, tmp_path / name / "model.safetensors")
     registry = Registry(tmp_path)
     # A base is found without the bus, and a folder without the blob store.
     router = ModelRouter(cast(Connection, None), cast(BlobStore, None), tmp_path / "cache", registry)
