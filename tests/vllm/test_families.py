@@ -1,4 +1,4 @@
-"""vLLM serves the families of docs/models.md as the trainer trains them: full weights, and an adapter where it may."""
+"""vLLM serves the dense families of docs/models.md as the trainer trains them: full weights, and an adapter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from synth.errors import Permanent
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
 from synth.trainer.learner.model.policy import load_policy
@@ -20,8 +21,12 @@ from tests.vllm.conftest import SETTINGS
 _WIDE = {"hidden_size": 128, "head_dim": 32}
 
 
+_MOE = [a for a in ARCHITECTURES if a.experts]
+_DENSE = [a for a in ARCHITECTURES if a not in _MOE]
+
+
 @pytest.mark.parametrize("mode", ["full", "lora"])
-@pytest.mark.parametrize("family", ARCHITECTURES, ids=lambda a: a.name)
+@pytest.mark.parametrize("family", _DENSE, ids=lambda a: a.name)
 async def test_a_family_is_served_as_it_is_trained(
     family: Architecture, mode: str, tmp_path: Path, tolerance: float
 ) -> None:
@@ -42,3 +47,10 @@ async def test_a_family_is_served_as_it_is_trained(
         await engine.close()
     finally:
         await host.close()
+
+
+@pytest.mark.parametrize("family", _MOE, ids=lambda a: a.name)
+async def test_a_model_with_experts_is_refused_on_a_cpu(family: Architecture, tmp_path: Path) -> None:
+    save_architecture(tmp_path / "model", family, **_WIDE)
+    with pytest.raises(Permanent, match="has experts, whose new weights vLLM does not take on a CPU"):
+        await VllmHost.start(tmp_path / "model", SETTINGS, max_lora_rank=None)

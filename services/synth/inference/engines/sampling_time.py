@@ -65,6 +65,11 @@ class SamplingTime:
             self._open.discard(request)
             self.update()
 
+    def end(self) -> None:
+        """Be over now."""
+        self._ends = self._loop.time()
+        self.update()
+
     def update(self) -> None:
         """Stand still or run, as the open requests say, and set the alarm."""
         now = self._loop.time()
