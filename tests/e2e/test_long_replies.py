@@ -8,7 +8,7 @@ from synth.taskapp.sdk import Episode, TaskApp
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import KEY, served
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
 def essays() -> TaskApp:
