@@ -55,7 +55,7 @@ class TrainerSettings(ServiceSettings):
     image_fetches: int = Field(default=16, ge=1)
     """How many images of a dataset or a batch are fetched from the blob store at one time."""
 
-    batch_wait_s: float = 1800.0
+    batch_wait_s: float = 3900.0
     """How long no rollout of a batch may come in, beyond the time that the job gives one (`rollout_timeout_s` for each
     of its tries), before the task is handed back: its device must not be idle for ever. A batch may take any time."""
 

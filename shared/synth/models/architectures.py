@@ -36,7 +36,7 @@ _CAUSAL = """
 CAUSAL_TYPES = frozenset(_CAUSAL.split())
 
 #: Keys of a config that change the logits after the head, which trainer and engine take for a plain product.
-RESCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_RESCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 #: Keys of a config that say how many experts a layer has.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -80,3 +80,20 @@ def fault_of_config(model_id: str, config: dict[str, Any], where: str) -> Proble
         fix="docs/models.md has the families that are proven",
         where=where,
     )
+
+
+def unusual_layers(config: Any) -> str | None:
+    """What the layers of a causal language model have that neither trainer nor embedded engine computes; None: nothing.
+
+    config: transformers' config of the text model. A layer with a state of its own would carry it from one sequence of
+    a packed row to the next.
+    """
+    unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unusual or not hasattr(config, "num_key_value_heads"):
+        found = ", ".join(sorted(unusual)) or "no heads of keys and values"
+        return f"has {found}; expected full or sliding-window attention in every layer"
+    for name in _RESCALED:
+        # 1 leaves the logits as they are.
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            return f"rescales its logits ({name}); expected a plain head"
+    return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from synth.errors import UserError
 from synth.models import Registry
-from synth.models.architectures import CAUSAL_TYPES
+from synth.models.architectures import CAUSAL_TYPES, unusual_layers
 
 _HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 WHOLE = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(8)
@@ -87,3 +89,17 @@ def test_a_model_with_experts_is_told_from_a_dense_one(tmp_path: Path) -> None:
     assert folder(tmp_path, {}, model_type="gpt_oss", num_local_experts=32).find("model").experts
     assert Registry().find("Qwen/Qwen3-30B-A3B").experts
     assert not Registry().find("Qwen/Qwen3-8B").experts
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("BloomConfig", {}, "no heads of keys and values"),
+        ("Gemma2Config", {}, "rescales its logits (final_logit_softcapping)"),
+        ("FalconH1Config", {}, "hybrid"),
+        ("Qwen3NextConfig", {}, "linear_attention"),
+    ],
+)
+def test_layers_that_nothing_here_computes_are_named(kind: str, changes: dict[str, Any], words: str) -> None:
+    assert words in (unusual_layers(getattr(transformers, kind)(**changes)) or "")
+    assert unusual_layers(transformers.Qwen3Config()) is None

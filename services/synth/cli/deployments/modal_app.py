@@ -55,8 +55,8 @@ def deploy(
     modal = load_sdk()
     with files.locked(), _told(modal, name):
         before = files.read()
-        _refuse_another(files, before, name)
         environment = modal.config.config.get("environment") or ""
+        _refuse_another(files, before, name, environment)
         show("asking Modal for the name")
         client = modal.Client.from_env()
         there = _find(modal, name, environment, client)
@@ -144,13 +144,14 @@ def _build_app(
     return app, function(modal.concurrent(max_inputs=max_inputs)(modal.asgi_app()(modal_entry.task_app)))
 
 
-def _refuse_another(files: Deployment, before: DeploymentState | None, name: str) -> None:
+def _refuse_another(files: Deployment, before: DeploymentState | None, name: str, environment: str) -> None:
     if before is None or before.health == "stopped":
         return
     if before.modal is None and (before.supervised or before.running):
         what = f"{files.id} is deployed as a process of this machine, at {before.url}"
-    elif before.modal is not None and before.modal.name != name:
-        what = f"{files.id} is deployed to Modal as {before.modal.name!r}"
+    elif before.modal is not None and (before.modal.name, before.modal.environment) != (name, environment):
+        there = before.modal.environment or "the default"
+        what = f"{files.id} is deployed to Modal as {before.modal.name!r}, in {there} environment"
     else:
         return
     raise CliError(what, fix=f"synthctl deploy stop {files.id}", where=str(files.folder))

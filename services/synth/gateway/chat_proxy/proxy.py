@@ -162,6 +162,8 @@ class InferenceProxy:
             answering = True
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise _NoAnswer(repr(error), gone=True) from error
+        except httpx.PoolTimeout as error:
+            raise _NoAnswer(repr(error), gone=False) from error
         except httpx.TimeoutException as error:
             message = f"the replica {replica.id!r} said nothing for {silent_s:g} s (SYNTH_INFERENCE_TIMEOUT_S)"
             raise ApiError(504, message, type="timeout") from error

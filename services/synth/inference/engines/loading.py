@@ -23,7 +23,7 @@ from synth.inference.engines.kv_cache import SequenceCache
 from synth.inference.engines.live_weights import LiveModel, model_dtype
 from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
 from synth.inference.tokenizers import load_tokenizer
-from synth.models.architectures import RESCALED
+from synth.models.architectures import unusual_layers
 from synth.models.memory import gpu_kv_bytes
 
 # `from_pretrained` patches torch itself while it loads: two at once leave meta tensors, or a head that is not tied to
@@ -191,16 +191,5 @@ def _kv_budget(device: torch.device, vocabulary: int, settings: EngineSettings) 
 
 
 def _reject_unusual(config: Any) -> None:
-    unusual = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if unusual or not hasattr(config, "num_key_value_heads"):
-        raise Permanent(
-            f"model type {config.model_type!r} has {sorted(unusual) or 'no heads of keys and values'}; expected full "
-            "or sliding-window attention in every layer; serve it with another engine"
-        )
-    for name in RESCALED:
-        # 1 leaves the logits as they are.
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise Permanent(
-                f"model type {config.model_type!r} rescales its logits ({name}); expected a plain head; "
-                "serve it with another engine"
-            )
+    if unusual := unusual_layers(config):
+        raise Permanent(f"model type {config.model_type!r} {unusual}; serve it with another engine")

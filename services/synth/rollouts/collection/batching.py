@@ -154,6 +154,8 @@ def _of_tokens(branch: Branch, by_turn: list[float]) -> Float32:
 
 def _mean(branches: list[Branch], by_turn: list[float]) -> float:
     """The mean advantage of the sampled tokens."""
+    if not branches:
+        return 0.0  # the client gave all of its calls up, and none of them is trained
     if len(set(by_turn)) == 1:
         return by_turn[0]
     calls = np.concatenate([branch.calls[branch.loss_mask] for branch in branches])

@@ -36,6 +36,9 @@ _POLL_S = 0.5
 #: How long closing the credential of a cancelled rollout may take.
 _CLOSE_TIMEOUT_S = 2.0
 
+#: How often in a row a recorder may fail to say how long a policy stood still; then its replica counts as lost.
+_MISSES = 3
+
 #: How much longer than its player a credential lives, so that it is closed and does not expire.
 _CLOSE_TIME_S = 60
 
@@ -90,7 +93,7 @@ class RolloutRunner:
 
         Raises `Transient` when recordings are lost for too long: another collector may fare better.
         """
-        give_up_at = time.monotonic() + self._replica_wait_s
+        give_up_at = math.inf
         with structlog.contextvars.bound_contextvars(rollout=spec.rollout_id):
             self._progress("wait for a replica")
             for losses in itertools.count(1):
@@ -101,7 +104,9 @@ class RolloutRunner:
                 except Transient as error:
                     deadline.mark_away(spec.index)
                     self._progress("wait for a replica")
-                    if time.monotonic() > give_up_at:
+                    # From the first loss on: a long reply may have been under way for longer than that.
+                    give_up_at = min(give_up_at, time.monotonic() + self._replica_wait_s)
+                    if time.monotonic() >= give_up_at:
                         raise
                     log.warning("rollout is played again", reason=str(error), losses=losses)
                     await asyncio.sleep(min(5.0, 0.25 * 2**losses))
@@ -179,14 +184,22 @@ class RolloutRunner:
         replica may fare better.
         """
         limit = self._rollout_settings.rollout_timeout_s
-        left, stood_still = limit + self._grace_s, 0.0
+        left, stood_still, misses = limit + self._grace_s, 0.0, 0
         playing = asyncio.create_task(self._player.play(request, spec, inference_url=url, cid=cid))
         try:
             while True:
                 await asyncio.wait([playing], timeout=left)
                 if playing.done():
                     return playing.result()
-                now = await self._recorder.stood_still(replica.url, cid)
+                try:
+                    now = await self._recorder.stood_still(replica.url, cid)
+                except Transient:
+                    misses += 1
+                    if misses == _MISSES:
+                        raise
+                    left = _POLL_S
+                    continue
+                misses = 0
                 left, stood_still = now - stood_still, now
                 if left <= 0:
                     what = f"no answer within {limit:.0f} s (rollout_timeout_s) and {self._grace_s:.0f} s of grace"

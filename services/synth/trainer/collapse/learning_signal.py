@@ -19,8 +19,9 @@ NO_LEARNING_SIGNAL = "no_learning_signal"
 SOLVED = "solved"
 #: The metric of a step that says which seeds it played: 0 are those of `[data] seeds`, k the k-th of the curriculum.
 STAGE = "curriculum_stage"
-#: What a task app pays for a rollout in which everything is right: rewards are from 0 to 1 by convention. On another
-#: scale the most is what the policy was seen to earn, beside rollouts that earned less.
+#: What a task app pays for a rollout in which everything is right: rewards are from 0 to 1 by convention. On a larger
+#: scale the most is what the policy was seen to earn, beside rollouts that earned less. Less than this is part of what
+#: can be earned, on which a policy may be stuck.
 FULL_REWARD = 1.0
 _IN_A_ROW = 5
 _ROUNDING = 1e-6
@@ -101,7 +102,8 @@ class LearningSignal:
         if best > self.best + _ROUNDING:
             self.seen_less, self.best = self.seen_less or self.best > -math.inf, best
         self.seen_less = self.seen_less or mean < self.best - _ROUNDING
-        most = self.best > 0 and (self.seen_less or abs(self.best - FULL_REWARD) <= _ROUNDING)
+        full = abs(self.best - FULL_REWARD) <= _ROUNDING
+        most = full or (self.best > FULL_REWARD and self.seen_less)
         return most and std <= _ROUNDING and mean >= self.best - _ROUNDING
 
     def _say_solved(self, step: int) -> TrainWarned:

@@ -98,7 +98,9 @@ class RolloutFeed:
 
     async def _wait_until(self, reached: Callable[[], bool], stage: str) -> None:
         """Wait for as long as rollouts come in, each of which may take all of its tries, and `batch_wait_s` beyond."""
-        silence = self._attempt.settings.batch_wait_s + self._job.rollout.longest_s(1)
+        judging = self._job.rewards.judging
+        outage_s = judging.max_outage_s if judging is not None else 0.0
+        silence = self._attempt.settings.batch_wait_s + self._job.rollout.longest_s(1) + outage_s
         while not reached() and not self._following.done():
             self._attempt.lease.progress(stage, deadline=silence + 60)
             try:

@@ -271,8 +271,9 @@ class TrainingSection(RewardsSection):
     correction: CorrectionSection | None = None
     """what is done about tokens that another policy sampled"""
     solved_after: NonNegative = 5
-    """iterations in a row in which every rollout earns the most (the best reward seen on the present seeds, or 1):
-    after them the job has succeeded, or goes on with the next seeds of `[data] curriculum`; 0 is never"""
+    """iterations in a row in which every rollout earns the most (1, or the best reward seen on the present seeds where
+    that is more): after them the job has succeeded, or goes on with the next seeds of `[data] curriculum`; 0 is
+    never"""
     watch: WatchSection | None = None
     """signs of a collapsing policy"""
     rewards: RewardsSection | None = None

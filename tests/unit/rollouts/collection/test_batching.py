@@ -136,3 +136,10 @@ def test_penalised_its_advantage_is_of_a_lower_reward_and_the_reward_that_is_rep
 def test_by_turn_the_penalty_is_of_the_last():
     long = dataclasses.replace(cut_off(0, 3.0), turn_rewards=[1.0, 2.0])
     assert CreditRules(turn_discount=1.0, overlong="penalise", overlong_penalty=0.5).turn_rewards(long) == [1.0, 1.5]
+
+
+def test_a_rollout_whose_calls_were_all_given_up_is_not_trained_and_its_reward_counts():
+    empty = dataclasses.replace(rollout(0, 1.0), branches=[], turn_rewards=[0.25, 0.75])
+    batch = batch_of([empty, *(rollout(i, 0.0) for i in (1, 2, 3))], 1, CreditRules(turn_discount=1.0))
+    assert batch.meta.groups_kept == 1
+    assert [len(r.sampled_tokens) for r in batch.meta.rollouts] == [0, 1, 1, 1]

@@ -72,6 +72,11 @@ def test_one_rollout_that_earns_less_begins_the_count_anew():
     assert said([TRAINED, *[RIGHT] * 4, almost, *[RIGHT] * 5]) == [(SOLVED, 11, "finish")]
 
 
+def test_a_policy_that_is_stuck_on_part_of_the_reward_has_solved_nothing():
+    stuck = all_earned(0.2)
+    assert said([{**TRAINED, "reward_max": 0.2, "reward_mean": 0.1}, *[stuck] * 5]) == [(NO_LEARNING_SIGNAL, 6, "stop")]
+
+
 def test_on_another_scale_the_most_is_what_was_seen_beside_less():
     begins = {**TRAINED, "reward_mean": 4.0, "reward_max": 9.0}
     assert said([begins, *[all_earned(9.0)] * 5]) == [(SOLVED, 6, "finish")]

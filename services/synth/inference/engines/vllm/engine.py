@@ -248,7 +248,7 @@ class VllmEngine:
         The policy that samples is the one that is live when there is room for the images.
         """
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._host.queue.request(time))
+            time.hold()  # while there is no room for its images or its adapter
             opening = self._host.open_prompt(prompt_ids, images, policy=self, name=name)
             try:
                 prompt = await stack.enter_async_context(opening)
@@ -259,6 +259,8 @@ class VllmEngine:
             self._check()
             version = self._version
             lora = await stack.enter_async_context(self._host.adapters.using(self._adapter))
+            stack.enter_context(self._host.queue.request(time))
+            time.release()
             outputs = self._host.generate(prompt, params, name=name, lora=lora)
             async with aclosing(outputs), aclosing(self._convert(outputs, name, version)) as deltas:
                 async for delta in deltas:

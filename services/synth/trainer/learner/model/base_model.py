@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from synth.images.qwen3_vl import is_qwen3_vl
-from synth.models.architectures import RESCALED
+from synth.models.architectures import unusual_layers
 from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.model.varlen_attention import choose_attention
@@ -49,10 +49,11 @@ def load_base_model(model_dir: Path, config: TrainConfig, compute_dtype: torch.d
         )
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise TrainingFailed("bad_model", f"{model_dir.name} has an LM head with a bias; expected none")
-    text_config = model_config.get_text_config()
-    for name in RESCALED:
-        if getattr(text_config, name, None) not in (None, 1, 1.0):
-            raise TrainingFailed("bad_model", f"{model_dir.name} rescales its logits ({name}); expected a plain head")
+    unusual = unusual_layers(model_config.get_text_config())
+    if unusual is None and (getattr(model, "_is_stateful", False) or not model._supports_attention_backend):
+        unusual = "computes attention in a way of its own; expected one that takes transformers' attention functions"
+    if unusual is not None:
+        raise TrainingFailed("bad_model", f"{model_dir.name}, a {model_config.model_type}, {unusual}")
     model.config.use_cache = False
     if sees and config.mode == "full" and config.freeze_vision_tower:
         for name, parameter in model.model.visual.named_parameters():
