@@ -218,7 +218,7 @@ async def test_a_swap_mid_generation_is_exact_on_both_sides_and_stamped(
 ) -> None:
     new = perturbed_model(model_dir, 1)
     prompts = [prompt(i, 5 + 7 * i) for i in range(5)]
-    tasks = await start_completions(engine, prompts, 250)
+    tasks = await start_completions(engine, prompts, 400)
 
     proof = await engine.update_weights(write_full_policy(tmp_path, new, 1), 1)
     results = await asyncio.gather(*tasks)
@@ -228,7 +228,7 @@ async def test_a_swap_mid_generation_is_exact_on_both_sides_and_stamped(
     for p, r in zip(prompts, results, strict=True):
         assert set(r.versions) == {0, 1}
         cut = r.versions.index(1)
-        assert r.versions == [0] * cut + [1] * (250 - cut)
+        assert r.versions == [0] * cut + [1] * (400 - cut)
         old, fresh = (plain_logprobs(m, p, r.token_ids) for m in (reference, new))
         got = torch.tensor(r.logprobs)
         assert (got - old)[:cut].abs().max() <= tolerance
