@@ -61,7 +61,16 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         running_cluster(Path(folder), "benchmarks.essays_app", engine=arguments.engine) as cluster,
     ):
-        synthctl(cluster.folder, "models", "make", "tiny-qwen3", "--context", str(arguments.tokens + 1024))
+        synthctl(
+            cluster.folder,
+            "models",
+            "make",
+            "tiny-qwen3",
+            "--head-dim",
+            "32",
+            "--context",
+            str(arguments.tokens + 1024),
+        )
         toml = cluster.folder / "long.toml"
         toml.write_text(job(cluster.task_url, tokens=arguments.tokens, budget_s=arguments.budget))
         job_id = cluster.submit(toml)
