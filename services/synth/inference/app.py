@@ -120,7 +120,7 @@ def main() -> int:
             request_bytes=settings.max_request_image_bytes,
             per_message=settings.max_chat_images_per_message,
         )
-        recorder = Recorder(read_own_cid, max_bytes=settings.recorder_bytes)
+        recorder = Recorder(read_own_cid, max_bytes=settings.recorder_bytes, end_s=settings.engine_call_s)
         REGISTRY.register(RecorderMetrics(recorder))
         service.add_background(asyncio.create_task(_sweep(recorder)))
         service.add_background(asyncio.create_task(_unload_idle(model_pool, settings.idle_unload_s, changed)))
@@ -144,6 +144,7 @@ def request_limits(settings: InferenceSettings) -> RequestLimits:
         body=settings.max_request_bytes,
         choices=settings.max_choices,
         seconds=settings.completion_s,
+        end_seconds=settings.engine_call_s,
         default_max_tokens=settings.default_max_tokens or (None if whole_context else 1024),
         schema=SchemaLimits(
             size=settings.max_schema_bytes,

@@ -68,7 +68,7 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
 
     engine_call_s: float = Field(default=600.0, gt=0)
     """vLLM: how long its process may take to load new weights or an adapter, to give its memory back or to take it
-    again; then it counts as hung."""
+    again; then it counts as hung. Any engine: how long it may take to end a reply whose time is over."""
 
     max_adapters: int = Field(default=32, ge=1)
     """vLLM: adapters that a process holds at a time. A replaced version is held until the last request on it has ended,

@@ -173,7 +173,9 @@ class _Api:
 
     def _time(self, recordings: Sequence[ChoiceRecording]) -> SamplingTime:
         """What a completion may take: a rollout's what its rollout has left, which its job decides."""
-        return recordings[0].time if recordings else SamplingTime(self._limits.seconds)
+        if recordings:
+            return recordings[0].time
+        return SamplingTime(self._limits.seconds, over_after_s=self._limits.end_seconds)
 
     async def _body(self, request: Request) -> bytes:
         limit, declared = self._limits.body, request.headers.get("content-length", "")

@@ -11,12 +11,14 @@ from synth.inference.grammar.compiler import SchemaLimits
 class RequestLimits:
     """The bounds of one request. body: bytes. choices: the largest `n`.
 
-    seconds: for a completion on a user's own account; a rollout's may take what is left of its rollout.
+    seconds: for a completion on a user's own account; a rollout's may take what is left of its rollout. end_seconds:
+    for the engine to end it when that is over.
     default_max_tokens: of a reply to a request that names no limit; None: what the context has left.
     """
 
     body: int = 32 << 20
     choices: int = 128
     seconds: float = 3600.0
+    end_seconds: float = 600.0
     default_max_tokens: int | None = 1024
     schema: SchemaLimits = field(default_factory=SchemaLimits)

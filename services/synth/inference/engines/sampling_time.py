@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager, contextmanager
 
 from synth.errors import Transient
 
-_OVER_AFTER_S = 600.0
-
 
 def late_completion() -> Transient:
     """The error of a completion whose time was over before a token was sampled, which names what bounds it."""
@@ -30,7 +28,7 @@ class SamplingTime:
     over_after_s: how long an engine may take to end a request whose time is over; then the engine counts as hung.
     """
 
-    def __init__(self, seconds: float, *, over_after_s: float = _OVER_AFTER_S) -> None:
+    def __init__(self, seconds: float, *, over_after_s: float = 600.0) -> None:
         self._loop = asyncio.get_running_loop()
         self._ends = self._loop.time() + seconds
         self._over_after_s = over_after_s

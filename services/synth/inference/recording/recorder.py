@@ -128,14 +128,21 @@ class Recorder:
 
     read: decodes a credential, expired or not; raises `InvalidKey` if we did not sign it (`keys.read_cid` with
     `now=0`). max_bytes: of the records of all open rollouts, and again of all closed ones; new calls beyond it are
-    refused with `Transient`. now: returns unix seconds.
+    refused with `Transient`. end_s: how long an engine may take to end a reply whose rollout's time is over.
+    now: returns unix seconds.
     """
 
     def __init__(
-        self, read: Callable[[str], Cid], *, max_bytes: int = 1 << 30, now: Callable[[], float] = time.time
+        self,
+        read: Callable[[str], Cid],
+        *,
+        max_bytes: int = 1 << 30,
+        end_s: float = 600.0,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._read = read
         self._max_bytes = max_bytes
+        self._end_s = end_s
         self._now = now
         self._open: dict[str, OpenRollout] = {}
         self._closed: dict[str, tuple[float, bytes]] = {}  # cid text -> (kept until, bytes), in the order of closing
@@ -220,7 +227,7 @@ class Recorder:
     def time_of(self, rollout: OpenRollout) -> SamplingTime:
         """The time of an open rollout, which ends when its credential says."""
         if rollout.time is None:
-            rollout.time = SamplingTime(rollout.cid.ends - self._now())
+            rollout.time = SamplingTime(rollout.cid.ends - self._now(), over_after_s=self._end_s)
         return rollout.time
 
     def stood_still(self, cid_text: str) -> float:
