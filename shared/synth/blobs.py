@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -90,13 +90,20 @@ class BlobStore:
                 path.unlink()
         return BlobRef(uri=f"blob://{key}", size=size, sha256=sha256)
 
-    async def put_tree(self, prefix: str, directory: Path, *, move: bool = False) -> tuple[BlobRef, Manifest]:
+    async def put_tree(
+        self, prefix: str, directory: Path, *, move: bool = False, sha256: Mapping[str, str] | None = None
+    ) -> tuple[BlobRef, Manifest]:
         """Write a directory's files below `prefix`, then their manifest, whose reference stands for the tree.
 
         The manifest lies beside the folder, not in it: a folder that is read back holds what was put there.
+        sha256: of files that were hashed as they were written, by their names in the directory.
         """
         names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
-        files = {name: await self.put_file(f"{prefix}/{name}", directory / name, move=move) for name in names}
+        known = sha256 or {}
+        files = {
+            name: await self.put_file(f"{prefix}/{name}", directory / name, move=move, sha256=known.get(name))
+            for name in names
+        }
         manifest = Manifest(files=files)
         ref = await self.put_bytes(f"{prefix}{_MANIFEST}", msgspec.json.encode(manifest))
         if move:

@@ -14,6 +14,8 @@ from synth.trainer.errors import TrainingFailed
 
 ConfigT = TypeVar("ConfigT", bound="TrainConfig")
 
+_POSITIVE = ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "checkpoint_bytes", "world_size")
+
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A LoRA adapter. targets: "all-linear" (every linear layer but the LM head; of a vision tower the projector's), a
@@ -35,7 +37,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: of the forward and of the served weights; master weights, log-probabilities and loss are float32.
     packing: "packed" (rows end to end, attention within each) or "padded" (rows side by side).
     micro_batch_tokens: tokens in one forward, padding included; a longer row is a forward of its own.
-    checkpoint_every: steps between resume checkpoints; the last step always makes one.
+    checkpoint_every: steps between resume checkpoints; the last step always makes one. None: one step of RL, or 100 of
+    SFT, for each begun `checkpoint_bytes` of what a checkpoint holds.
     world_size: processes (ranks) that train together, a GPU each. sharding: of what a rank holds a shard only: of
     nothing ("replicated"); of master weights, gradients and optimizer state ("gradients"); or of the weights too,
     between a block's forward and its backward ("parameters").
@@ -61,7 +64,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     packing: Literal["packed", "padded"] = "packed"
     micro_batch_tokens: int = 8192
     activation_checkpointing: bool = False
-    checkpoint_every: int = 1
+    checkpoint_every: int | None = None
+    checkpoint_bytes: int = 8 << 30
     world_size: int = 1
     sharding: Literal["replicated", "gradients", "parameters"] = "parameters"
     freeze_vision_tower: bool = True
@@ -117,7 +121,8 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     a wider gate. rejected: whether the weight of rejected sequences goes to those that are kept ("leave") or is lost
     ("count").
     max_staleness: versions that a token may be behind; a sequence with an older one is not trained.
-    verify_every_k: versions between two that are published with a canary; 0 is never.
+    verify_every_k: versions between two that are published with a canary; 0 is never. evaluated_every: steps between
+    two evaluations of the job; 0 is none.
     """
 
     steps: int
@@ -138,6 +143,7 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     rejected: Literal["leave", "count"] = "count"
     max_staleness: int = 8
     verify_every_k: int = 1
+    evaluated_every: int = 0
 
 
 def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
@@ -146,8 +152,8 @@ def parse_train_config(data: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
         config = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise TrainingFailed("bad_recipe", f"config: {error}") from error
-    for name in ("lr", "clip_norm", "threads", "micro_batch_tokens", "checkpoint_every", "world_size"):
-        if not getattr(config, name) > 0:
+    for name in _POSITIVE:
+        if getattr(config, name) is not None and not getattr(config, name) > 0:
             raise TrainingFailed("bad_recipe", f"config.{name} is {getattr(config, name)}; expected above 0")
     return config
 

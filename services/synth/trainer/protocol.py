@@ -1,7 +1,8 @@
 """The messages between the service and its training process: JSON lines, one message a line.
 
-Invariants: the first message in is `start`; the answer to `step` k is sent when every file that it names is durable; an
-`error` is the last message, and the exit code is then 1; the end of the input ends the process at once.
+Invariants: the first message in is `start`; a message is sent when every file that it names is durable; `saved` may
+come at any time after the `step` that it saves, and comes before `paused` and `done`; an `error` is the last message,
+and the exit code is then 1; the end of the input ends the process at once.
 """
 
 from __future__ import annotations
@@ -84,24 +85,32 @@ class Ready(msgspec.Struct, tag="ready", tag_field="event"):
 
 
 class Stepped(msgspec.Struct, tag="step", tag_field="event"):
-    """A step is done. values: its metrics. weights: the file to serve (RL).
+    """A step is done. values: its metrics. weights: the file to serve (RL), and weights_sha256: of it.
 
-    canary: proves that an engine serves these weights, where this version is to be verified. checkpoint: a resume
-    folder, where this step made one.
+    trained_at: when its last optimizer step was done, a Unix time in seconds. canary: proves that an engine serves
+    these weights, where this version is to be verified.
     """
 
     step: int
     values: dict[str, float]
+    trained_at: float
     weights: str | None = None
+    weights_sha256: str | None = None
     canary: Canary | None = None
-    checkpoint: str | None = None
+
+
+class Saved(msgspec.Struct, tag="saved", tag_field="event"):
+    """The checkpoint of a step is durable, and covers every step before it. sha256: of each file in the folder."""
+
+    step: int
+    folder: str
+    sha256: dict[str, str]
 
 
 class Paused(msgspec.Struct, tag="paused", tag_field="event"):
-    """Training ends at this step. checkpoint: a resume folder, None where the last one covers the step."""
+    """Training ends at this step, which a checkpoint covers."""
 
     step: int
-    checkpoint: str | None = None
 
 
 #: Stages in which a model or a checkpoint is read or written in one piece, which may take long and says nothing.
@@ -119,14 +128,13 @@ class Progressed(msgspec.Struct, tag="progress", tag_field="event"):
 class Done(msgspec.Struct, tag="done", tag_field="event"):
     """The finished model is in the folder `model`; best_step: which step's weights it holds.
 
-    checkpoint: a resume folder of a job that ends before its last step; None where the last one covers the step.
+    A checkpoint covers the last step, also of a job that ends before the last one that it asked for.
     """
 
     model: str
     kind: str
     step: int
     best_step: int
-    checkpoint: str | None = None
 
 
 class Failed(msgspec.Struct, tag="error", tag_field="event"):

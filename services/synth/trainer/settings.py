@@ -38,6 +38,11 @@ class TrainerSettings(ServiceSettings):
     """How long reading or writing a model or a checkpoint may take, each time: fetching or downloading it, loading it,
     writing it, hashing and storing it. Then it counts as hung."""
 
+    checkpoint_bytes: int = Field(default=8 << 30, ge=1)
+    """How much a checkpoint may hold to be saved after each RL step, or each hundredth of SFT, where a job does not say
+    `checkpoint_every`; one that holds more is saved as many times more rarely. Float32 weights and two moments of each
+    that is trained are 12 bytes a parameter, of an adapter's where one is trained."""
+
     turn_file: Path | None = None
     """A file whose OS lock is the turn at a device that trainer and inference of one machine share, the same for both:
     who has not the turn gives the device's memory back. `synthctl up` sets it where there is one GPU. Unset: nothing is

@@ -98,7 +98,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_tokens: int
     activation_checkpointing: bool
     parallelism: Parallelism
-    checkpoint_every: int
+    checkpoint_every: int | None
     checkpoints_kept: int
     seed: int
     tags: dict[str, Any]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from synth.weights.policy_file import WeightsError, atomic_folder, load_tensors, merge_lora, save_tensors
+from synth.weights.durable import atomic_folder
+from synth.weights.policy_file import WeightsError, merge_lora
+from synth.weights.tensor_file import load_tensors, save_tensors
 
 __all__ = ["WeightsError", "write_merged_model"]
 

@@ -18,7 +18,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from synth.weights.policy_file import WeightsError, atomic_folder, load_tensors, save_tensors
+from synth.weights.durable import atomic_folder
+from synth.weights.policy_file import WeightsError
+from synth.weights.tensor_file import load_tensors, save_tensors
 
 #: Where in a rounded folder the 4 bits are.
 FOLDER = "nf4"

@@ -8,20 +8,16 @@ version, and carries one blake3 digest per tensor, so that a reader can prove wh
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors import SafetensorError
 from torch import Tensor
+
+from synth.weights.tensor_file import FileDigest, load_tensors, save_tensors
 
 Kind = Literal["full", "lora"]
 
@@ -45,6 +41,14 @@ class PolicyWeights:
     lora: dict[str, Any] | None = field(default=None)
 
 
+@dataclass(frozen=True)
+class WrittenPolicy:
+    """A weights file that is on disk. digests: of its tensors, as its header carries them. file: of the whole file."""
+
+    digests: dict[str, str]
+    file: FileDigest
+
+
 def tensor_digests(tensors: dict[str, Tensor]) -> dict[str, str]:
     """blake3 (hex) over the row-major bytes of each tensor; the dtype and the shape are part of the digest.
 
@@ -66,17 +70,17 @@ def write_policy(
     kind: Kind,
     version: int,
     lora: dict[str, Any] | None = None,
-) -> dict[str, str]:
+) -> WrittenPolicy:
     """Write a policy weights file whole: temporary file, fsync, rename, fsync of the folder.
 
-    The same tensors give the same bytes. Returns the digests that the header carries.
+    The same tensors give the same bytes.
     """
     plain = {n: t.detach().to("cpu").contiguous() for n, t in sorted(tensors.items())}
     digests = tensor_digests(plain)
     header = {"kind": kind, "version": version, "lora": lora, "digests": digests}
     # One key: safetensors writes several header keys in no fixed order, and the bytes are to repeat.
-    save_tensors(path, plain, header={"synth": json.dumps(header, sort_keys=True)})
-    return digests
+    file = save_tensors(path, plain, header={"synth": json.dumps(header, sort_keys=True)})
+    return WrittenPolicy(digests=digests, file=file)
 
 
 def read_policy(path: Path, *, verify: bool = True) -> PolicyWeights:
@@ -125,62 +129,6 @@ def merge_lora(base: dict[str, Tensor], adapter: dict[str, Tensor], config: dict
             raise WeightsError(f"adapter tensor {name!r} has no counterpart in the base ({target!r})")
         merged[target] += scale * (up.float() @ down.float())
     return merged
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor], *, header: dict[str, str] | None = None) -> None:
-    """Write contiguous CPU tensors as safetensors, so that a crash leaves the whole file or none."""
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata=header)
-    _commit(partial, path)
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file, on the CPU, and its header. Raises `SafetensorError` or `OSError`."""
-    with cast(Any, safe_open(path, framework="pt")) as file:
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header: dict[str, str] = file.metadata() or {}
-    return tensors, header
-
-
-def write_atomically(path: Path, body: bytes) -> None:
-    """Write a file so that a crash leaves all of it or nothing: temporary file, fsync, rename."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(body)
-    _commit(partial, path)
-
-
-@contextmanager
-def atomic_folder(target: Path) -> Generator[Path]:
-    """A folder to fill, which becomes `target` when the block ends; after an error in it nothing stays behind.
-
-    A target that somebody else has made meanwhile is complete, and is left.
-    """
-    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        try:
-            partial.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _commit(partial: Path, path: Path) -> None:
-    sync_path(partial)
-    partial.rename(path)
-    sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """fsync of a file, or of a folder: a rename is only as durable as its folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(tensor: Tensor) -> str:

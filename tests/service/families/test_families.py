@@ -20,7 +20,8 @@ from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.model.varlen_attention import varlen_kwargs
 from synth.trainer.learner.rl import RlTrainer
 from synth.weights.lora_merge import write_merged_model
-from synth.weights.policy_file import load_tensors, read_policy
+from synth.weights.policy_file import read_policy
+from synth.weights.tensor_file import load_tensors
 from tests.service.families.architectures import ARCHITECTURES, Architecture, save_architecture
 from tests.unit.inference.engines.completions import complete, prompt
 from tests.unit.trainer.batches import OPEN_GATES, random_batch, rl_config, scored_by
@@ -124,7 +125,8 @@ async def test_trainer_engine_and_library_agree_before_a_step_and_after_it(
     assert largest_difference(before, by_policy(trainer.policy)) <= TOLERANCE
     trainer.step(scored_by(trainer.policy, random_batch(1)))
     file = tmp_path / "v1.safetensors"
-    digests = trainer.policy.write_serving_weights(file, version=1)
+    trainer.policy.write_serving_weights(file, version=1)
+    digests = read_policy(file).digests
     proof = await engine.update_weights(file, 1)
     assert (proof.matched, proof.tensors) == (len(digests), len(digests))
     after = await sampled(engine)
@@ -142,7 +144,7 @@ async def test_full_weights_have_the_names_of_the_models_own_files(family: Archi
     published = read_policy(file).tensors
     assert {n: t.shape for n, t in published.items()} == {n: t.shape for n, t in of_folder.items()}
     # The finished model, and a checkpoint that is gone on with, hold the same policy.
-    trainer.policy.write_model(tmp_path / "model", master_weights=True)
+    trainer.policy.write_model(tmp_path / "model")
     made, _ = load_tensors(tmp_path / "model" / "model.safetensors")
     assert made.keys() == of_folder.keys()
     again = untrained(folder)

@@ -29,6 +29,9 @@ class LearnerProcess:
             env=env,
         )
         self._lines: queue.Queue[bytes] = queue.Queue()
+        self._unread: list[dict[str, Any]] = []
+        self.checkpoints: dict[int, str] = {}
+        """The folder of each step that was saved, as far as was read."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -43,13 +46,26 @@ class LearnerProcess:
         self.process.stdin.flush()
 
     def recv(self, *, progress: bool = False) -> dict[str, Any]:
-        """The next event that is not progress (unless asked for); {} at the end of the output."""
+        """The next event that is no checkpoint and no progress (unless asked for); {} at the end of the output."""
         deadline = time.monotonic() + _DEADLINE_SECONDS
-        while True:
-            line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            event = json.loads(line) if line else {}
-            if progress or event.get("event") != "progress":
-                return event
+        while not self._unread:
+            self._read_one(deadline, progress=progress)
+        return self._unread.pop(0)
+
+    def checkpoint(self, step: int) -> str:
+        """The folder of the checkpoint of a step, when it is durable."""
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while step not in self.checkpoints:
+            self._read_one(deadline)
+        return self.checkpoints[step]
+
+    def _read_one(self, deadline: float, *, progress: bool = False) -> None:
+        line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        event = json.loads(line) if line else {}
+        if event.get("event") == "saved":
+            self.checkpoints[event["step"]] = event["folder"]
+        elif progress or event.get("event") != "progress":
+            self._unread.append(event)
 
     def kill(self) -> None:
         """SIGKILL, as a machine that loses power would."""

@@ -13,6 +13,7 @@ import torch
 
 from synth.trainer.config import AdapterConfig, DpoConfig, RlTrainConfig, SftTrainConfig, TrainConfig
 from synth.trainer.learner import rng
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.pair_dataset import encode_pairs
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
@@ -132,7 +133,7 @@ def train(
         result = trainer.step(batch) if isinstance(config, RlTrainConfig) else trainer.step()
         values[step] = result.values
         if step == MIDDLE:
-            trainer.state.save(folder / "checkpoint")
+            write_checkpoint(folder / "checkpoint", trainer.state.snapshot())
     policy.write_model(folder / "model")
     policy.write_serving_weights(folder / "policy.safetensors", version=STEPS)
     return TrainedRun(values, resumed.loss_then if resumed else None, resumed.loss_now if resumed else None)

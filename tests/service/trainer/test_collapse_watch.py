@@ -19,7 +19,7 @@ from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import read_history
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
-from synth.trainer.protocol import Paused, Stepped
+from synth.trainer.protocol import Saved, Stepped
 from synth.validator.validate import validate
 from tests.service.jobs import RL, make_model_dir
 
@@ -89,28 +89,25 @@ class Job:
             k += 1
             if dies_silent and k == until:
                 watch.announce = _die  # type: ignore[method-assign]
-            checkpoint = self._checkpoint(fence.attempt, k) if k % every == 0 else None
             try:
-                await announcer.announce_step(
-                    Stepped(step=k, values=STEPS[k - 1], checkpoint=checkpoint), STEPS[k - 1], kind="full"
-                )
+                stepped = Stepped(step=k, values=STEPS[k - 1], trained_at=0.0)
+                await announcer.announce_step(stepped, STEPS[k - 1], kind="full")
+                if k % every == 0:
+                    await announcer.store_checkpoint(self._checkpoint(fence.attempt, k), keep=set)
             except _Died:
                 return None
         demand = watch.demand
-        if demand is not None:
-            covered = k % every == 0
-            await announcer.announce_ending(
-                Paused(step=k, checkpoint=None if covered else self._checkpoint(fence.attempt, k))
-            )
+        if demand is not None and k % every:
+            await announcer.store_checkpoint(self._checkpoint(fence.attempt, k), keep=set)
         if demand is not None and demand.action == "pause":
             await append_as_owner(bus, fence, lambda _: JobPaused(step=k, reason=demand.problem.text()))
         return demand.action if demand else None
 
-    def _checkpoint(self, attempt: int, step: int) -> str:
+    def _checkpoint(self, attempt: int, step: int) -> Saved:
         folder = self._folder / f"{attempt}-{step}"
         folder.mkdir()
         (folder / "weights").write_text(f"{attempt} {step}")
-        return str(folder)
+        return Saved(step=step, folder=str(folder), sha256={})
 
 
 class _Died(Exception):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from synth.weights.policy_file import load_tensors
+from synth.weights.tensor_file import load_tensors
 from tests.service.trainer.learner_process import LearnerProcess
 from tests.service.trainer.rank_group import (
     CONFIGS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def start_message(work: Path, model_dir: Path, kind: str, config: msgspec.Struct
 
 
 def drive_rl(child: LearnerProcess, batch_files: dict[int, Path], steps: range) -> list[dict[str, Any]]:
+    """Train on these batches, while the checkpoints of the steps before are written."""
     events = []
     for k in steps:
         child.send(op="step", iteration=k, batch=str(batch_files[k]))
@@ -81,27 +83,31 @@ def test_rl_killed_and_resumed_is_rl_straight_through_to_the_byte(
         straight = drive_rl(child, batch_files, range(1, STEPS + 1))
         child.send(op="finish")
         done = child.recv()
+        saved = child.checkpoints
         assert (done["event"], done["kind"], done["step"]) == ("done", mode, STEPS)
         assert child.process.wait(30) == 0
     with LearnerProcess() as child:
         child.send(**start_message(tmp_path / "first", model_dir, "rl", config))
         child.recv()
         half = drive_rl(child, batch_files, range(1, CUT + 1))
+        resume_dir = child.checkpoint(CUT)
         child.send(op="step", iteration=CUT + 1, batch=str(batch_files[CUT + 1]))
         child.kill()
     with LearnerProcess() as child:
-        resume_dir = half[-1]["checkpoint"]
         child.send(**start_message(tmp_path / "second", model_dir, "rl", config, resume_dir=resume_dir))
         ready = child.recv()
         assert ready["step"] == CUT
         assert ready["loss_then"] == ready["loss_now"] is not None
         assert ready["same_fingerprint"]
+        del half[-1]["values"]["seconds_checkpoint"]  # how long this process had to wait
         assert ready["reports"] == {str(CUT): half[-1]["values"]}
         rest = drive_rl(child, batch_files, range(CUT + 1, STEPS + 1))
         child.send(op="finish")
         assert child.recv()["event"] == "done"
-    assert_same_state(straight[CUT - 1]["checkpoint"], half[-1]["checkpoint"])
-    assert_same_state(straight[-1]["checkpoint"], rest[-1]["checkpoint"])
+        saved_again = child.checkpoints
+    assert list(saved) == list(range(1, STEPS + 1))
+    assert_same_state(saved[CUT], resume_dir)
+    assert_same_state(saved[STEPS], saved_again[STEPS])
     assert Path(straight[-1]["weights"]).read_bytes() == Path(rest[-1]["weights"]).read_bytes()
     weights = "model.safetensors" if mode == "full" else "adapter_model.safetensors"
     models = [tmp_path / run / "model" / weights for run in ("straight", "second")]
@@ -122,13 +128,16 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
         schedule="cosine",
         validation_every=4,
         best_metric="validation_loss",
+        checkpoint_every=1,
     )
     files = {
         "dataset": str(write_rows(tmp_path / "train.jsonl", addition_rows(100))),
         "validation": str(write_rows(tmp_path / "validation.jsonl", addition_rows(16))),
     }
 
-    def run(name: str, *, resume_dir: str | None = None, upto: int = STEPS) -> list[dict[str, Any]]:
+    def run(
+        name: str, *, resume_dir: str | None = None, upto: int = STEPS
+    ) -> tuple[list[dict[str, Any]], dict[int, str]]:
         with LearnerProcess() as child:
             child.send(**start_message(tmp_path / name, model_dir, "sft", config, resume_dir=resume_dir, **files))
             events = [child.recv()]
@@ -136,15 +145,16 @@ def test_sft_killed_and_resumed_is_sft_straight_through_to_the_byte(model_dir: P
                 events.append(child.recv())
             if upto == STEPS:
                 events.append(child.recv())
-            return events
+            child.checkpoint(upto)
+            return events, child.checkpoints
 
-    straight = run("straight")
-    half = run("first", upto=CUT)  # killed with step 11 under way
-    rest = run("second", resume_dir=half[-1]["checkpoint"])
+    straight, saved = run("straight")
+    _, half = run("first", upto=CUT)  # killed with a step after it under way
+    rest, saved_again = run("second", resume_dir=half[CUT])
     assert [e["event"] for e in straight] == ["ready", *["step"] * STEPS, "done"]
     assert rest[0]["step"] == CUT
     assert rest[0]["loss_then"] == rest[0]["loss_now"]
-    assert_same_state(straight[STEPS]["checkpoint"], rest[-2]["checkpoint"])
+    assert_same_state(saved[STEPS], saved_again[STEPS])
     assert straight[STEPS]["values"]["loss"] == rest[-2]["values"]["loss"]
     assert straight[-1]["best_step"] == rest[-1]["best_step"]
     weights = "model.safetensors" if mode == "full" else "adapter_model.safetensors"
@@ -188,7 +198,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(
     with LearnerProcess() as child:
         child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config(**OPEN_GATES)))
         child.recv()
-        folder = Path(drive_rl(child, batch_files, range(1, 2))[0]["checkpoint"])
+        drive_rl(child, batch_files, range(1, 2))
+        folder = Path(child.checkpoint(1))
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
@@ -244,7 +255,8 @@ def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
 
     with LearnerProcess() as child:
         start("straight", child)
-        straight = to_the_end(child)
+        to_the_end(child)
+        straight = child.checkpoints
     with LearnerProcess() as child:
         start("paused", child)
         child.recv()
@@ -253,14 +265,16 @@ def test_sft_that_is_paused_saves_where_it_stands_and_goes_on_to_the_byte(
         assert paused["event"] == "paused"
         assert 1 <= paused["step"] < STEPS
         assert child.process.wait(30) == 0
+        saved = child.checkpoints[paused["step"]]
     with LearnerProcess() as child:
-        ready = start("resumed", child, paused["checkpoint"])
+        ready = start("resumed", child, saved)
         assert ready["step"] == paused["step"]
         assert ready["loss_then"] == ready["loss_now"] is not None
         # The steps that were not announced, as no checkpoint covered them.
         assert list(ready["reports"]) == [str(k) for k in range(1, paused["step"] + 1)]
-        rest = to_the_end(child)
-    assert_same_state(straight[-2]["checkpoint"], rest[-2]["checkpoint"])
+        to_the_end(child)
+        rest = child.checkpoints
+    assert_same_state(straight[STEPS], rest[STEPS])
 
 
 def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
@@ -270,15 +284,17 @@ def test_rl_that_is_paused_saves_the_steps_that_no_checkpoint_covers(
     with LearnerProcess() as child:
         child.send(**start_message(tmp_path / "w", model_dir, "rl", config))
         child.recv()
-        covered = drive_rl(child, batch_files, range(1, 4))[1]["checkpoint"]
+        drive_rl(child, batch_files, range(1, 4))
         child.send(op="pause")
-        paused = child.recv()
-        assert (paused["event"], paused["step"]) == ("paused", 3)
+        assert child.recv() == {"event": "paused", "step": 3}
+        assert list(child.checkpoints) == [2, 3]
+        covered = child.checkpoints[2]
     with LearnerProcess() as child:
         child.send(**start_message(tmp_path / "again", model_dir, "rl", config, resume_dir=covered))
         assert child.recv()["step"] == 2
         child.send(op="pause")
-        assert child.recv() == {"event": "paused", "step": 2, "checkpoint": None}
+        assert child.recv() == {"event": "paused", "step": 2}
+        assert child.checkpoints == {}
         assert child.process.wait(30) == 0
 
 
@@ -289,7 +305,8 @@ def test_a_checkpoint_is_a_model_and_the_last_one_is_the_model_that_is_published
     with LearnerProcess() as child:
         child.send(**start_message(tmp_path / "w", model_dir, "rl", rl_config(mode=mode, **OPEN_GATES)))
         child.recv()
-        checkpoint = Path(drive_rl(child, batch_files, range(1, 2))[0]["checkpoint"])
+        drive_rl(child, batch_files, range(1, 2))
+        checkpoint = Path(child.checkpoint(1))
         child.send(op="finish")
         model = Path(child.recv()["model"])
     published = {file.name: file.read_bytes() for file in model.iterdir()}
@@ -327,3 +344,54 @@ def test_a_model_that_sees_is_trained_on_the_images_of_its_work_folder(vision_di
         failed = child.recv()
     assert (failed["event"], failed["code"]) == ("error", "bad_image")
     assert "is not in" in failed["detail"]
+
+
+def test_five_kills_while_a_checkpoint_is_written_cost_the_steps_that_none_covers_and_no_byte(
+    model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
+) -> None:
+    config = rl_config(minibatches=2, **OPEN_GATES)
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "straight", model_dir, "rl", config))
+        child.recv()
+        drive_rl(child, batch_files, range(1, CUT + 1))
+        straight = child.checkpoint(CUT)
+    resume_dir: str | None = None
+    for kill in range(1, 6):
+        work = tmp_path / f"kill-{kill}"
+        # A pipe is a file that is never whole: the write of this step's checkpoint is in the middle for as long as
+        # nobody reads it.
+        stuck = work / f".checkpoint-{2 * kill:06d}.partial" / "resume"
+        stuck.mkdir(parents=True)
+        os.mkfifo(stuck / ".optimizer.safetensors.partial")
+        with LearnerProcess() as child:
+            child.send(**start_message(work, model_dir, "rl", config, resume_dir=resume_dir))
+            done = child.recv()["step"]
+            assert done == max(0, 2 * kill - 3)
+            # The next step is trained all the same, and its weights are there.
+            drive_rl(child, batch_files, range(done + 1, 2 * kill + 1))
+            assert (work / f"policy-{2 * kill:06d}.safetensors").exists()
+            resume_dir = child.checkpoint(2 * kill - 1)
+            child.kill()
+        assert not (work / f"checkpoint-{2 * kill:06d}").exists()
+    with LearnerProcess() as child:
+        child.send(**start_message(tmp_path / "last", model_dir, "rl", config, resume_dir=resume_dir))
+        assert child.recv()["step"] == CUT - 1
+        drive_rl(child, batch_files, range(CUT, CUT + 1))
+        assert_same_state(straight, child.checkpoint(CUT))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_process_with_the_reason(
+    model_dir: Path, batch_files: dict[int, Path], tmp_path: Path
+) -> None:
+    work = tmp_path / "w"
+    (work / ".checkpoint-000001.partial").mkdir(parents=True)
+    (work / ".checkpoint-000001.partial" / "resume").write_text("in the way")
+    with LearnerProcess() as child:
+        child.send(**start_message(work, model_dir, "rl", rl_config(**OPEN_GATES)))
+        child.recv()
+        child.send(op="step", iteration=1, batch=str(batch_files[1]))
+        assert child.recv()["event"] == "step"
+        failed = child.recv()
+        assert failed["code"] == "checkpoint_failed"
+        assert "FileExistsError" in failed["detail"]
+        assert child.process.wait(10) == 1

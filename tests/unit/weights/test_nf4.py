@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 
 from synth.weights import nf4
-from synth.weights.policy_file import WeightsError, load_tensors, save_tensors
+from synth.weights.policy_file import WeightsError
+from synth.weights.tensor_file import load_tensors, save_tensors
 from tests.unit.inference.tiny_model import save_tiny_model
 
 # Information theory's bound for 16 levels is 4 bits; NF4's steps, as the paper prints them.

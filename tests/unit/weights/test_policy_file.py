@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from synth.weights.policy_file import (
-    WeightsError,
-    atomic_folder,
-    merge_lora,
-    mismatched,
-    read_policy,
-    tensor_digests,
-    write_policy,
-)
+from synth.weights.durable import atomic_folder
+from synth.weights.policy_file import WeightsError, merge_lora, mismatched, read_policy, tensor_digests, write_policy
+from synth.weights.tensor_file import hash_file
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -24,11 +18,12 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    digests = write_policy(tmp_path / "w", tensors(), kind="lora", version=7, lora={"r": 8})
+    written = write_policy(tmp_path / "w", tensors(), kind="lora", version=7, lora={"r": 8})
     found = read_policy(tmp_path / "w")
     assert (found.kind, found.version, found.lora) == ("lora", 7, {"r": 8})
-    assert found.digests == digests == tensor_digests(tensors())
+    assert found.digests == written.digests == tensor_digests(tensors())
     assert all(torch.equal(found.tensors[n], t) and found.tensors[n].dtype == t.dtype for n, t in tensors().items())
+    assert written.file == hash_file(tmp_path / "w")
     assert [f.name for f in tmp_path.iterdir()] == ["w"]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +26,7 @@ from synth.trainer.config import RlTrainConfig, SftTrainConfig, TrainConfig, par
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
 from synth.trainer.learner.canary import score_canary
+from synth.trainer.learner.checkpoint.checkpoints import Checkpoints
 from synth.trainer.learner.checkpoint.fingerprint import fingerprint
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.pair_dataset import encode_pair_file
@@ -105,6 +107,7 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
     trainer = RlTrainer(policy, config, reference=reference, progress=channel.send_progress)
     turns.attach(policy, trainer.state.optimizer, *([reference] if reference is not None else []))
     _ready(trainer.state, _resume(trainer.state, start, channel), config.steps, channel)
+    checkpoints = Checkpoints(trainer.state, work, total=config.steps, channel=channel)
     while isinstance(message := _next_message(channel, turns), TrainBatch):
         if message.iteration != trainer.state.step + 1:
             raise TrainingFailed(
@@ -115,23 +118,27 @@ def train_rl(start: Start, config: RlTrainConfig, channel: OwnerChannel) -> None
         except (OSError, ValueError) as error:
             raise TrainingFailed("bad_batch", f"iteration {message.iteration}: {error}") from error
         result = trainer.step(batch)
+        trained_at = time.time()
         weights = work / f"policy-{result.step:06d}.safetensors"
-        policy.write_serving_weights(weights, version=result.step)
+        written = policy.write_serving_weights(weights, version=result.step)
         canary = _canary(trainer, config)
-        checkpoint = _checkpoint(trainer.state, work, config.steps, channel)
-        channel.send(
-            Stepped(
-                step=result.step,
-                values=result.values | turns.metrics(),
-                weights=str(weights),
-                canary=canary,
-                checkpoint=checkpoint,
+        if written is not None:
+            channel.send(
+                Stepped(
+                    step=result.step,
+                    values=result.values | turns.metrics() | checkpoints.metrics(),
+                    trained_at=trained_at,
+                    weights=str(weights),
+                    weights_sha256=written.file.sha256,
+                    canary=canary,
+                )
             )
-        )
+        # Whoever samples the next batch waits for these weights, and nobody for a checkpoint.
+        checkpoints.save_if_due()
     if isinstance(message, Pause):
-        _pause(trainer.state, work, channel)
+        _pause(checkpoints, channel)
         return
-    _finish(trainer.state, work, channel, best_step=trainer.state.step)
+    _finish(checkpoints, work, channel, best_step=trainer.state.step)
 
 
 def _next_message(channel: OwnerChannel, turns: Turns) -> TrainBatch | Pause | Finish | Start:
@@ -204,18 +211,20 @@ def train_sft(start: Start, config: SftTrainConfig, channel: OwnerChannel) -> No
         best_file.write_bytes(resumed.best_file.read_bytes())
     turns.attach(policy, trainer.state.optimizer)
     _ready(trainer.state, resumed, trainer.total, channel)
+    checkpoints = Checkpoints(trainer.state, work, total=trainer.total, channel=channel, best_file=best_file)
     while trainer.state.step < trainer.total:
         if process_group.broadcast(channel.has_message()):
             # During training the owner sends nothing but `pause`.
-            _pause(trainer.state, work, channel, best_file=best_file)
+            _pause(checkpoints, channel)
             return
         result = trainer.step()
-        checkpoint = _checkpoint(trainer.state, work, trainer.total, channel, best_file=best_file)
-        channel.send(Stepped(step=result.step, values=result.values | turns.metrics(), checkpoint=checkpoint))
+        values = result.values | turns.metrics() | checkpoints.metrics()
+        channel.send(Stepped(step=result.step, values=values, trained_at=time.time()))
+        checkpoints.save_if_due()
         turns.give_up_if_awaited()
     trainer.use_best()
     best = trainer.state.best
-    _finish(trainer.state, work, channel, best_step=trainer.state.step if best is None else best[1])
+    _finish(checkpoints, work, channel, best_step=trainer.state.step if best is None else best[1])
 
 
 def _load(start: Start, config: TrainConfig, channel: OwnerChannel, *, dropout: bool) -> Policy:
@@ -256,40 +265,20 @@ def _ready(state: TrainingState, resumed: Resumed | None, total: int, channel: O
     )
 
 
-def _checkpoint(
-    state: TrainingState, work: Path, total: int, channel: OwnerChannel, *, best_file: Path | None = None
-) -> str | None:
-    if state.step % state.policy.config.checkpoint_every and state.step != total:
-        return None
-    return _save(state, work, channel, best_file=best_file)
+def _pause(checkpoints: Checkpoints, channel: OwnerChannel) -> None:
+    checkpoints.save_uncovered()
+    checkpoints.wait()
+    channel.send(Paused(step=checkpoints.state.step))
 
 
-def _pause(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None = None) -> None:
-    channel.send(Paused(step=state.step, checkpoint=_save_uncovered(state, work, channel, best_file=best_file)))
-
-
-def _save_uncovered(
-    state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None = None
-) -> str | None:
-    # `reports` holds the steps that the last checkpoint does not cover.
-    return _save(state, work, channel, best_file=best_file) if state.reports else None
-
-
-def _save(state: TrainingState, work: Path, channel: OwnerChannel, *, best_file: Path | None) -> str:
-    channel.send_progress("checkpoint", 0, 1)
-    folder = work / f"checkpoint-{state.step:06d}"
-    state.save(folder, best_file=best_file if state.best is not None else None)
-    return str(folder)
-
-
-def _finish(state: TrainingState, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
-    checkpoint = _save_uncovered(state, work, channel)
+def _finish(checkpoints: Checkpoints, work: Path, channel: OwnerChannel, *, best_step: int) -> None:
+    checkpoints.save_uncovered()
+    state = checkpoints.state
     channel.send_progress("export", 0, 1)
     folder = work / "model"
     state.policy.write_model(folder)
-    channel.send(
-        Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step, checkpoint=checkpoint)
-    )
+    checkpoints.wait()
+    channel.send(Done(model=str(folder), kind=state.policy.kind, step=state.step, best_step=best_step))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from synth.trainer.learner.optim.lr_schedule import learning_rate
 from synth.trainer.learner.rng import permutation, reseed
 from synth.trainer.learner.step_result import ProgressCallback, StepResult
 from synth.trainer.learner.training_state import TrainingState
-from synth.weights.policy_file import load_tensors, save_tensors
+from synth.weights.tensor_file import load_tensors, save_tensors
 
 
 class SftTrainer:

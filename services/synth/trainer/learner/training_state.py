@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
 from torch import Tensor
 
 from synth.trainer.config import RlTrainConfig, config_as_json
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner import rng
-from synth.trainer.learner.checkpoint.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
+from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint
 from synth.trainer.learner.checkpoint.fingerprint import check_same_loss, fingerprint
+from synth.trainer.learner.checkpoint.host_copies import HostCopies, assign_to_ranks
+from synth.trainer.learner.checkpoint.snapshot import (
+    BEST,
+    IMAGES,
+    OPTIMIZER,
+    PROBE,
+    REFERENCE,
+    RNG,
+    CheckpointState,
+    Snapshot,
+    shard_name,
+)
 from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
 from synth.trainer.learner.model.mean_nll import mean_nll
 from synth.trainer.learner.model.policy import Policy
@@ -21,7 +35,7 @@ from synth.trainer.learner.optim.adamw import Optimizer
 
 # Config fields that the machine decides, not the job; their differences are in the fingerprint (decision 29).
 _MACHINE_FIELDS = frozenset(
-    {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device"}
+    {"device", "dtype", "threads", "deterministic", "world_size", "sharding", "reference_device", "checkpoint_bytes"}
 )
 
 # How many sequences of the last batch a checkpoint keeps: a resumed policy has to give them the same loss.
@@ -64,6 +78,7 @@ class TrainingState:
     reference: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def __post_init__(self) -> None:
+        self._host_copies = HostCopies()
         self.optimizer = Optimizer(
             self.policy.trainable_parameters(), self.policy.config, process_group=self.policy.process_group
         )
@@ -75,10 +90,31 @@ class TrainingState:
             self.probe_temperature = temperature
             self._keep_images()
 
-    def save(self, folder: Path, *, best_file: Path | None = None) -> None:
-        """Write the resume checkpoint of the step that was just done. Every rank calls this; rank 0 writes."""
-        config = self.policy.config
-        optimizer = self.optimizer.state_dict()
+    @property
+    def size(self) -> int:
+        """Bytes of what a checkpoint holds: float32 weights, and two moments of each that is trained."""
+        weights = sum(tensor.numel() for tensor in self.policy.model_tensors().values())
+        return 4 * weights + 8 * sum(p.numel() for p in self.policy.trainable_parameters().values())
+
+    def snapshot(self, *, best_file: Path | None = None) -> Snapshot:
+        """What the resume checkpoint of the step that was just done holds. Every rank calls this.
+
+        It is valid until the next one is taken. best_file: the best weights so far.
+        """
+        policy, config, group = self.policy, self.policy.config, self.policy.process_group
+        # An adapter is small, and its readers know one file.
+        ranks = group.size if policy.kind == "full" else 1
+        model, moments = policy.model_tensors(), self.optimizer.tensors()
+        model_ranks, moment_ranks = assign_to_ranks(model, ranks), assign_to_ranks(moments, ranks)
+        weights = [shard_name(policy.weights_file, rank, ranks) for rank in range(ranks)]
+        optimizer = [shard_name(OPTIMIZER, rank, ranks) for rank in range(ranks)]
+        masters = self._host_copies.copy(model, model_ranks, group, dtype=torch.float32)
+        tensors: dict[str, Mapping[str, Tensor]] = {}
+        if group.rank < ranks:
+            tensors[weights[group.rank]] = policy.published(masters)
+            tensors[optimizer[group.rank]] = self._host_copies.copy(moments, moment_ranks, group)
+        else:
+            self._host_copies.copy(moments, moment_ranks, group)
         state = CheckpointState(
             kind="rl" if isinstance(config, RlTrainConfig) else "sft",
             step=self.step,
@@ -90,22 +126,30 @@ class TrainingState:
             best=self.best,
             canary=self.canary,
         )
-        if not self.policy.process_group.is_main:
-            self.policy.write_model(folder, master_weights=True)
-            self.reports = {}
-            return
-        save_checkpoint(
-            folder,
-            state,
-            write_model=functools.partial(self.policy.write_model, master_weights=True),
-            weights_file=self.policy.weights_file,
-            optimizer=optimizer,
-            probe={} if self.probe is None else sequences_to_tensors(self.probe),
-            images=self._probe_images(),
-            reference=self.reference,
-            best_file=best_file,
-        )
         self.reports = {}
+        found = Snapshot(state, group.rank, group.size, weights, optimizer, tensors, bodies={}, copies={})
+        if group.is_main:
+            self._add_small_files(found, {n: weights[rank] for n, rank in model_ranks.items()}, best_file)
+        return found
+
+    def _add_small_files(self, snapshot: Snapshot, file_of: dict[str, str], best_file: Path | None) -> None:
+        """Add what rank 0 alone writes. file_of: the file of each tensor of the model."""
+        name, config = self.policy.config_file()
+        snapshot.bodies[name] = config
+        if len(snapshot.weights) > 1:
+            names = {published: file for n, file in file_of.items() for published in self.policy.published_names(n)}
+            snapshot.bodies[f"{self.policy.weights_file}.index.json"] = msgspec.json.encode(
+                {"metadata": {}, "weight_map": names}
+            )
+        snapshot.bodies[RNG] = msgspec.json.encode(rng.capture())
+        # The files of images may be gone when their turn comes to be written.
+        snapshot.bodies.update({f"{IMAGES}/{image.name}": image.read_bytes() for image in self._probe_images()})
+        snapshot.tensors[PROBE] = {} if self.probe is None else sequences_to_tensors(self.probe)
+        if self.reference:
+            snapshot.tensors[REFERENCE] = self.reference
+        snapshot.copies.update({source.name: source.open("rb") for source in self.policy.copied_files()})
+        if best_file is not None:
+            snapshot.copies[BEST] = best_file.open("rb")
 
     def resume(self, folder: Path) -> Resumed:
         """Load a checkpoint, and check that the policy is the one that was saved.
@@ -116,14 +160,14 @@ class TrainingState:
         state = found.state
         if (
             _job_fields(state.config) != _job_fields(config_as_json(self.policy.config))
-            or found.weights.keys() != self.policy.model_names()
+            or set(found.weights) != self.policy.model_names()
         ):
             raise TrainingFailed(
                 "bad_checkpoint",
                 f"{folder.name} was saved by a run with another config or model; resume with the same, or start anew",
             )
         self.policy.load_trainable_state_dict(found.weights)
-        self.optimizer.load_state_dict(found.optimizer)
+        self.optimizer.load_tensors(found.optimizer)
         self.step, self.best = state.step, state.best
         self.probe_temperature, self.canary = state.probe_temperature, state.canary
         self.reference = found.reference

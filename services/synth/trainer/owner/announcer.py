@@ -1,13 +1,16 @@
 """Announces what an attempt at a training job makes.
 
 The order of the announcements is the resume guarantee: weights, then the checkpoint that covers the step, then the step
-itself. The next attempt therefore finds a step announced in full, or can train it again.
+itself. The next attempt therefore finds a step announced in full, or can train it again. A checkpoint is announced when
+it is durable, while later steps are trained and their weights announced.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +32,7 @@ from synth.runtime import logs
 from synth.trainer.owner.collapse_watch import CollapseWatch
 from synth.trainer.owner.history import AttemptHistory
 from synth.trainer.owner.provisional_steps import ProvisionalSteps
-from synth.trainer.protocol import Done, Paused, Ready, Stepped
+from synth.trainer.protocol import Ready, Saved, Stepped
 
 log = logs.get("announcer")
 
@@ -65,6 +68,7 @@ class Announcer:
         self._watch = watch
         self._provisional = provisional
         self._queued: list[TrainStep] = []
+        self._expiring = asyncio.Lock()
         self._prefix = f"jobs/{fence.job_id}/attempt-{fence.attempt}"
 
     async def announce_resume(self, ready: Ready, reports: dict[int, dict[str, float]]) -> None:
@@ -82,7 +86,7 @@ class Announcer:
         await self._publisher.fenced(event, fence=self._fence, id=str(self._fence.attempt))
         for step, values in sorted(reports.items()):
             self._queue_step(step, values)
-        await self._announce_queued_steps()
+        await self._announce_queued_steps(up_to=ready.step)
 
     async def delete_expired_blobs(self) -> None:
         """Delete the blobs of the last `blob.expired`: its attempt may have died before it had deleted them."""
@@ -96,25 +100,24 @@ class Announcer:
             self._announced.add_request(event)
 
     async def announce_step(self, stepped: Stepped, values: dict[str, float], *, kind: str) -> None:
-        """Announce the weights of a step, its checkpoint, and with that every step that the checkpoint covers."""
+        """Announce the weights of a step, which itself is announced with the checkpoint that covers it.
+
+        values: of the step; `seconds_publish` is added, from its last optimizer step until its weights are announced.
+        """
         k = stepped.step
         if stepped.weights is not None:
-            ref = await self._blobs.put_file(f"{self._prefix}/policy-{k}.safetensors", Path(stepped.weights), move=True)
+            key = f"{self._prefix}/policy-{k}.safetensors"
+            sha256 = stepped.weights_sha256
+            ref = await self._blobs.put_file(key, Path(stepped.weights), move=True, sha256=sha256)
             event = PolicyPublished(
                 version=k, attempt=self._fence.attempt, kind=kind, weights=ref, canary=stepped.canary
             )
             await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{k}")
             self._announced.weights[self._fence.attempt, k] = ref
+            values["seconds_publish"] = time.time() - stepped.trained_at
         self._queue_step(k, values)
-        if stepped.checkpoint is not None:
-            await self._store_checkpoint(k, Path(stepped.checkpoint))
-        elif self._queued:
+        if self._queued:
             self._provisional.add(k, self._queued[-1].values)
-
-    async def announce_ending(self, ending: Paused | Done) -> None:
-        """Announce the checkpoint that a pause or an early end made, and the steps that none covered before."""
-        if ending.checkpoint is not None:
-            await self._store_checkpoint(ending.step, Path(ending.checkpoint))
 
     async def publish_model(self, ref: ModelRef, *, kind: str, step: int) -> None:
         """Publish the finished model."""
@@ -126,11 +129,8 @@ class Announcer:
         tree, _ = await self._blobs.put_tree(f"{self._prefix}/model", directory, move=True)
         return tree
 
-    async def expire_blobs(self, *, keep_versions: int, pinned: set[int], keep: KeepSteps) -> None:
-        """Delete what is not needed any more: superseded checkpoints, and weights older than the last `keep_versions`.
-
-        pinned: versions that an evaluation still reads. keep: the steps whose checkpoints are kept.
-        """
+    async def expire_weights(self, *, keep_versions: int, pinned: set[int]) -> None:
+        """Delete weights that are older than the last `keep_versions`. pinned: versions that an evaluation reads."""
         newest = max((version for _, version in self._announced.weights), default=0)
         latest = {version: attempt for attempt, version in sorted(self._announced.weights)}
         old = [
@@ -138,25 +138,17 @@ class Announcer:
             for attempt, version in self._announced.weights
             if version not in pinned and (version <= newest - keep_versions or attempt < latest[version])
         ]
-        kept = keep([c.step for c in self._announced.checkpoints])
-        checkpoints = [c for c in self._announced.checkpoints if c.step not in kept]
-        uris = [self._announced.weights[key].uri for key in old]
-        for checkpoint in checkpoints:
-            # An earlier attempt announced that it expired, and may have died while it deleted it.
-            with contextlib.suppress(BlobMissing):
-                manifest = await self._blobs.manifest(checkpoint.tree)
-                uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
-        if not uris:
-            return
-        event = BlobExpired(uris=uris)
-        await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
-        await self._blobs.delete(uris)
+        await self._expire([self._announced.weights[key].uri for key in old])
         for key in old:
             del self._announced.weights[key]
-        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.step in kept]
 
-    async def _store_checkpoint(self, step: int, folder: Path) -> None:
-        tree, manifest = await self._blobs.put_tree(f"{self._prefix}/checkpoint-{step}", folder, move=True)
+    async def store_checkpoint(self, written: Saved, *, keep: KeepSteps) -> None:
+        """Store and announce a checkpoint, and every step that it covers; delete those that it supersedes.
+
+        keep: the steps whose checkpoints are kept.
+        """
+        step, prefix = written.step, f"{self._prefix}/checkpoint-{written.step}"
+        tree, manifest = await self._blobs.put_tree(prefix, Path(written.folder), move=True, sha256=written.sha256)
         saved = CheckpointSaved(
             step=step,
             version=step,
@@ -167,7 +159,29 @@ class Announcer:
         )
         await self._publisher.fenced(saved, fence=self._fence, id=f"{self._fence.attempt}:{step}")
         self._announced.checkpoints.append(saved)
-        await self._announce_queued_steps()
+        await self._announce_queued_steps(up_to=step)
+        await self._expire_checkpoints(keep)
+
+    async def _expire_checkpoints(self, keep: KeepSteps) -> None:
+        kept = keep([c.step for c in self._announced.checkpoints])
+        uris: list[str] = []
+        for checkpoint in self._announced.checkpoints:
+            # An earlier attempt announced that it expired, and may have died while it deleted it.
+            with contextlib.suppress(BlobMissing):
+                if checkpoint.step not in kept:
+                    manifest = await self._blobs.manifest(checkpoint.tree)
+                    uris += [ref.uri for ref in manifest.files.values()] + [checkpoint.tree.uri]
+        await self._expire(uris)
+        self._announced.checkpoints = [c for c in self._announced.checkpoints if c.step in kept]
+
+    async def _expire(self, uris: list[str]) -> None:
+        if not uris:
+            return
+        # A resume deletes what the last of these events names again: there is one at a time.
+        async with self._expiring:
+            event = BlobExpired(uris=uris)
+            await self._publisher.fenced(event, fence=self._fence, id=f"{self._fence.attempt}:{uris[0]}")
+            await self._blobs.delete(uris)
 
     def _queue_step(self, step: int, values: dict[str, float]) -> None:
         if step > self._announced.last_step:
@@ -178,11 +192,12 @@ class Announcer:
             if self._watch is not None:
                 self._watch.add_step(event)
 
-    async def _announce_queued_steps(self) -> None:
-        for event in self._queued:
+    async def _announce_queued_steps(self, *, up_to: int) -> None:
+        covered = [event for event in self._queued if event.step <= up_to]
+        for event in covered:
             await self._publisher.fenced(event, fence=self._fence, id=str(event.step))
             self._announced.last_step = event.step
             if self._watch is not None:
                 await self._watch.announce(event.step)
-        self._queued.clear()
-        self._provisional.clear()
+        self._queued = [event for event in self._queued if event.step > up_to]
+        self._provisional.clear(up_to=up_to)

@@ -22,6 +22,7 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
         "world_size": settings.max_world_size,
         "sharding": job.parallelism.sharding,
         "threads": settings.threads,
+        "checkpoint_bytes": settings.checkpoint_bytes,
         "deterministic": settings.computes_deterministically,
     }
     if settings.device == "cuda":
@@ -33,6 +34,7 @@ def build_train_config(job: RlJob | SftJob, settings: TrainerSettings) -> TrainC
     kind = RlTrainConfig if isinstance(job, RlJob) else SftTrainConfig
     if isinstance(job, RlJob):
         given["steps"] = job.iterations
+        given["evaluated_every"] = job.evaluation.every_n_iters if job.evaluation is not None else 0
         given["reference_device"] = settings.reference_device
         correction = job.correction
         given |= {

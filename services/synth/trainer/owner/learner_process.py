@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -21,6 +22,7 @@ from synth.trainer.protocol import (
     Paused,
     Progressed,
     Ready,
+    Saved,
     Start,
     Stepped,
     TrainBatch,
@@ -29,6 +31,8 @@ from synth.trainer.protocol import (
 log = logs.get("learner_process")
 
 LearnerMessage = Ready | Stepped | Paused | Done | Failed
+#: Checkpoints that wait to be stored, beside the one that is. With more, the process has to wait for the store.
+_UNSTORED = 1
 # A message holds the figures of every step since the last checkpoint, as many as the job says.
 UNLIMITED_LINE = 1 << 62
 # Environment variables that the process does not get: the secrets of the bus and of the blob store, since it talks to
@@ -41,12 +45,21 @@ class LearnerStopped(Transient):
 
 
 class LearnerProcess:
-    """One `python -m synth.trainer.learner.main`. Its stderr goes to the log; `recv` returns its messages."""
+    """One `python -m synth.trainer.learner.main`. Its stderr goes to the log.
+
+    saved: its checkpoints, as they become durable; None when the process has ended. `recv` returns its other messages.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._on_progress: Callable[[str], None] = lambda stage: None
         self._log = asyncio.create_task(self._forward_log())
+        self.saved: asyncio.Queue[Saved | None] = asyncio.Queue(_UNSTORED)
+        self._messages: asyncio.Queue[LearnerMessage | None] = asyncio.Queue()
+        self._stage = ""
+        self._heard_at = time.monotonic()
+        self._held_up = False
+        self._reader = asyncio.create_task(self._read())
 
     @classmethod
     async def spawn(cls, *, threads: int) -> LearnerProcess:
@@ -98,25 +111,48 @@ class LearnerProcess:
         silence: for a stage ("" before the first), the seconds without any message after which the process counts as
         hung and is killed.
         """
+        self._heard_at = time.monotonic()
+        receiving = asyncio.ensure_future(self._messages.get())
+        try:
+            while not receiving.done():
+                stage, seconds = self._stage, silence(self._stage)
+                left = self._heard_at + seconds - time.monotonic()
+                if left <= 0 and not self._held_up:
+                    self._process.kill()
+                    setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
+                    what = f"the training process said nothing for {seconds:.0f} s"
+                    raise LearnerStopped(f"{what}{stage and ', since it began to '}{stage} ({setting})")
+                await asyncio.wait([receiving], timeout=seconds if self._held_up else left)
+            message = receiving.result()
+        finally:
+            receiving.cancel()
+        if message is None:
+            raise LearnerStopped(f"the training process ended by itself ({await self._process.wait()})")
+        return message
+
+    async def _read(self) -> None:
+        try:
+            await self._read_lines()
+        finally:
+            self._messages.put_nowait(None)
+            await self.saved.put(None)
+
+    async def _read_lines(self) -> None:
         assert self._process.stdout is not None
-        stage = ""
-        while True:
-            seconds = silence(stage)
-            try:
-                async with asyncio.timeout(seconds):
-                    line = await self._process.stdout.readline()
-            except TimeoutError as error:
-                self._process.kill()
-                setting = "SYNTH_MODEL_IO_S" if stage in FILE_STAGES else "SYNTH_CHILD_SILENCE_S"
-                what = f"the training process said nothing for {seconds:.0f} s"
-                raise LearnerStopped(f"{what}{stage and ', since it began to '}{stage} ({setting})") from error
-            if not line:
-                raise LearnerStopped(f"the training process ended by itself ({await self._process.wait()})")
-            message = msgspec.json.decode(line, type=LearnerMessage | Progressed)
-            if not isinstance(message, Progressed):
-                return message
-            stage = message.stage
-            self._on_progress(stage)
+        while line := await self._process.stdout.readline():
+            message = msgspec.json.decode(line, type=LearnerMessage | Progressed | Saved)
+            self._heard_at = time.monotonic()
+            if isinstance(message, Progressed):
+                self._stage = message.stage
+                self._on_progress(message.stage)
+            elif isinstance(message, Saved):
+                # What it says while nobody reads is not silence.
+                self._held_up = True
+                await self.saved.put(message)
+                self._held_up, self._heard_at = False, time.monotonic()
+            else:
+                self._stage = ""
+                self._messages.put_nowait(message)
 
     async def stop(self) -> None:
         """Stop the process by closing its input, and kill it if it has not ended after 5 s."""
@@ -129,6 +165,8 @@ class LearnerProcess:
                 self._process.kill()
                 await self._process.wait()
         await self._log
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _forward_log(self) -> None:
         assert self._process.stderr is not None

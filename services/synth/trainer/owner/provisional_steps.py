@@ -38,17 +38,19 @@ class ProvisionalSteps:
         self._unsaid[step] = values
         self._any.set()
 
-    def clear(self) -> None:
-        """A checkpoint covers every step so far."""
-        self._unsaid.clear()
-        self._any.clear()
+    def clear(self, *, up_to: int) -> None:
+        """A checkpoint covers every step up to this one."""
+        self._unsaid = {step: values for step, values in self._unsaid.items() if step > up_to}
+        if not self._unsaid:
+            self._any.clear()
 
     async def run(self) -> None:
         """Append what there is to say, for as long as the attempt trains."""
         while True:
             await self._any.wait()
-            await self._append()
+            # Most steps have a checkpoint of their own by then, and nothing is to be said.
             await asyncio.sleep(self._every_s)
+            await self._append()
 
     async def _append(self) -> None:
         if not self._unsaid:

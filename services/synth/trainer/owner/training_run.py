@@ -19,7 +19,7 @@ from synth.jobs.resolved import RlJob, SftJob, continues, lora_shape
 from synth.models import checkpoint_name
 from synth.runtime import logs
 from synth.trainer.collapse.learning_signal import NO_LEARNING_SIGNAL, STAGE
-from synth.trainer.errors import NO_TURN
+from synth.trainer.errors import CHECKPOINT_FAILED, NO_TURN
 from synth.trainer.owner.announcer import Announcer
 from synth.trainer.owner.attempt import Attempt
 from synth.trainer.owner.checkpoint_retention import steps_to_keep
@@ -54,15 +54,13 @@ async def train(attempt: Attempt, job: RlJob | SftJob, learners: LearnerPool) ->
         run = await _TrainingRun.open(attempt, job, learner)
         showing = asyncio.create_task(run.provisional.run())
         try:
-            done = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run, job))
+            done = await run.while_checkpoints_are_stored(_train(run, job))
         finally:
             showing.cancel()
             [ended] = await asyncio.gather(showing, return_exceptions=True)
             if isinstance(ended, Exception):
                 log.error("steps were no longer shown as they happened", exc_info=ended)
         if isinstance(done, Paused):
-            attempt.lease.progress("publish", deadline=attempt.settings.model_io_s)
-            await run.announcer.announce_ending(done)
             return JobPaused(step=attempt.announced.last_step, reason=_pause_reason(run))
         return await _publish_model(run, done)
 
@@ -145,11 +143,49 @@ class _TrainingRun:
                 raise _PauseRequested
             if wait.done():
                 return wait.result()
-            raise LearnerStopped("the training process ended while it waited for a batch")
+            await self.recv()  # it says why it ended
+            raise AssertionError("unreachable")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def while_checkpoints_are_stored(self, training: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for the end of training, and store the checkpoints that the learner saves meanwhile.
+
+        A checkpoint that cannot be stored ends training.
+        """
+        trains = asyncio.create_task(training)
+        stores = asyncio.create_task(self._store_checkpoints())
+        try:
+            await asyncio.wait([trains, stores], return_when=asyncio.FIRST_COMPLETED)
+            if stores.done():
+                stores.result()
+            return await trains
+        finally:
+            for task in (trains, stores):
+                task.cancel()
+            await asyncio.gather(trains, stores, return_exceptions=True)
+
+    async def _store_checkpoints(self) -> None:
+        keep = functools.partial(
+            steps_to_keep, keep=self.job.checkpoints_kept, evaluated_every=_evaluated_every(self.job)
+        )
+        limit = self.attempt.settings.model_io_s
+        while (written := await self.learner.saved.get()) is not None:
+            try:
+                async with asyncio.timeout(limit):
+                    await self.announcer.store_checkpoint(written, keep=keep)
+            except TimeoutError as error:
+                what = f"the checkpoint of step {written.step} was not stored within {limit:.0f} s (SYNTH_MODEL_IO_S)"
+                raise Transient(what) from error
+            self.learner.saved.task_done()
+        self.learner.saved.task_done()
+
+    async def all_stored(self) -> None:
+        """Return when every checkpoint that the learner has announced is stored."""
+        self.attempt.lease.progress("publish", deadline=self.attempt.settings.model_io_s)
+        await self.learner.saved.join()
 
     async def recv(self, *kinds: type[_M]) -> _M:
         """The next message of the learner, of one of these kinds."""
@@ -212,17 +248,26 @@ def _batch_values(announced: AttemptHistory, step: int) -> dict[str, float]:
     return announced.batches[step].values | {STAGE: float(announced.stages.get(step, 0))}
 
 
-async def _train_sft(run: _TrainingRun, job: SftJob) -> Done | Paused:
-    every = job.validation_every if job.validation_file is not None else 0
-    keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
+def _evaluated_every(job: RlJob | SftJob) -> int:
+    """Steps between two that are evaluated; 0 where none is."""
+    if isinstance(job, SftJob):
+        return job.validation_every if job.validation_file is not None else 0
+    return job.evaluation.every_n_iters if job.evaluation is not None else 0
+
+
+async def _train(run: _TrainingRun, job: RlJob | SftJob) -> Done | Paused:
+    ending = await (_train_rl(run, job) if isinstance(job, RlJob) else _train_sft(run))
+    await run.all_stored()
+    return ending
+
+
+async def _train_sft(run: _TrainingRun) -> Done | Paused:
     forward_pause = asyncio.create_task(_forward_pause(run))
     try:
         while isinstance(message := await run.recv(Stepped, Paused, Done), Stepped):
             run.values = message.values
             run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(message, message.values, kind=run.job.weights_kind)
-            if message.checkpoint is not None:
-                await run.announcer.expire_blobs(keep_versions=0, pinned=set(), keep=keep)
         return message
     finally:
         forward_pause.cancel()
@@ -236,8 +281,6 @@ async def _forward_pause(run: _TrainingRun) -> None:
 
 async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
     feed = RolloutFeed(run.attempt, job, run.announcer)
-    every = job.evaluation.every_n_iters if job.evaluation is not None else 0
-    keep = functools.partial(steps_to_keep, keep=job.checkpoints_kept, evaluated_every=every)
     try:
         run.raise_for_collapse()
         # Step 0 is the source model, which the steps after it are compared with. At a later step, the previous attempt
@@ -258,9 +301,7 @@ async def _train_rl(run: _TrainingRun, job: RlJob) -> Done | Paused:
             run.attempt.lease.progress("publish", deadline=run.attempt.settings.model_io_s)
             await run.announcer.announce_step(stepped, run.values, kind=job.weights_kind)
             await feed.request_evaluation(k)
-            await run.announcer.expire_blobs(
-                keep_versions=job.max_staleness + 2, pinned=feed.pinned_versions(), keep=keep
-            )
+            await run.announcer.expire_weights(keep_versions=job.max_staleness + 2, pinned=feed.pinned_versions())
             log.info("step", step=k, publish_seconds=round(time.monotonic() - published, 4))
             run.raise_for_collapse()
         await run.wait_unless_paused(feed.wait_evaluations())
@@ -318,7 +359,6 @@ def _turn(attempt: Attempt) -> TurnConfig | None:
 async def _publish_model(run: _TrainingRun, done: Done) -> JobSucceeded:
     attempt, job = run.attempt, run.job
     attempt.lease.progress("publish the model", deadline=attempt.settings.model_io_s)
-    await run.announcer.announce_ending(done)
     id = job.result_id(attempt.fence.job_id)
     if attempt.announced.model is None:
         tree = await run.announcer.store_model(Path(done.model))
@@ -345,6 +385,8 @@ async def _recv(learner: LearnerProcess, silence: Callable[[str], float], *kinds
     message = await learner.recv(silence=silence)
     if isinstance(message, Failed) and message.code == NO_TURN:
         raise Transient(message.detail, delay=_NO_TURN_DELAY_S)
+    if isinstance(message, Failed) and message.code == CHECKPOINT_FAILED:
+        raise LearnerStopped(f"a checkpoint could not be written: {message.detail}")
     if isinstance(message, Failed):
         raise JobFailure(message.code, Problem(what=message.detail))
     assert isinstance(message, kinds)

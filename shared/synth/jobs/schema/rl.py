@@ -258,8 +258,8 @@ class TrainingSection(RewardsSection):
     """put sequences end to end rather than pad them"""
     activation_checkpointing: bool = False
     """compute activations twice rather than keep them"""
-    checkpoint_every: Positive = 1
-    """iterations between two resume points"""
+    checkpoint_every: Positive | None = None
+    """iterations between two resume points; not said: 1, more for a large model"""
     keep_checkpoints: Positive = 3
     """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
     seed: NonNegative = 0

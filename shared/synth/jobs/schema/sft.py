@@ -164,8 +164,8 @@ class HyperparametersSection(BestModelSection):
     """put rows end to end rather than pad them"""
     micro_batch_tokens: Positive = 8192
     """tokens in one forward and backward pass: memory, not mathematics"""
-    checkpoint_every: Positive = 100
-    """steps between two resume points"""
+    checkpoint_every: Positive | None = None
+    """steps between two resume points; not said: 100, more for a large model"""
     keep_checkpoints: Positive = 3
     """checkpoints that stay to be served and evaluated, of evaluated steps where there are any"""
     seed: NonNegative = 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from synth.trainer.learner.canary import canary_tokens, score_canary
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.packing import Sequences
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
@@ -44,7 +45,7 @@ def test_its_tokens_stay_those_of_the_first_batch_and_come_back_with_a_checkpoin
     trainer.step(random_batch(2))
     assert trainer.state.canary == first
     assert score_canary(trainer.policy, first or []).logprobs != before.logprobs
-    trainer.state.save(tmp_path / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", trainer.state.snapshot())
     resumed = RlTrainer(load_policy(model_dir, config, dropout=False), config)
     resumed.state.resume(tmp_path / "checkpoint")
     assert resumed.state.canary == first

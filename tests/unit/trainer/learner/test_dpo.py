@@ -11,6 +11,7 @@ import torch
 
 from synth.trainer.config import AdapterConfig, DpoConfig, SftTrainConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.packing import collate
 from synth.trainer.learner.data.pair_dataset import PairDataset, encode_pair_file, encode_pairs
 from synth.trainer.learner.data.sft_dataset import encode_rows, load_tokenizer
@@ -107,7 +108,7 @@ def test_a_run_that_resumes_keeps_its_reference_and_ends_as_one_straight_through
     for step in range(1, 7):
         values[step] = straight.step().values
         if step == 3:
-            straight.state.save(tmp_path / "checkpoint")
+            write_checkpoint(tmp_path / "checkpoint", straight.state.snapshot())
     again = trainer(model_dir, config, data, validation=held_out)
     resumed = again.state.resume(tmp_path / "checkpoint")
     assert resumed.loss_then == resumed.loss_now is not None

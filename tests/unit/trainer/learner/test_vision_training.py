@@ -12,6 +12,7 @@ import torch
 
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.canary import canary_tokens, score_canary
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.images import ImageLoader
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
 from synth.trainer.learner.data.sft_images import SftImages
@@ -20,7 +21,8 @@ from synth.trainer.learner.model.reference import load_reference
 from synth.trainer.learner.rl import RlTrainer
 from synth.trainer.learner.sft import SftTrainer
 from synth.trajectories import RolloutBatch
-from synth.weights.policy_file import load_tensors, read_policy
+from synth.weights.policy_file import read_policy
+from synth.weights.tensor_file import load_tensors
 from tests.unit.trainer.batches import LOSSES, OPEN_GATES, rl_config
 from tests.unit.trainer.sft_rows import sft_config, training_rows
 from tests.unit.trainer.vision import as_sequences, question, square_rows, vision_batch
@@ -163,7 +165,7 @@ def test_a_run_that_resumes_elsewhere_goes_on_to_the_byte(
     for batch in batches:
         straight.step(batch)
         if straight.state.step == 2:
-            straight.state.save(tmp_path / "checkpoint")
+            write_checkpoint(tmp_path / "checkpoint", straight.state.snapshot())
             # The owner removes the images of a batch that was trained.
             assert {file.name for file in (loader.folder / "kept").iterdir()} <= _digests(batch)
     # Another machine has the images of the batches that it trains, not those of the probe.
@@ -190,7 +192,7 @@ def test_a_checkpoint_is_saved_when_the_images_of_its_batch_are_gone(
     for name in _digests(batch):
         (own.folder / name).unlink()
     own = trainer.policy.images = ImageLoader.load(vision_dir, tmp_path / "images")  # reads every file anew
-    trainer.state.save(tmp_path / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", trainer.state.snapshot())
     found = rl_trainer(vision_dir, loader).state.resume(tmp_path / "checkpoint")
     assert found.loss_now == found.loss_then is not None
 

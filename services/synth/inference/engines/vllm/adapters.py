@@ -25,7 +25,7 @@ from torch import Tensor
 from synth.errors import Permanent, Transient
 from synth.inference.engines.settings import EngineSettings
 from synth.inference.engines.vllm import process
-from synth.weights.policy_file import save_tensors
+from synth.weights.tensor_file import save_tensors
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from synth.images.prompt_image import PromptImage
 from synth.trainer.errors import TrainingFailed
 from synth.trainer.learner.data.packing import Sequences, sequences_from_tensors, sequences_to_tensors
 from synth.trainer.learner.data.sft_images import SftImages
-from synth.weights.policy_file import load_tensors, save_tensors
+from synth.weights.tensor_file import load_tensors, save_tensors
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from synth.images.qwen3_vl import is_qwen3_vl
 from synth.models.table import LORA_TARGETS, MM_PROJECTOR, PROJECTOR
 from synth.trainer.config import TrainConfig
 from synth.trainer.errors import TrainingFailed
-from synth.weights.policy_file import load_tensors, merge_lora
+from synth.weights.policy_file import merge_lora
+from synth.weights.tensor_file import load_tensors
 
 
 def merge_adapter(model: Any, adapter_dir: Path) -> None:

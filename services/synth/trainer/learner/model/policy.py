@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,10 @@ from synth.trainer.learner.model.logprobs import token_logprobs
 from synth.trainer.learner.model.lora import add_adapter, merge_adapter
 from synth.trainer.learner.model.qlora import replace_with_nf4
 from synth.trainer.learner.model.varlen_attention import varlen_kwargs
-from synth.weights.policy_file import Kind, save_tensors, write_atomically, write_policy
+from synth.weights.durable import write_atomically
+from synth.weights.policy_file import Kind, WrittenPolicy, write_policy
 from synth.weights.published_names import Part, published_parts, published_tensors, tensor_in_memory
+from synth.weights.tensor_file import save_tensors
 
 if TYPE_CHECKING:
     from synth.trainer.learner.distributed.fsdp import ShardedModel
@@ -91,6 +94,18 @@ class Policy:
         """The trained parameters by name, in the model's own order."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
+    def model_tensors(self) -> dict[str, Tensor]:
+        """The tensors that a model folder holds, as they are in memory: the adapter's, or all of a full model's."""
+        return self._state_dict()
+
+    def published(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Some of `model_tensors`, whole, under the names that other engines load."""
+        return dict(tensors) if self.kind == "lora" else published_tensors(self._parts, tensors)
+
+    def published_names(self, name: str) -> list[str]:
+        """The names in a model file of one of `model_tensors`."""
+        return [name] if self.kind == "lora" else [published for published, _ in self._parts[name]]
+
     def trainable_names(self) -> set[str]:
         """The names in a `trainable_state_dict`."""
         return {self._saved_name(name) for name in self.trainable_parameters()}
@@ -115,7 +130,7 @@ class Policy:
         )
 
     @torch.no_grad()
-    def load_trainable_state_dict(self, tensors: dict[str, Tensor]) -> None:
+    def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite the trained parameters with those of a `trainable_state_dict`.
 
         Raises `KeyError` when one is missing.
@@ -177,11 +192,11 @@ class Policy:
             **varlen_kwargs(micro.position_ids_BL),
         )
 
-    def write_serving_weights(self, path: Path, *, version: int) -> dict[str, str]:
-        """Write the weights to serve, in the served dtype. Returns the digest of each tensor, on rank 0."""
+    def write_serving_weights(self, path: Path, *, version: int) -> WrittenPolicy | None:
+        """Write the weights to serve, in the served dtype, on rank 0; None on the others."""
         tensors = self._published(self._served_dtype())
         if not self.process_group.is_main:
-            return {}
+            return None
         return write_policy(path, tensors, kind=self.kind, version=version, lora=self._lora_config())
 
     @property
@@ -189,23 +204,30 @@ class Policy:
         """The name of the weights file in a model folder."""
         return "model.safetensors" if self.kind == "full" else "adapter_model.safetensors"
 
-    def write_model(self, folder: Path, *, master_weights: bool = False) -> None:
-        """Write the model as it is now: a Hugging Face folder, or an adapter's, with its tokenizer and template.
-
-        master_weights: write the float32 masters, to continue training from; else the weights in the served dtype.
-        """
-        tensors = self._published(torch.float32 if master_weights else self._served_dtype())
+    def write_model(self, folder: Path) -> None:
+        """Write the model to serve: a Hugging Face folder, or an adapter's, with its tokenizer and template."""
+        tensors = self._published(self._served_dtype())
         if not self.process_group.is_main:
             return
         folder.mkdir(parents=True)
         save_tensors(folder / self.weights_file, tensors, header={"format": "pt"})
-        for source in sorted(self.model_dir.iterdir()):
-            if source.is_file() and self._is_copied(source.name):
-                shutil.copyfile(source, folder / source.name)
-        if self.kind == "full":
-            _write_config(self.model_dir, folder, self._served_dtype())
-        else:
-            write_atomically(folder / "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode())
+        for source in self.copied_files():
+            shutil.copyfile(source, folder / source.name)
+        name, config = self.config_file()
+        write_atomically(folder / name, config)
+
+    def copied_files(self) -> list[Path]:
+        """The files of the source model that a model folder has as they are: its tokenizer and template."""
+        return [f for f in sorted(self.model_dir.iterdir()) if f.is_file() and self._is_copied(f.name)]
+
+    def config_file(self) -> tuple[str, bytes]:
+        """The name of the configuration in a model folder, and what it says."""
+        if self.kind == "lora":
+            return "adapter_config.json", json.dumps(self._lora_config(), indent=2).encode()
+        found = json.loads((self.model_dir / "config.json").read_text())
+        found.pop("torch_dtype", None)
+        found["dtype"] = str(self._served_dtype()).removeprefix("torch.")
+        return "config.json", json.dumps(found, indent=2).encode()
 
     def _saved_name(self, name: str) -> str:
         # peft names an adapter's tensors from its own root, and leaves out the name of the adapter.
@@ -235,10 +257,7 @@ class Policy:
 
     def _published(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Full tensors on the CPU of rank 0, under the names that other engines load."""
-        tensors = self._gather_to_cpu(self._state_dict(), dtype)
-        if self.kind == "lora":
-            return tensors
-        return {name: tensor.contiguous() for name, tensor in published_tensors(self._parts, tensors).items()}
+        return self.published(self._gather_to_cpu(self._state_dict(), dtype))
 
     def _gather_to_cpu(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Full tensors on the CPU of rank 0, gathered one at a time, so that no device holds the whole model."""
@@ -306,13 +325,6 @@ def _disable_dropout(model: Any) -> None:
 
 def _compute_dtype(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.dtype == "bf16" else torch.float32
-
-
-def _write_config(model_dir: Path, folder: Path, dtype: torch.dtype) -> None:
-    model_config = json.loads((model_dir / "config.json").read_text())
-    model_config.pop("torch_dtype", None)
-    model_config["dtype"] = str(dtype).removeprefix("torch.")
-    write_atomically(folder / "config.json", json.dumps(model_config, indent=2).encode())
 
 
 def _to_json(value: Any) -> Any:

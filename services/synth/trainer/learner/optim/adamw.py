@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -74,21 +75,16 @@ class Optimizer:
             for key, value in state.items():
                 state[key] = value.to(device)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Full tensors on the CPU, named `<parameter>/<exp_avg | exp_avg_sq | step>`; empty on every rank but 0.
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as it is in memory, named `<parameter>/<exp_avg | exp_avg_sq | step>`; empty before a step."""
+        return {
+            f"{name}/{key}": value
+            for name, parameter in self._parameters.items()
+            for key, value in self._adamw.state.get(parameter, {}).items()
+        }
 
-        Empty, too, before the first step.
-        """
-        state: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            for key, value in self._adamw.state.get(parameter, {}).items():
-                full = gather_full(value.detach())
-                if self._process_group.is_main:
-                    state[f"{name}/{key}"] = full.to("cpu").contiguous()
-        return state
-
-    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned. tensors: whole, the same on every rank."""
         for key, value in tensors.items():
             name, kind = key.rsplit("/", 1)
             parameter = self._parameters[name]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from synth.trainer.errors import TrainingFailed
-from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint
+from synth.trainer.learner.checkpoint.checkpoint import load_checkpoint, write_checkpoint
 from synth.trainer.learner.checkpoint.fingerprint import check_same_loss
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.rl import RlTrainer
@@ -26,7 +26,7 @@ def trainer_for(model_dir: Path, **changes: Any) -> RlTrainer:
 def folder(model_dir: Path, tmp_path: Path) -> Path:
     trainer = trainer_for(model_dir)
     trainer.step(random_batch(1))
-    trainer.state.save(tmp_path / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", trainer.state.snapshot())
     return tmp_path / "checkpoint"
 
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_keeps_the_metrics_of_every_step_since_the_one_before(model
     for k in (1, 2, 3):
         last = trainer.step(random_batch(k, version=k - 1))
         if k != 2:
-            trainer.state.save(tmp_path / f"checkpoint-{k}")
+            write_checkpoint(tmp_path / f"checkpoint-{k}", trainer.state.snapshot())
     resumed = trainer_for(model_dir).state.resume(tmp_path / "checkpoint-3")
     assert list(resumed.reports) == [2, 3]
     assert resumed.reports[3] == last.values
@@ -60,7 +60,7 @@ def test_a_checkpoint_keeps_the_metrics_of_every_step_since_the_one_before(model
 def test_a_checkpoint_before_any_training_has_no_loss_to_prove(model_dir: Path, tmp_path: Path) -> None:
     trainer = trainer_for(model_dir)
     trainer.step(random_batch(1, zero=16))
-    trainer.state.save(tmp_path / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", trainer.state.snapshot())
     again = trainer_for(model_dir)
     assert again.state.resume(tmp_path / "checkpoint").loss_now is None
     assert again.state.step == 1

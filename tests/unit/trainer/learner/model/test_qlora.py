@@ -11,6 +11,7 @@ import torch
 
 from synth.trainer.config import AdapterConfig
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.data.sft_dataset import SftDataset, encode_rows, load_tokenizer
 from synth.trainer.learner.model.mean_nll import mean_nll
@@ -143,7 +144,7 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(rounded: Path, tmp_path: 
     straight = rl_trainer(rounded, **OPEN_GATES)
     for k in (1, 2):
         straight.step(random_batch(k))
-    straight.state.save(tmp_path / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", straight.state.snapshot())
     for k in (3, 4):
         straight.step(random_batch(k))
     again = rl_trainer(rounded, **OPEN_GATES)
@@ -152,8 +153,8 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(rounded: Path, tmp_path: 
     for k in (3, 4):
         again.step(random_batch(k))
     assert bytes_of(again.policy) == bytes_of(straight.policy)
-    assert {n: t.numpy().tobytes() for n, t in again.state.optimizer.state_dict().items()} == {
-        n: t.numpy().tobytes() for n, t in straight.state.optimizer.state_dict().items()
+    assert {n: t.numpy().tobytes() for n, t in again.state.optimizer.tensors().items()} == {
+        n: t.numpy().tobytes() for n, t in straight.state.optimizer.tensors().items()
     }
 
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from synth.trainer.errors import TrainingFailed
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
 from synth.trainer.learner.data.packing import Sequences, collate
 from synth.trainer.learner.model.policy import load_policy
 from synth.trainer.learner.model.reference import FrozenCopyReference, SharedBaseReference, load_reference
 from synth.trainer.learner.rl import RlTrainer
 from synth.weights.nf4 import write_rounded_model
+from synth.weights.policy_file import read_policy
 from tests.unit.trainer.batches import OPEN_GATES, at_iteration, random_batch, rl_config
 
 
@@ -40,7 +42,7 @@ def adapter(model_dir: Path, tmp_path: Path) -> Path:
     """An adapter that a job starts from."""
     trainer = trainer_for(model_dir, mode="lora", kl_beta=0.0, reference="none")
     trained(trainer, range(1, 3))
-    trainer.policy.write_model(tmp_path / "adapter", master_weights=True)
+    trainer.policy.write_model(tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
@@ -95,8 +97,12 @@ def test_the_adapter_of_the_reference_is_not_written(model_dir: Path, adapter: P
     trained(trainer, range(1, 2))
     alone = load_policy(model_dir, rl_config(mode="lora"), adapter_dir=adapter, dropout=False)
     assert trainer.policy.trainable_names() == alone.trainable_names()
-    served = [p.write_serving_weights(tmp_path / f"{i}", version=1) for i, p in enumerate((trainer.policy, alone))]
-    assert served[0].keys() == served[1].keys()
+    for name, policy in (("adapter", trainer.policy), ("alone", alone)):
+        policy.write_serving_weights(tmp_path / f"{name}.weights", version=1)
+    assert (
+        read_policy(tmp_path / "adapter.weights").digests.keys()
+        == read_policy(tmp_path / "alone.weights").digests.keys()
+    )
 
 
 def test_a_large_beta_holds_the_policy_near_its_reference(model_dir: Path) -> None:
@@ -114,7 +120,7 @@ def test_a_resumed_run_has_the_reference_of_the_job_and_not_of_its_checkpoint(
 ) -> None:
     straight = trainer_for(model_dir, mode=mode)
     trained(straight, range(1, 3))
-    straight.state.save(tmp_path / "checkpoint")
+    write_checkpoint(tmp_path / "checkpoint", straight.state.snapshot())
     expected = trained(straight, range(3, 4))[0]
     resumed = trainer_for(model_dir, mode=mode)
     resumed.state.resume(tmp_path / "checkpoint")

@@ -17,7 +17,7 @@ from synth.trainer.learner.data.packing import Sequences, collate, plan_micro_ba
 from synth.trainer.learner.model.policy import Policy, load_policy
 from synth.trainer.learner.optim.adamw import Optimizer
 from synth.weights.nf4 import write_rounded_model
-from synth.weights.policy_file import load_tensors
+from synth.weights.tensor_file import load_tensors
 from tests.unit.trainer.batches import rl_config
 from tests.unit.trainer.vision import as_sequences, vision_batch
 

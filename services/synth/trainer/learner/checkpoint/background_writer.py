@@ -1,0 +1,74 @@
+"""Writes checkpoints while training goes on: one at a time, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from synth.trainer.learner.checkpoint.checkpoint import write_checkpoint
+from synth.trainer.learner.checkpoint.snapshot import Snapshot
+from synth.trainer.learner.step_result import ProgressCallback
+from synth.weights.tensor_file import FileDigest
+
+_SIGN_SECONDS = 0.5
+
+
+class BackgroundWriter:
+    """Writes the snapshots of one training process.
+
+    saved: called, in the thread, with the step, the folder and the digest of each of its files, when all of it is
+    durable; on rank 0 alone. failed: called, in the thread, with what ended a write.
+    """
+
+    def __init__(
+        self,
+        *,
+        saved: Callable[[int, Path, dict[str, FileDigest]], None],
+        failed: Callable[[Exception], None],
+        progress: ProgressCallback,
+    ) -> None:
+        self._saved = saved
+        self._failed = failed
+        self._progress = progress
+        self._thread: threading.Thread | None = None
+        self._written, self._size = 0, 0
+        self._blocked_s = 0.0
+
+    def save(self, folder: Path, take_snapshot: Callable[[], Snapshot]) -> None:
+        """Wait for the write before, take a snapshot, and begin to write it to a folder. Every rank calls this."""
+        started = time.perf_counter()
+        self.wait()
+        snapshot = take_snapshot()
+        self._blocked_s += time.perf_counter() - started
+        self._written, self._size = 0, snapshot.size
+        self._thread = threading.Thread(target=self._write, args=(folder, snapshot), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written. A write that advances says so, however long it takes."""
+        said = -1
+        while self._thread is not None:
+            if said != self._written:
+                said = self._written
+                self._progress("checkpoint", said, self._size)
+            self._thread.join(_SIGN_SECONDS)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    def metrics(self) -> dict[str, float]:
+        """`seconds_checkpoint`: how long training has waited for checkpoints since this was last asked."""
+        blocked, self._blocked_s = self._blocked_s, 0.0
+        return {"seconds_checkpoint": blocked}
+
+    def _write(self, folder: Path, snapshot: Snapshot) -> None:
+        try:
+            files = write_checkpoint(folder, snapshot, progress=self._add)
+            if snapshot.rank == 0:
+                self._saved(snapshot.state.step, folder, files)
+        except Exception as error:  # noqa: BLE001  (the edge of the thread)
+            self._failed(error)
+
+    def _add(self, count: int) -> None:
+        self._written += count
