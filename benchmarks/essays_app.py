@@ -1,4 +1,4 @@
-"""A task app of one turn: of the rollouts of a seed, every other one asks for a few words, the others for all they get."""
+"""A task app of one turn: every other rollout of a seed asks for a few words, the others for all that they get."""
 
 from __future__ import annotations
 

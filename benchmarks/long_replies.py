@@ -191,11 +191,12 @@ def report(
     train_s = sum(step["tokens"] / step["tokens_per_second"] for step in steps)
     console.print(
         f"{arguments.engine}: {len(long)} replies of {recorded[-1]:,} tokens in calls of {seconds[0]:.0f} to "
-        f"{seconds[-1]:.0f} s, {len(rollouts) - len(long)} of at most {SHORT}, in {len(mixed)} of {len(groups)} groups both; "
-        f"calls {sum(r['calls'] for r in rollouts)} of {len(rollouts)} rollouts, {len(failed)} lost, "
-        f"{sum(r['tries'] > 1 for r in rollouts)} played twice; tokens: {watch.sampled:,} sampled, {sum(recorded):,} recorded, "
-        f"{sum(in_batches):,} in the batches; {trained:g} sequences trained in {train_s:.0f} s "
-        f"and {watch.memory >> 20} MB, the longest reply {max(step['completion_length_max'] for step in steps):,.0f}"
+        f"{seconds[-1]:.0f} s, {len(rollouts) - len(long)} of at most {SHORT}, in {len(mixed)} of {len(groups)} groups "
+        f"both; {sum(r['calls'] for r in rollouts)} calls of {len(rollouts)} rollouts, {len(failed)} lost, "
+        f"{sum(r['tries'] > 1 for r in rollouts)} played twice; tokens: {watch.sampled:,} sampled, "
+        f"{sum(recorded):,} recorded, {sum(in_batches):,} in the batches; {trained:g} sequences trained in "
+        f"{train_s:.0f} s and {watch.memory >> 20} MB, the longest reply "
+        f"{max(step['completion_length_max'] for step in steps):,.0f}"
     )
     wrong = {
         "a call was too short": seconds[-1] <= arguments.call_seconds,
