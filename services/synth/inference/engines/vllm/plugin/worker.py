@@ -23,9 +23,6 @@ from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMis
 )
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
-from synth.inference.engines.vllm.plugin.cpu_experts import pack_reloaded_experts
-from synth.inference.engines.vllm.plugin.gpt_oss import place_sinks, take_copies
-
 _loaded: list[str] = []
 _workarounds: set[str] = set()
 
@@ -60,6 +57,9 @@ class FileTransfer(WeightTransferEngine):
             initialize_layerwise_reload,
         )
 
+        # Layers are imported in the engine process alone: the fork server, which has this module, must touch no GPU.
+        from synth.inference.engines.vllm.plugin.gpt_oss import take_copies
+
         _loaded.clear()
         initialize_layerwise_reload(self.model)
         take_copies(self.model)
@@ -71,6 +71,8 @@ class FileTransfer(WeightTransferEngine):
         from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]
             finalize_layerwise_reload,
         )
+
+        from synth.inference.engines.vllm.plugin.gpt_oss import place_sinks
 
         place_sinks(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
@@ -91,6 +93,8 @@ class WorkerExtension:
             if "lora_mask" in _workarounds:
                 _mask_rows_without_adapter()
             if "packed_experts" in _workarounds:
+                from synth.inference.engines.vllm.plugin.cpu_experts import pack_reloaded_experts
+
                 pack_reloaded_experts()
         return os.getpid()
 
