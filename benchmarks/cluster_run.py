@@ -93,10 +93,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, *app_command: str) -> Iterator[Cluster]:
+def running_cluster(folder: Path, *app_command: str, engine: str = "transformers") -> Iterator[Cluster]:
     """A cluster with a task app, both ended afterwards. app_command: a module that takes `--port`, and more for it."""
     (folder / ".synth").mkdir(parents=True, exist_ok=True)
-    synthctl(folder, "up", "--detach", "--port", str(free_port()))
+    synthctl(folder, "up", "--detach", "--port", str(free_port()), "--engine", engine)
     try:
         with _task_app(folder, app_command or ("benchmarks.tax_app",)) as (app, url):
             yield Cluster(folder, app, url)

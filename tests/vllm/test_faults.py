@@ -13,11 +13,14 @@ from synth.errors import Permanent, Transient
 from synth.inference.engines.settings import WORKAROUNDS, EngineSettings
 from synth.inference.engines.vllm.engine import VllmEngine
 from synth.inference.engines.vllm.host import VllmHost
+from tests.service.families.architectures import ARCHITECTURES, save_architecture
 from tests.unit.inference.engines.completions import complete, endless, prompt, start_completions
 from tests.unit.inference.tiny_model import perturbed_model, write_full_policy
 from tests.vllm.conftest import SETTINGS
 
 NUMBER = r"-?\d+\.\d{4}"
+#: vLLM wants heads of 32 on a CPU.
+WIDE = {"hidden_size": 128, "head_dim": 32}
 
 
 def without(name: str) -> EngineSettings:
@@ -32,6 +35,15 @@ async def test_a_stale_tied_head_is_found_at_start(model_dir: Path) -> None:
     assert abs(got_i - expected_j) < 1e-3
     assert abs(got_j - expected_i) < 1e-3
     assert abs(got_i - expected_i) > 0.1
+
+
+async def test_experts_that_a_reload_leaves_unpacked_are_found_at_start(tmp_path: Path) -> None:
+    save_architecture(tmp_path / "model", next(a for a in ARCHITECTURES if a.name == "Qwen3-MoE"), **WIDE)
+    with pytest.raises(Permanent, match="experts do not survive a reload of the weights that they have") as refused:
+        await VllmHost.start(tmp_path / "model", without("packed_experts"), max_lora_rank=None)
+    numbers = [float(number) for number in re.findall(NUMBER, str(refused.value))]
+    assert len(numbers) == 14
+    assert max(abs(a - b) for a, b in zip(numbers[:7], numbers[7:], strict=True)) > 0.1
 
 
 async def test_a_row_that_takes_its_neighbours_adapter_is_found_at_start(model_dir: Path) -> None:
@@ -62,5 +74,7 @@ async def test_a_prefix_cache_that_outlives_a_swap_stops_the_engine(model_dir: P
 
 async def test_a_workaround_that_does_not_exist_is_refused_by_name(model_dir: Path) -> None:
     settings = replace(SETTINGS, workarounds=frozenset({"tied_head", "luck"}))
-    with pytest.raises(Permanent, match=r"\['luck'\]; expected some of \['clear_cache', 'lora_mask', 'tied_head'\]"):
+    with pytest.raises(
+        Permanent, match=r"\['luck'\]; expected some of \['clear_cache', 'lora_mask', 'packed_experts', 'tied_head'\]"
+    ):
         await VllmHost.start(model_dir, settings, max_lora_rank=8)

@@ -18,6 +18,7 @@ from tests.chaos.conftest import demo
 from tests.e2e.cli.conftest import eventually
 from tests.e2e.platform import Platform, rl
 from tests.e2e.task_apps import Served
+from tests.service.families.architectures import ARCHITECTURES, save_architecture
 from tests.vllm_cluster.conftest import Tell
 from tests.vllm_cluster.results import JOB_S, assert_agrees_with_its_trainer, succeeded
 
@@ -93,6 +94,20 @@ def test_a_job_whose_engine_process_is_killed_goes_on_with_a_new_one(platform: P
     assert len(platform.steps(job)) == iterations
     assert len(platform.events(job, "job.started")) == 1
     assert engine not in engine_processes(platform)
+
+
+@pytest.mark.parametrize("lora", [None, 4], ids=["full", "lora"])
+def test_a_model_with_experts_agrees_with_its_trainer(
+    platform: Platform, letters_app: Served, tell: Tell, lora: int | None
+):
+    folder = platform.shell.folder / ".synth" / "models" / "tiny-qwen3-moe"
+    if not folder.exists():
+        moe = next(a for a in ARCHITECTURES if a.name == "Qwen3-MoE")
+        save_architecture(folder, moe, hidden_size=128, head_dim=32)
+    job = platform.submit(rl("tiny-qwen3-moe", letters_app.url, lora=lora))
+    succeeded(platform, job)
+    assert len(platform.events(job, "policy.loaded")) == 4
+    assert_agrees_with_its_trainer(platform, job, tell)
 
 
 def metrics(platform: Platform) -> str:

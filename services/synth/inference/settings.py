@@ -20,7 +20,8 @@ class InferenceSettings(ServiceSettings, GuardSettings, ImageSettings):
     """What computes: `transformers` is part of this process; `vllm` needs its own environment (`make install-vllm`)."""
 
     vllm_workarounds: frozenset[Workaround] | None = None
-    """Faults of vLLM to work around, as a JSON list of `tied_head`, `lora_mask`, `clear_cache`; unset: all of them."""
+    """Faults of vLLM to work around, as a JSON list of `tied_head`, `packed_experts`, `lora_mask`,
+    `clear_cache`; unset: all of them."""
 
     max_lora_rank: int = 64
     """vLLM: the rank that a process has room for; an adapter of a larger one gets a process of its own."""

@@ -40,6 +40,7 @@ class FailedTries(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutCompleted(Event, frozen=True, kw_only=True):
     """One rollout is done and durable. group: index of its seed in the request; tries: 1 when the first worked.
 
+    completion_tokens: sampled ones; a token that was forced, or that a grammar allowed no other than, is none of them.
     Refills count on: the groups behind those of `seeds` play `refill_seeds`. failed_tries: those before the last one.
     reward: the environment's, with its step rewards where the job has any; a judged job's are in `rollout.judged`.
     transcript: what the last try said and what its task app answered, as JSON (`synth.transcripts`), for people.

@@ -55,6 +55,16 @@ _SIZES = {
 #: One layer that sees everything and one that sees 8 positions.
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 _EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
+#: gpt-oss has no other; vLLM looks at its numbers alone.
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,14 @@ ARCHITECTURES = (
         _HARMONY,
         ("<|return|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"),
         "<|return|>",
-        {**_EXPERTS, **_WINDOWS, "head_dim": 16, "num_local_experts": 4, "intermediate_size": 32},
+        {
+            **_EXPERTS,
+            **_WINDOWS,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "intermediate_size": 32,
+            "rope_parameters": _YARN,
+        },
         configured=("<|call|>",),
         experts=True,
     ),

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from synth.chat.families import CALL_END, THINK, THINK_CLOSING, THINK_END, Family
-from synth.errors import UserError
-from synth.inference.engines.limits import cut_off_delta
+from synth.inference.engines.limits import ContextOverflow, cut_off_delta
 from synth.inference.engines.protocol import Delta, Engine, EngineImage, FinishReason, SamplingParams
 from synth.inference.engines.sampling_time import SamplingTime
 from synth.inference.tokenizers import Tokenizer
@@ -288,7 +287,7 @@ class Generation:
             async with aclosing(cast(AsyncGenerator[Delta], deltas)):
                 async for delta in deltas:
                     yield delta
-        except UserError:
+        except ContextOverflow:
             if number == 0:
                 raise
             yield Delta([], [], [], "length")  # the context is full

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 CPU_KV_BYTES = 1 << 30
 """The KV cache of one engine on a CPU, when its settings name no budget."""
 
-Workaround = Literal["tied_head", "lora_mask", "clear_cache"]
+Workaround = Literal["tied_head", "packed_experts", "lora_mask", "clear_cache"]
 WORKAROUNDS: frozenset[Workaround] = frozenset(get_args(Workaround))
 """Names of the workarounds for faults of vLLM 0.32 that silently give wrong tokens (see `engines.vllm`)."""
 

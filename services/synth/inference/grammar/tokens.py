@@ -45,6 +45,21 @@ class Grammar:
             yield state.allowed()
             state.advance(token_id)
 
+    def check_whole(self, token_ids: Sequence[int]) -> None:
+        """Raises `UserError` where these tokens, the last of which ended the turn, say no whole value.
+
+        A matcher that gives up (its parser has limits) allows the end of the turn alone, and whoever samples under its
+        masks cannot tell that from the end of a value.
+        """
+        matcher = self.start.deep_copy()
+        taken = matcher.try_consume_tokens(list(token_ids[:-1]))
+        if taken == len(token_ids) - 1 and not matcher.is_error():
+            # Not before: a matcher may give up only when it is asked for what comes next.
+            matcher.compute_bitmask()
+        if matcher.is_error() or not matcher.is_accepting():
+            reason = matcher.get_error().partition("\n")[0] or f"it ended after {len(token_ids)} tokens, in the middle"
+            raise _unfollowed(reason)
+
 
 class GrammarState:
     """How far one completion has come in its grammar."""
@@ -66,14 +81,17 @@ class GrammarState:
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return  # the value is complete, and this is the end of the turn
         if not self._matcher.consume_token(token_id) and self._matcher.is_error():
-            reason = self._matcher.get_error().partition("\n")[0]
-            raise UserError(
-                Problem(
-                    what=f"the JSON schema cannot be followed any further: {reason[:200]}",
-                    expected="a schema with fewer alternatives and shorter patterns",
-                    where="response_format",
-                )
-            )
+            raise _unfollowed(self._matcher.get_error().partition("\n")[0])
+
+
+def _unfollowed(reason: str) -> UserError:
+    return UserError(
+        Problem(
+            what=f"the JSON schema cannot be followed any further: {reason[:200]}",
+            expected="a schema with fewer alternatives and shorter patterns",
+            where="response_format",
+        )
+    )
 
 
 def build_lexicon(tokenizer: Any, vocabulary: int) -> Any:

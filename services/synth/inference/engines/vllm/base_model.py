@@ -14,6 +14,7 @@ from synth.images.processor import ImageProcessor
 from synth.images.qwen3_vl import MODEL_TYPES
 from synth.inference.engines.loading import stop_ids
 from synth.inference.tokenizers import load_tokenizer
+from synth.models.architectures import has_experts
 
 _HEAD = "lm_head.weight"
 _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
@@ -29,8 +30,8 @@ class BaseModelInfo:
     """files: its safetensors files. shapes: of every tensor by its Hugging Face name, without a tied LM head.
 
     tied: whether the LM head is the embedding. vocabulary: the rows of the embedding.
-    stop_ids: the ids that end a completion. image_token: what stands for an image's patches, and image_processor: what
-    makes them; None in a text model.
+    stop_ids: the ids that end a completion. experts: whether its layers have experts.
+    image_token: what stands for an image's patches, and image_processor: what makes them; None in a text model.
     """
 
     files: list[Path]
@@ -38,6 +39,7 @@ class BaseModelInfo:
     tied: bool
     vocabulary: int
     stop_ids: list[int]
+    experts: bool = False
     image_token: int | None = None
     image_processor: ImageProcessor | None = None
 
@@ -47,11 +49,16 @@ class BaseModelInfo:
         return next(name for name in self.shapes if name.endswith("embed_tokens.weight"))
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
-        """The linear layers that an adapter can be over: by name, the rows and columns of their weight."""
+        """The linear layers that an adapter can be over: by name, the rows and columns of their weight.
+
+        Experts are not among them: transformers keeps those of a layer as one tensor, which peft gives no adapter.
+        """
         found: dict[str, tuple[int, int]] = {}
         for name, shape in self.shapes.items():
             layer = name.removesuffix(".weight")
-            in_language_model = layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer
+            in_language_model = (
+                layer.rpartition(".")[2] in _ADAPTED and ".layers." in layer and ".experts." not in layer
+            )
             if (in_language_model or _VISION.search(layer)) and len(shape) == 2:
                 found[layer] = (shape[0], shape[1])
         return found
@@ -90,6 +97,7 @@ def read_base_model_info(model_dir: Path) -> BaseModelInfo:
         tied=tied,
         vocabulary=text.vocab_size,
         stop_ids=sorted(stop_ids(ends, load_tokenizer(model_dir).ends)),
+        experts=has_experts(text.to_dict()),
         image_token=None if text is config else int(config.image_token_id),
         image_processor=None if text is config else ImageProcessor.load(model_dir),
     )

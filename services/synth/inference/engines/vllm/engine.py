@@ -126,7 +126,7 @@ class VllmEngine:
         asked = clamp_max_tokens(params, prompt=len(prompt_ids), context=self.max_context)
         vllm_params = conversion.vllm_params(asked, stop_ids=self._host.model.stop_ids, stream=stream)
         name = self._open[request_id] = self._host.new_request_id()
-        sampled = False
+        ids: list[int] = []
         try:
             with self._times.request(time, lambda: self.abort(request_id)) as ours:
                 deltas = self._deltas(prompt_ids, images, vllm_params, name, ours)
@@ -139,11 +139,14 @@ class VllmEngine:
                             return
                         except TimeoutError:
                             raise late_completion() from None
-                        sampled = sampled or bool(delta.token_ids)
+                        ids += delta.token_ids
                         if delta.finish_reason == "abort" and ours.is_over:
-                            if not sampled:
+                            if not ids:
                                 raise late_completion()
                             delta = cut_off_delta(delta)
+                        if delta.finish_reason == "stop" and delta.stop_text is None and asked.grammar is not None:
+                            # Thousands of tokens take a while.
+                            await asyncio.to_thread(asked.grammar.check_whole, ids)
                         yield delta
         finally:
             self._open.pop(request_id, None)

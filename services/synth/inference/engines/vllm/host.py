@@ -325,6 +325,7 @@ class VllmHost:
         await self._call(self.llm.collective_rpc("synth_setup", args=(sorted(self.settings.workarounds),)))
         if self.max_lora_rank is None:
             await selftest.check_tied_head(self)
+            await selftest.check_packed_experts(self)
             self.weights_replaced = False  # the self-test has put the base weights back
         else:
             await selftest.check_lora_mask(self)

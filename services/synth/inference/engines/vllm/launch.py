@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import secrets
 from pathlib import Path
@@ -16,7 +15,6 @@ from synth.inference.engines.settings import CPU_KV_BYTES, EngineSettings
 from synth.inference.engines.vllm import metrics, process
 from synth.inference.engines.vllm.base_model import BaseModelInfo
 from synth.inference.engines.vllm.plugin.register import FILE_BACKEND
-from synth.models.architectures import has_experts
 from synth.models.memory import gpu_kv_bytes
 
 # Prompts share whole blocks. vLLM's default on a CPU, 128 tokens, is longer than many prompts.
@@ -40,7 +38,6 @@ def launch(model_dir: Path, model: BaseModelInfo, settings: EngineSettings, rank
     cpu = process.on_cpu()
     if cpu:
         _check_heads(model_dir)
-        _check_experts(model_dir)
     config = AsyncEngineArgs(
         logits_processors=[banned_tokens.PATH], **engine_arguments(model_dir, model, settings, rank, cpu=cpu)
     ).create_engine_config()
@@ -125,17 +122,6 @@ def _gpu_kv_bytes(model: BaseModelInfo, settings: EngineSettings) -> int:
         max_num_seqs=settings.max_num_seqs,
         kv_share=settings.kv_share,
     )
-
-
-def _check_experts(model_dir: Path) -> None:
-    """Raises `Permanent` for a model with experts: on a CPU vLLM repacks them when it loads them, and serves something
-    else than was sent after new weights; it dies of gpt-oss at its start.
-    """
-    if has_experts(json.loads((model_dir / "config.json").read_text())):
-        raise Permanent(
-            f"{model_dir.name!r} has experts, whose new weights vLLM does not take on a CPU; expected a dense model; "
-            "serve it with the engine 'transformers', or on a GPU"
-        )
 
 
 def _check_heads(model_dir: Path) -> None:

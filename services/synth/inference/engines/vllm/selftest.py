@@ -95,6 +95,25 @@ async def check_tied_head(host: TestedHost) -> None:
         )
 
 
+async def check_packed_experts(host: TestedHost) -> None:
+    """`packed_experts`: a reload of the weights that are there changes no logprob of a model with experts.
+
+    Skipped on a GPU, where vLLM packs experts anew with every reload. Raises `Permanent` with the figures.
+    """
+    if not host.model.experts or not process.on_cpu():
+        return
+    probe = _probe(host, 8)
+    before = await host.score(probe)
+    await host.swap_weights(host.model.files, 0)
+    after = await host.score(probe)
+    if not all(abs(a - b) <= host.tolerance for a, b in zip(before, after, strict=True)):
+        raise Permanent(
+            "vLLM's experts do not survive a reload of the weights that they have: logprobs are "
+            f"{_numbers(before)} before and {_numbers(after)} after, expected the same "
+            f"(± {host.tolerance:g}); put the workaround 'packed_experts' in force"
+        )
+
+
 async def check_lora_mask(host: TestedHost) -> None:
     """`lora_mask`: a request without an adapter gives the same logprobs alone and beside requests with one.
 
@@ -213,7 +232,11 @@ def _max_difference(one: list[tuple[int, float]], other: list[tuple[int, float]]
 
 
 def _format(logprobs: list[tuple[int, float]]) -> str:
-    return "[" + ", ".join(f"{logprob:.4f}" for _, logprob in logprobs) + "]"
+    return _numbers([logprob for _, logprob in logprobs])
+
+
+def _numbers(logprobs: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{logprob:.4f}" for logprob in logprobs) + "]"
 
 
 def _probe(host: TestedHost, length: int) -> list[int]:

@@ -29,9 +29,19 @@ def register() -> None:
     )
     parent = multiprocessing.parent_process()
     if parent is not None:
+        _adapt_to_cpu()
         # An EngineCore does not notice that its service was killed: one ran on for ten minutes. (The kernel's
         # parent-death signal does not help: the parent is the fork server, which lives as long as its children.)
         threading.Thread(target=_end_after, args=(parent.sentinel,), name="ends-with-parent", daemon=True).start()
+
+
+def _adapt_to_cpu() -> None:
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    if current_platform.is_cpu():
+        from synth.inference.engines.vllm.plugin.cpu_experts import compute_experts_beside_adapters
+
+        compute_experts_beside_adapters()
 
 
 def _end_after(sentinel: int) -> None:

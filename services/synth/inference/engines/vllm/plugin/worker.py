@@ -1,7 +1,8 @@
 """Runs inside the engine process: loads full weights from files, and works around faults of vLLM.
 
-Two faults silently give wrong tokens (vLLM 0.32 on a CPU); each workaround can be switched off by its name:
+Three faults silently give wrong tokens (vLLM 0.32 on a CPU); each workaround can be switched off by its name:
 `tied_head`: after a reload, a tied LM head keeps the old weights, prepacked for oneDNN.
+`packed_experts`: after a reload, experts are as they are in the files, where their kernel wants them packed.
 `lora_mask`: rows without an adapter, beside rows with one, get the adapter of the last slot (index -1).
 """
 
@@ -56,8 +57,12 @@ class FileTransfer(WeightTransferEngine):
             initialize_layerwise_reload,
         )
 
+        # Layers are imported in the engine process alone: the fork server, which has this module, must touch no GPU.
+        from synth.inference.engines.vllm.plugin.gpt_oss import take_copies
+
         _loaded.clear()
         initialize_layerwise_reload(self.model)
+        take_copies(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
         self.model.load_weights(_tensors(update_info))
@@ -67,6 +72,9 @@ class FileTransfer(WeightTransferEngine):
             finalize_layerwise_reload,
         )
 
+        from synth.inference.engines.vllm.plugin.gpt_oss import place_sinks
+
+        place_sinks(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
         if "tied_head" in _workarounds:
             _repack_head(self.model)
@@ -81,8 +89,13 @@ class WorkerExtension:
     def synth_setup(self, workarounds: list[str]) -> int:
         """Apply workarounds, before the first request. Returns the process id."""
         _workarounds.update(workarounds)
-        if "lora_mask" in _workarounds and current_platform.is_cpu():
-            _mask_rows_without_adapter()
+        if current_platform.is_cpu():
+            if "lora_mask" in _workarounds:
+                _mask_rows_without_adapter()
+            if "packed_experts" in _workarounds:
+                from synth.inference.engines.vllm.plugin.cpu_experts import pack_reloaded_experts
+
+                pack_reloaded_experts()
         return os.getpid()
 
     def synth_loaded(self) -> list[str]:
