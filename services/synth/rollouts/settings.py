@@ -30,6 +30,13 @@ class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings):
     """Of the texts of one comparison of a grader: what comparing costs grows with the product of their lengths. A reply
     that is longer scores 0, and the transcript says so."""
 
+    teacher_timeout_s: float = Field(default=600.0, gt=0)
+    """How long the teacher of a job that is distilled may take to score one sequence, with its wait in the engine; then
+    it is asked again."""
+
+    teacher_requests: int = Field(default=16, ge=1)
+    """Sequences of one job that its teacher is asked of at the same time."""
+
     answer_grace_s: float = Field(default=60.0, gt=0)
     """How long a task app may take to answer after the time of its rollout is over, at most as long again as the
     rollout had. A reply that is cut off then reaches the app, which scores it."""

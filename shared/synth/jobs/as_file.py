@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from synth.jobs.distillation import DistillationSettings
 from synth.jobs.resolved import (
     CorrectionSettings,
     EvalJob,
@@ -63,6 +66,7 @@ def _rl(job: RlJob) -> Table:
         },
         "vllm": {"limit_mm_per_prompt": {"image": job.vision.max_images_per_prompt if job.vision else None}},
         "reference": {"placement": job.reference},
+        "distillation": _distillation(job.distillation),
         "rollout": {
             **_rollout(rollout),
             "max_concurrent_rollouts": rollout.max_concurrent_rollouts,
@@ -252,6 +256,10 @@ def _lora(lora: LoraSettings | None) -> Table:
         # A text is a pattern, which only the registry has: it gives the same one again.
         "target_modules": targets if isinstance(targets, list) else None,
     }
+
+
+def _distillation(distillation: DistillationSettings | None) -> Table:
+    return {} if distillation is None else msgspec.to_builtins(distillation)
 
 
 def _correction(correction: CorrectionSettings) -> Table:

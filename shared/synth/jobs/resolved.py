@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from synth.events import LoraShape, ModelRef
+from synth.jobs.distillation import DistillationSettings
 from synth.jobs.rewards import RewardSettings
 from synth.jobs.seeds import Seeds, draw
 from synth.models import format_finetuned
@@ -269,7 +270,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
     solved_after: iterations in a row in which every rollout earns the most, after which the job is done, or goes on
     with the next seeds of `curriculum`; 0 is never.
-    rewards: what a rollout earns. graded: None where a task app plays the rollouts.
+    rewards: what a rollout earns. graded: None where a task app plays the rollouts. distillation: None: no teacher.
     """
 
     label: str | None
@@ -302,6 +303,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     solved_after: int = 0
     rewards: RewardSettings = RewardSettings()
     graded: GradedRows | None = None
+    distillation: DistillationSettings | None = None
 
     def seeds_of(self, iteration: int, *, stage: int = 0) -> list[int]:
         """The seeds of training iteration `iteration` (from 1), one a group: a pure function of the job.

@@ -32,7 +32,8 @@ class LearningSignal:
     """The steps so far, and those of the current seeds.
 
     solved_after: steps in a row in which every rollout earned the most; 0: that ends nothing. stages: sets of seeds,
-    those of `[data] curriculum` included. stage: the set that is played now, from 0.
+    those of `[data] curriculum` included. stage: the set that is played now, from 0. taught: by a teacher, from whom
+    there is something to learn whatever is earned.
     best: the most that a rollout has earned on the current seeds; seen_less: whether another one earned less.
     solved_in_a_row, skipped_in_a_row: of the last steps, those that earned the most, and those without a signal.
     every_solved: whether all steps of the job did; moved: whether any optimizer step has changed the policy.
@@ -40,6 +41,7 @@ class LearningSignal:
 
     solved_after: int = 0
     stages: int = 1
+    taught: bool = False
     stage: int = 0
     best: float = -math.inf
     seen_less: bool = False
@@ -62,7 +64,7 @@ class LearningSignal:
         self.moved = self.moved or values.get("optimizer_moves", 0.0 if values.get("skipped") else 1.0) > 0
         if self.is_behind(values):
             return None
-        solved = self._earned_the_most(values)
+        solved = not self.taught and self._earned_the_most(values)
         self.every_solved = self.every_solved and solved
         self.solved_in_a_row = self.solved_in_a_row + 1 if solved else 0
         # What is solved has no group whose rewards differ either, and is no lack of a signal.

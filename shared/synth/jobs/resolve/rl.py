@@ -6,6 +6,7 @@ from typing import Any
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
+from synth.jobs.resolve.distillation import resolve_distillation, resolve_solved_after, taught_loss
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_clip,
@@ -62,7 +63,8 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
             f"max_staleness = {max_staleness} would drop all that async_level = {training.async_level} collects",
             expected=f"at least {training.async_level}",
         )
-    loss = resolve_loss(config, context)
+    loss = taught_loss(config, resolve_loss(config, context), context)
+    distillation = resolve_distillation(config, spec, rollout.sampling, context)
     rewards = resolve_rewards(config, loss, models_asked(graded), context)
     if graded is not None:
         check_graded_rewards(rewards, context)
@@ -120,9 +122,10 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         curriculum=resolve_curriculum(config, held_out, context),
         evaluation=evaluation,
         watch=resolve_watch(training.watch, context),
-        solved_after=context.take("solved_after", training, "solved_after"),
+        solved_after=resolve_solved_after(config, context),
         rewards=rewards,
         graded=graded,
+        distillation=distillation,
         checkpoint_every=context.take("checkpoint_every", training, "checkpoint_every"),
         checkpoints_kept=context.take("checkpoints_kept", training, "keep_checkpoints"),
         seed=context.seed(training),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from synth.jobs.schema.correction import CorrectionSection
+from synth.jobs.schema.distillation import DistillationSection
 from synth.jobs.schema.rewards import JudgeSection, RewardsSection, RubricSection
 from synth.jobs.schema.sections import (
     OPS,
@@ -345,6 +346,7 @@ class RlConfig(Section):
     topology: TopologySection | None = None
     vllm: VllmSection | None = None
     reference: ReferenceSection | None = None
+    distillation: DistillationSection | None = None
     model: ModelSection = ModelSection()
     policy: PolicySection | None = None
     lora: LoraSection | None = None
