@@ -6,6 +6,7 @@ The policy works out some sums and estimates the others; its teacher was trained
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +46,29 @@ def test_a_model_learns_from_its_teacher_what_nobody_pays(platform: Platform, ma
     platform.succeeded(job)
     kl = [values["teacher_kl"] for values in platform.steps(job)]
     paid = [e["values"]["reward_mean"] for e in platform.events(job, "eval.completed")]
-    print(f"teacher_kl, nats a token: {' '.join(f'{x:.3f}' for x in kl)}")
-    print(f"held-out sums that are exact, by evaluation: {' '.join(f'{x:.3f}' for x in paid)}")
+    figures = f"teacher_kl {' '.join(f'{x:.3f}' for x in kl)}; held-out exact {' '.join(f'{x:.3f}' for x in paid)}"
+    sys.stdout.write(f"{figures}\n")
     assert sum(kl[-3:]) / 3 < kl[0] / 3
     assert paid[-1] > paid[0] + 0.2
     assert not platform.events(job, "train.warned")
+
+
+def test_a_teacher_with_another_tokenizer_ends_its_job_before_anything_runs(platform: Platform, math_url: str):
+    platform.shell.ok("models", "make", "tiny-qwen3-vl", "--name", "another-tokenizer")
+    text = (ROOT / "configs/demo/distill.toml").read_text()
+    text = text.replace('teacher = "tiny-qwen3"', 'teacher = "another-tokenizer"')
+    job = platform.submit(text, "--task-url", math_url)
+    code, found = platform.outcome(job)
+    assert (code, found["state"]) == (3, "failed")
+    [problem] = found["problems"]
+    assert "the teacher 'another-tokenizer' has another tokenizer than the policy: token" in problem["what"]
+    assert platform.events(job, "rollout.completed") == []
+
+
+def test_a_teacher_that_is_not_there_is_refused_where_it_is_named(platform: Platform, math_url: str):
+    text = (ROOT / "configs/demo/distill.toml").read_text()
+    missing = text.replace('teacher = "tiny-qwen3"', 'teacher = "fft:tiny-qwen3:job_00000000000000000000000000"')
+    job = platform.submit(missing, "--task-url", math_url)
+    code, found = platform.outcome(job)
+    assert code != 0
+    assert any("[distillation].teacher" in problem["where"] for problem in found["problems"]), found["problems"]

@@ -73,7 +73,7 @@ class LearningSignal:
             return self._say_solved(step) if self.solved_in_a_row == (self.solved_after or _IN_A_ROW) else None
         if self.skipped_in_a_row != _IN_A_ROW:
             return None
-        what = f"{_IN_A_ROW} iterations in a row (the last is {step}) had no group whose rewards differ"
+        what = f"{_IN_A_ROW} iterations in a row (the last is {step}) had no {self._lacking}"
         if learned:
             return _no_signal(step, _IN_A_ROW, f"{what}; the reward has risen to its best, so the job goes on", "warn")
         return _no_signal(step, _IN_A_ROW, what, "stop")
@@ -88,11 +88,16 @@ class LearningSignal:
                 "trained, and the model is as good as its source"
             )
             return _solved(step, self.steps, self.best, what, "warn")
-        without = f"{self.skipped} of {self.steps} iterations had no group whose rewards differ"
+        without = f"{self.skipped} of {self.steps} iterations had no {self._lacking}"
         unused = self.steps - self.skipped
         too_far = f", and in {unused} each sequence was too old, or too far from the policy that sampled it"
         what = f"nothing was trained: {without}{too_far if unused else ''}"
         return _no_signal(step, self.steps, what, "stop")
+
+    @property
+    def _lacking(self) -> str:
+        """What an iteration without anything to learn from has none of."""
+        return "whole group of rollouts to learn from" if self.taught else "group whose rewards differ"
 
     def _earned_the_most(self, values: Mapping[str, float]) -> bool:
         """Whether every rollout of a step earned the most: a batch says its mean, its spread and its largest reward."""

@@ -98,6 +98,13 @@ def test_without_solved_after_a_job_is_told_and_goes_on():
     assert said([TRAINED, *[RIGHT] * 12], solved_after=0) == [(SOLVED, 6, "warn")]
 
 
+def test_with_a_teacher_what_earns_the_most_is_not_solved_and_the_job_goes_on():
+    taught = RIGHT | {"skipped": 0.0, "optimizer_moves": 4.0, "groups_kept": 16.0, "groups_dropped": 0.0}
+    assert said([TRAINED, *[taught] * 12], solved_after=0, taught=True) == []
+    [(rule, _, action)] = said([RIGHT] * 6, solved_after=0, taught=True)
+    assert (rule, action) == (NO_LEARNING_SIGNAL, "stop")
+
+
 def test_the_seeds_of_a_curriculum_follow_one_another_and_the_last_end_the_job():
     harder = all_earned(1.0, stage=1)
     starts = {**TRAINED, STAGE: 1.0}
