@@ -6,10 +6,11 @@ from pydantic import Field
 
 from synth.graders.python.settings import PythonPoolSettings
 from synth.http_guard import GuardSettings
+from synth.plugins import PluginSettings
 from synth.runtime.settings import ServiceSettings
 
 
-class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings):
+class RolloutsSettings(ServiceSettings, GuardSettings, PythonPoolSettings, PluginSettings):
     """What a collector needs beside the shared settings."""
 
     jobs: int = 16

@@ -147,7 +147,8 @@ class RolloutBlocked(Event, frozen=True, kw_only=True):
     """Too many rollouts failed, or could not be judged, or their teacher is away: the collector has stopped, and the
     owner fails the job.
 
-    problem, code: the cause, and its word: "task_app_failed", "judge_failed", "grader_failed" or "teacher_failed".
+    problem, code: the cause, and its word: "task_app_failed", "judge_failed", "grader_failed", "teacher_failed" or
+    "plugin_failed".
     """
 
     iteration: int

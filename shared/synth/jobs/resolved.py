@@ -21,7 +21,8 @@ MAX_DRAWN_BATCHES = 3
 Mode = Literal["full", "lora", "qlora"]
 Sharding = Literal["replicated", "gradients", "parameters"]
 
-Loss = Literal["gspo", "gspo_token", "grpo", "dppo", "cispo"]
+#: One of ours (`synth.jobs.resolve.loss.DEFAULTS`), or a plugin (`synth.plugins`).
+Loss = str
 
 Overlong = Literal["train", "mask", "penalise"]
 
@@ -265,6 +266,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     clip_low, clip_high: how far the loss lets the policy go, in its own measure. dual_clip: of grpo, None is off.
     token_truncation: the cap on π_old/μ of a token. correction: what is rejected. loss_reduction: what weighs the same.
     kl_beta: weight of the KL to the reference; reference: where that lives, "none" where it is 0.
+    advantage: a plugin, in place of the group's own comparison.
     overlong: what becomes of rollouts whose last reply was cut off; overlong_penalty: by how much their reward is
     lowered where they are penalised, else 0.
     verify_every_k: versions between two that are published with a canary; 0 is never. watch: None is off.
@@ -288,6 +290,7 @@ class RlJob(TrainingJob, frozen=True, kw_only=True, tag_field="kind", tag="rl"):
     kl_beta: float
     reference: Placement
     advantage_std: bool
+    advantage: str | None = None
     overlong: Overlong = "train"
     overlong_penalty: float = 0.0
     async_level: int

@@ -9,6 +9,7 @@ import numpy as np
 from synth.jobs.distillation import DistillationSettings
 from synth.jobs.resolved import EvalJob, Overlong, RlJob
 from synth.rollouts.rewards.credit import episode_advantages, reverse_kl, turn_advantages
+from synth.rollouts.rewards.plugin import PluginAdvantage
 from synth.trajectories import BatchMeta, Branch, RolloutBatch, RolloutMeta
 from synth.trajectories.packing import Float32
 
@@ -21,6 +22,7 @@ class CreditRules:
     that of its turn. overlong: what becomes of a rollout whose last reply was cut off: it is trained as any other; or
     not at all, though its reward counts among its group's; or with a reward that is lowered by overlong_penalty. The
     reward that is reported is the one that was earned. distillation: None: no teacher has a say.
+    advantage: gives a group's advantages in place of all that; 0 for each of them is no signal.
     """
 
     by_std: bool = True
@@ -28,14 +30,15 @@ class CreditRules:
     overlong: Overlong = "train"
     overlong_penalty: float = 0.0
     distillation: DistillationSettings | None = None
+    advantage: PluginAdvantage | None = None
 
     @classmethod
-    def of(cls, job: RlJob | EvalJob) -> CreditRules:
-        """Those of a job. Nothing is learned from an evaluation."""
+    def of(cls, job: RlJob | EvalJob, advantage: PluginAdvantage | None = None) -> CreditRules:
+        """Those of a job, with its plugin where it has one. Nothing is learned from an evaluation."""
         if not isinstance(job, RlJob):
             return cls()
         discount = job.rewards.turn_discount
-        return cls(job.advantage_std, discount, job.overlong, job.overlong_penalty, job.distillation)
+        return cls(job.advantage_std, discount, job.overlong, job.overlong_penalty, job.distillation, advantage)
 
     def trains(self, rollout: ScoredRollout) -> bool:
         """Whether the tokens of a rollout are trained."""
@@ -159,6 +162,9 @@ def _advantages(members: list[ScoredRollout], credit: CreditRules) -> list[list[
 
 
 def _of_rewards(turns: list[list[float]], rewards: list[float], credit: CreditRules) -> list[list[float]] | None:
+    if credit.advantage is not None:
+        given = credit.advantage(rewards)
+        return [[a] * len(t) for a, t in zip(given, turns, strict=True)] if any(given) else None
     if credit.turn_discount is not None:
         return turn_advantages(turns, credit.turn_discount, by_std=credit.by_std)
     whole = episode_advantages(rewards, by_std=credit.by_std)

@@ -172,7 +172,9 @@ class EnvironmentBroken:
     """
 
     problem: Problem
-    code: Literal["task_app_failed", "judge_failed", "grader_failed", "teacher_failed"] = "task_app_failed"
+    code: Literal["task_app_failed", "judge_failed", "grader_failed", "teacher_failed", "plugin_failed"] = (
+        "task_app_failed"
+    )
 
 
 class CollectionBlocked(Exception):

@@ -45,6 +45,7 @@ from synth.rollouts.jobs.judging import RolloutJudge, ask_judge
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.jobs.teaching import Teaching
+from synth.rollouts.rewards.plugin import load_advantage
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
@@ -100,6 +101,8 @@ class CollectTaskOwner:
         def progress(stage: str) -> None:
             lease.progress(stage, deadline=hung_after_s)
 
+        named = job.advantage if isinstance(job, RlJob) else None
+        advantage = load_advantage(named, self.settings.plugins) if named is not None else None
         player = await self._player(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret, timeout_s=self.settings.recorder_timeout_s)
@@ -132,7 +135,7 @@ class CollectTaskOwner:
             progress=lambda done, of: progress(f"collecting {done} of {of}"),
             group_timeout_s=rollout_settings.group_timeout_s,
             judge=self._judge(history, job, event_log, progress),
-            credit=CreditRules.of(job),
+            credit=CreditRules.of(job, advantage),
         )
 
         async def mark_idle() -> None:

@@ -9,6 +9,7 @@ from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, 
 from synth.jobs.resolve.distillation import resolve_distillation, resolve_solved_after, taught_loss
 from synth.jobs.resolve.loss import (
     DEFAULTS,
+    resolve_advantage,
     resolve_clip,
     resolve_correction,
     resolve_dual_clip,
@@ -98,6 +99,7 @@ def resolve_rl(config: RlConfig, context: ResolveContext, *, uploaded: bool) -> 
         kl_beta=context.take("kl_beta", training, "kl_beta"),
         reference=reference,
         advantage_std=context.take("advantage_std", training, "advantage_std"),
+        advantage=resolve_advantage(training, context),
         overlong=context.take("overlong", training, "overlong"),
         overlong_penalty=resolve_overlong_penalty(training, context),
         async_level=context.take("async_level", training, "async_level"),

@@ -48,7 +48,8 @@ def signs_of(
     steps: list[Values], watch: WatchSettings | None = None, **settings: Any
 ) -> tuple[list[TrainWarned], TrainWarned | None]:
     """What is said of the steps, and at their end."""
-    detector = CollapseDetector(watch, **({"solved_after": 5} | settings))
+    given: dict[str, Any] = {"solved_after": 5, **settings}
+    detector = CollapseDetector(watch, **given)
     found = [warned for step, values in enumerate(steps, start=1) for warned in detector.add(step, values)]
     return found, detector.at_the_end(len(steps))
 
@@ -99,7 +100,12 @@ def test_without_solved_after_a_job_is_told_and_goes_on():
 
 
 def test_with_a_teacher_what_earns_the_most_is_not_solved_and_the_job_goes_on():
-    taught = RIGHT | {"skipped": 0.0, "optimizer_moves": 4.0, "groups_kept": 16.0, "groups_dropped": 0.0}
+    taught: dict[str, Any] = RIGHT | {
+        "skipped": 0.0,
+        "optimizer_moves": 4.0,
+        "groups_kept": 16.0,
+        "groups_dropped": 0.0,
+    }
     assert said([TRAINED, *[taught] * 12], solved_after=0, taught=True) == []
     [(rule, _, action)] = said([RIGHT] * 6, solved_after=0, taught=True)
     assert (rule, action) == (NO_LEARNING_SIGNAL, "stop")
