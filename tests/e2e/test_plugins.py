@@ -1,4 +1,4 @@
-"""A loss and an advantage that the operator has installed and allowed, on a cluster of their own; and their mistakes."""
+"""A loss and an advantage that the operator has installed and allowed, and what their mistakes do to a job."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class RlTrainConfig(TrainConfig, frozen=True, kw_only=True, forbid_unknown_field
     """Reinforcement learning.
 
     steps: iterations of the job, one rollout batch each. minibatches: optimizer steps in one iteration.
-    loss: the policy-gradient loss, one of ours or a plugin (`losses.plugin`). clip_low, clip_high: how far an update may
-    move what the loss bounds: the ratio of a sequence (gspo, gspo_token), the ratio of a token (grpo), its weight
+    loss: the policy-gradient loss, one of ours or a plugin (`losses.plugin`). clip_low, clip_high: how far an update
+    may move what the loss bounds: the ratio of a sequence (gspo, gspo_token), that of a token (grpo), its weight
     (cispo) or its probability (dppo).
     dual_clip: of grpo, how often a token with a negative advantage counts at most; None: as often as its ratio says.
     loss_reduction: what weighs the same: each rollout, each token or each prompt (`losses.reduction.token_weights`).

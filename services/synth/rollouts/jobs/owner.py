@@ -45,7 +45,7 @@ from synth.rollouts.jobs.judging import RolloutJudge, ask_judge
 from synth.rollouts.jobs.rl import collect_iterations
 from synth.rollouts.jobs.rollout_runner import RolloutRunner
 from synth.rollouts.jobs.teaching import Teaching
-from synth.rollouts.rewards.plugin import load_advantage
+from synth.rollouts.rewards.plugin import PluginAdvantage, load_advantage
 from synth.rollouts.settings import RolloutsSettings
 from synth.work import Task
 
@@ -67,10 +67,17 @@ class CollectTaskOwner:
         with structlog.contextvars.bound_contextvars(job=task.job_id):
             history = await read_job(self.bus, task.org, task.job_id)
             if history.status.is_over(task.term):
-                return
+                return None
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
-            async with self._open_context(history, job, lease) as context:
+            named = job.advantage if isinstance(job, RlJob) else None
+            try:
+                advantage = None if named is None else load_advantage(named, self.settings.plugins)
+            except Permanent as error:
+                event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
+                broken = EnvironmentBroken(Problem(what=str(error), where="[training].advantage"), "plugin_failed")
+                return await event_log.publish_blocked(0, broken)
+            async with self._open_context(history, job, lease, advantage) as context:
                 if isinstance(job, RlJob):
                     await collect_iterations(context, job)
                 else:
@@ -91,7 +98,7 @@ class CollectTaskOwner:
 
     @asynccontextmanager
     async def _open_context(
-        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease
+        self, history: JobHistory, job: RlJob | EvalJob, lease: Lease, advantage: PluginAdvantage | None
     ) -> AsyncIterator[CollectionContext]:
         rollout_settings = job.rollout
         # Without progress for longer than anything that a rollout may wait for, the task counts as hung.
@@ -101,8 +108,6 @@ class CollectTaskOwner:
         def progress(stage: str) -> None:
             lease.progress(stage, deadline=hung_after_s)
 
-        named = job.advantage if isinstance(job, RlJob) else None
-        advantage = load_advantage(named, self.settings.plugins) if named is not None else None
         player = await self._player(history, job)
         secret = self.settings.cluster_secret.get_secret_value()
         recorder = RecorderClient(secret, timeout_s=self.settings.recorder_timeout_s)

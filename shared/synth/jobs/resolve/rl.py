@@ -6,7 +6,6 @@ from typing import Any
 
 from synth.jobs.parse.toml import Path
 from synth.jobs.resolve.context import ResolveContext, is_written, passthrough, value_of
-from synth.jobs.resolve.distillation import resolve_distillation, resolve_solved_after, taught_loss
 from synth.jobs.resolve.loss import (
     DEFAULTS,
     resolve_advantage,
@@ -19,6 +18,7 @@ from synth.jobs.resolve.loss import (
     resolve_truncation,
 )
 from synth.jobs.resolve.parallelism import rl_parallelism, rl_topology
+from synth.jobs.resolve.rewards.distillation import resolve_distillation, resolve_solved_after, taught_loss
 from synth.jobs.resolve.rewards.graded import check_graded_rewards, models_asked, resolve_graded
 from synth.jobs.resolve.rewards.settings import resolve_rewards
 from synth.jobs.resolve.rewards.steps import given_step_rewards
