@@ -67,7 +67,7 @@ class CollectTaskOwner:
         with structlog.contextvars.bound_contextvars(job=task.job_id):
             history = await read_job(self.bus, task.org, task.job_id)
             if history.status.is_over(task.term):
-                return None
+                return
             job = job_from_data(history.need(JobValidated).job)
             assert isinstance(job, RlJob | EvalJob)
             named = job.advantage if isinstance(job, RlJob) else None
@@ -76,7 +76,8 @@ class CollectTaskOwner:
             except Permanent as error:
                 event_log = RolloutLog(self.bus, self.blobs, task.org, task.job_id, term=task.term, rewards=job.rewards)
                 broken = EnvironmentBroken(Problem(what=str(error), where="[training].advantage"), "plugin_failed")
-                return await event_log.publish_blocked(0, broken)
+                await event_log.publish_blocked(0, broken)
+                return
             async with self._open_context(history, job, lease, advantage) as context:
                 if isinstance(job, RlJob):
                     await collect_iterations(context, job)
